@@ -1,0 +1,134 @@
+"""The one protocol behind which servers and rings are interchangeable.
+
+A backend has one required verb, `submit(Request) -> Work`, and declares the rest. Requests of one
+channel run one after another in the order in which they were submitted (which all ranks must
+share) or, when opened with `order=priority`, in the order that rank 0 decides and announces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from testbed.control.protocol import Control
+from testbed.nouns import Capabilities, Combined, Event, Request, Traffic
+
+Order = Literal["fifo", "priority"]
+
+
+class Work(Protocol):
+    """An exchange under way."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> Combined:
+        """The result; blocks without keeping a core busy.
+
+        Args:
+            timeout_s: seconds to wait at most; None = the group's deadline.
+
+        Raises:
+            RankLost: a member of the job was lost; names it and this request.
+            DeadlineExceeded: not done within the time; the request stays under way.
+        """
+        ...
+
+    @property
+    def event(self) -> Event:
+        """When it was submitted, started and ended; valid once done."""
+        ...
+
+
+class Backend(Protocol):
+    """An opened backend, as the trainer sees it."""
+
+    rank: int
+    size: int
+    capabilities: Capabilities
+
+    def submit(self, request: Request) -> Work:
+        """Start (or queue) an exchange; never blocks on the network.
+
+        Raises:
+            UsageError: a verb, channel, dtype or layout that this backend did not declare.
+        """
+        ...
+
+    def traffic(self) -> Traffic:
+        """Bytes that this rank (with its colocated server) moved since it was opened."""
+        ...
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End threads, sockets and helper processes; all requests must be done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """The job as one rank sees it: given to a backend when it is opened.
+
+    Attributes:
+        rank: this worker, 0 .. size - 1.
+        size: number of workers.
+        control: the control plane; has `size + num_servers` members, workers first.
+        num_servers: dedicated server processes of the job (0 = none).
+        host: this machine's name; ranks with the same one share a machine.
+        address: the job's own interface on this machine: the only one to bind to.
+        token: secret of the job; frames that lack it are refused.
+        deadline_s: how long any wait may take.
+        name: what this opened backend calls itself on the control plane; unique within the job.
+        order: how a channel picks its next request.
+        num_channels: channels that will be used.
+        device: `cpu`, or `cuda:<index>`.
+        hosts: host of every worker, in rank order; empty = all on `host`.
+    """
+
+    rank: int
+    size: int
+    control: Control
+    num_servers: int = 0
+    host: str = "localhost"
+    address: str = "127.0.0.1"
+    token: bytes = b""
+    deadline_s: float = 30.0
+    order: Order = "fifo"
+    num_channels: int = 1
+    device: str = "cpu"
+    hosts: tuple[str, ...] = ()
+    name: str = "backend"
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """An entry of the backend registry.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for `testbed list`.
+        open: joins the group and returns the opened backend; collective over all workers.
+        options: frozen dataclass of the options that `name:key=value` may set.
+        probe: None when usable here, else (reason, what to install).
+        needs_mpi: its ranks must be started by an MPI launcher.
+        in_process: its ranks are threads of one process (no launcher at all).
+        num_servers: dedicated server processes that these options ask for.
+        serve: what such a process runs until the workers have left.
+        bus_factor: busbw / algbw of a sum over n workers; None = not defined (see `comm`).
+    """
+
+    name: str
+    summary: str
+    open: Callable[[Group, object], Backend]
+    options: type
+    probe: Callable[[], tuple[str, str] | None] = lambda: None
+    needs_mpi: bool = False
+    in_process: bool = False
+    num_servers: Callable[[object], int] = lambda options: 0
+    serve: Callable[[Group, object], None] | None = None
+    bus_factor: Callable[[int], float] = field(default=lambda n: 2 * (n - 1) / n)
+    consistency: Callable[[object], str] = lambda options: "bsp"
+
+
+Options = Mapping[str, str]

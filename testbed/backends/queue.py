@@ -1,0 +1,154 @@
+"""Which request a channel runs next, so that all ranks run the same one.
+
+`fifo`: the order of submission. `priority`: rank 0 picks the most urgent request that it has,
+announces it on the control plane, and every rank (rank 0 too) runs what was announced, in the
+announced order. Ranks become ready at different times, so a local pick would differ and deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from testbed.backends.protocol import Group
+from testbed.backends.work import PendingWork
+from testbed.control.protocol import Loss
+from testbed.errors import RankLost, UsageError
+
+
+class RequestQueue:
+    """The waiting requests of all channels of one rank; thread-safe.
+
+    Args:
+        group: the job; its `order` and control plane are used, and its losses fail what waits.
+        wake: called (from any thread) whenever `take` may have something new.
+    """
+
+    def __init__(self, group: Group, wake: Callable[[], None]) -> None:
+        self._group = group
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._waiting: list[list[PendingWork]] = [[] for _ in range(group.num_channels)]
+        self._announced: list[deque[tuple[str, str, int]]] = [
+            deque() for _ in range(group.num_channels)
+        ]
+        self._picked = [False] * group.num_channels
+        self._live: set[PendingWork] = set()
+        self._failure: BaseException | None = None
+        self._loss: Loss | None = None
+        self._closed = False
+        if group.order == "priority":
+            group.control.listen(f"{group.name}.order", self._hear)
+        group.control.on_loss(self._lose)
+
+    def submit(self, work: PendingWork) -> None:
+        """Queue a request on its channel.
+
+        Raises:
+            UsageError: the channel does not exist, or the queue is closed.
+        """
+        channel = work.request.channel
+        if not 0 <= channel < len(self._waiting):
+            raise UsageError(
+                f"channel is {channel}; this group was opened with {len(self._waiting)} channels, "
+                f"numbered from 0; open it with num_channels={channel + 1}"
+            )
+        with self._lock:
+            if self._closed:
+                raise UsageError("the backend is closed; submit before close()")
+            failure = self._error_of(work)
+            if failure is None:
+                self._waiting[channel].append(work)
+                self._live.add(work)
+        if failure is not None:
+            work.fail(failure)
+        self._wake()
+
+    def take(self, channel: int) -> PendingWork | None:
+        """The next request of an idle channel, None while there is none to run."""
+        if self._group.order == "priority":
+            return self._take_announced(channel)
+        with self._lock:
+            return self._waiting[channel].pop(0) if self._waiting[channel] else None
+
+    def _take_announced(self, channel: int) -> PendingWork | None:
+        announcement: bytes | None = None
+        with self._lock:
+            waiting, announced = self._waiting[channel], self._announced[channel]
+            if announced:
+                wanted = announced[0]
+                for work in waiting:
+                    if _identity(work) == wanted:
+                        announced.popleft()
+                        waiting.remove(work)
+                        self._picked[channel] = False
+                        return work
+            elif self._group.rank == 0 and waiting and not self._picked[channel]:
+                urgent = min(waiting, key=lambda w: w.request.priority)
+                announcement = msgspec.msgpack.encode((channel, *_identity(urgent)))
+                self._picked[channel] = True
+        if announcement is not None:
+            self._group.control.announce(f"{self._group.name}.order", announcement)
+        return None
+
+    def retire(self, work: PendingWork) -> None:
+        """The request has ended; a later loss no longer concerns it."""
+        with self._lock:
+            self._live.discard(work)
+
+    def fail_all(self, error: BaseException) -> None:
+        """The backend's thread cannot go on: everything that waits, now and later, gets the error."""
+        with self._lock:
+            self._failure = self._failure or error
+            live = list(self._live)
+            self._live.clear()
+        for work in live:
+            work.fail(error)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the group lost a member or the backend failed: nothing can finish any more."""
+        return self._loss is not None or self._failure is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._live)
+
+    def close(self) -> None:
+        """Take no more requests."""
+        with self._lock:
+            self._closed = True
+
+    def _hear(self, announcement: bytes) -> None:
+        channel, verb, key, step = msgspec.msgpack.decode(
+            announcement, type=tuple[int, str, str, int]
+        )
+        with self._lock:
+            self._announced[channel].append((verb, key, step))
+        self._wake()
+
+    def _lose(self, loss: Loss) -> None:
+        with self._lock:
+            self._loss = loss
+            live = list(self._live)
+            self._live.clear()
+        for work in live:
+            work.fail(_loss_error(loss, work))
+        self._wake()
+
+    def _error_of(self, work: PendingWork) -> BaseException | None:
+        if self._failure is not None:
+            return self._failure
+        return None if self._loss is None else _loss_error(self._loss, work)
+
+
+def _identity(work: PendingWork) -> tuple[str, str, int]:
+    return (work.request.verb.value, work.request.key, work.request.step)
+
+
+def _loss_error(loss: Loss, work: PendingWork) -> RankLost:
+    return RankLost(loss.who, loss.why, f"this rank was in {work.request}")

@@ -1,0 +1,127 @@
+"""The control plane of members that are threads of one process; the reference for tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from testbed.control.protocol import Loss
+from testbed.errors import DeadlineExceeded, RankLost
+
+
+class InprocHub:
+    """What the members of one process share. Make one, then one `member(rank)` per thread."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._changed = threading.Condition(threading.RLock())
+        self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
+        self._listeners: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
+        self._history: dict[str, list[bytes]] = defaultdict(list)
+        self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
+        self._loss: Loss | None = None
+
+    def member(self, rank: int) -> InprocControl:
+        """The end of the control plane that one thread holds."""
+        return InprocControl(self, rank)
+
+    def meet(
+        self, rank: int, name: str, turn: int, value: bytes, members: int, limit_s: float
+    ) -> list[bytes]:
+        """Give a value and wait for those of the others."""
+        end_s = time.monotonic() + limit_s
+        with self._changed:
+            values = self._values[(name, turn)]
+            values[rank] = value
+            self._changed.notify_all()
+            while len(values) < members:
+                if self._loss is not None:
+                    raise RankLost(self._loss.who, self._loss.why, f"this rank was in {name!r}")
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    absent = ", ".join(str(r) for r in range(members) if r not in values)
+                    raise DeadlineExceeded(f"{name!r}: no word from rank {absent} in {limit_s:g} s")
+                self._changed.wait(left_s)
+            return [values[r] for r in range(members)]
+
+    def spread(self, topic: str, value: bytes) -> None:
+        """Call all listeners of a topic, one announcement after the other."""
+        with self._changed:
+            self._history[topic].append(value)
+            for hear in self._listeners[topic]:
+                hear(value)
+
+    def add_listener(self, topic: str, hear: Callable[[bytes], None]) -> None:
+        """Hear what was announced so far, then what comes."""
+        with self._changed:
+            for value in self._history[topic]:
+                hear(value)
+            self._listeners[topic].append(hear)
+
+    def lose(self, loss: Loss) -> None:
+        """Tell everybody but the lost one."""
+        with self._changed:
+            if self._loss is not None:
+                return
+            self._loss = loss
+            mourners = [hear for rank, hear in self._mourners if rank != loss.member]
+            self._changed.notify_all()
+        for hear in mourners:
+            hear(loss)
+
+    def add_mourner(self, rank: int, hear: Callable[[Loss], None]) -> None:
+        """Hear of the first loss."""
+        with self._changed:
+            self._mourners.append((rank, hear))
+            loss = self._loss
+        if loss is not None:
+            hear(loss)
+
+    @property
+    def loss(self) -> Loss | None:
+        """The first loss."""
+        return self._loss
+
+
+class InprocControl:
+    """One thread's end; see `Control` for what each call means."""
+
+    def __init__(self, hub: InprocHub, rank: int) -> None:
+        self.rank = rank
+        self.size = hub.size
+        self._hub = hub
+        self._turns: dict[str, int] = defaultdict(int)
+
+    def all_gather(
+        self, name: str, value: bytes, timeout_s: float, members: int | None = None
+    ) -> list[bytes]:
+        """See `Control.all_gather`."""
+        turn = self._turns[name]
+        self._turns[name] += 1
+        return self._hub.meet(self.rank, name, turn, value, members or self.size, timeout_s)
+
+    def announce(self, topic: str, value: bytes) -> None:
+        """See `Control.announce`."""
+        self._hub.spread(topic, value)
+
+    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
+        """See `Control.listen`."""
+        self._hub.add_listener(topic, hear)
+
+    def report_failure(self, why: str) -> None:
+        """See `Control.report_failure`."""
+        self._hub.lose(Loss(self.rank, f"rank {self.rank}", why))
+
+    def on_loss(self, hear: Callable[[Loss], None]) -> None:
+        """See `Control.on_loss`."""
+        self._hub.add_mourner(self.rank, hear)
+
+    @property
+    def loss(self) -> Loss | None:
+        """See `Control.loss`."""
+        return self._hub.loss
+
+    def close(self) -> None:
+        """See `Control.close`; a thread that leaves in order leaves nothing behind."""

@@ -1,0 +1,69 @@
+"""What every member of a job (worker or dedicated server) can say to the others, in a few bytes.
+
+Gradients never travel here. The control plane carries addresses, digests, the order of priority
+messages and, above all, the news that a member raised, died or fell silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Who was lost and why, as told to every survivor."""
+
+    member: int
+    who: str
+    why: str
+
+
+class Control(Protocol):
+    """One member's end of the control plane."""
+
+    rank: int
+    size: int
+
+    def all_gather(
+        self, name: str, value: bytes, timeout_s: float, members: int | None = None
+    ) -> list[bytes]:
+        """Everybody's value under this name, in rank order; the k-th call of a name meets the k-th.
+
+        Args:
+            name: what is exchanged, for errors and for matching.
+            value: this member's contribution.
+            timeout_s: how long to wait for the others.
+            members: only the first so many members take part; None = all.
+
+        Raises:
+            RankLost: a member was lost before it gave its value.
+            DeadlineExceeded: somebody did not come within `timeout_s`; the message names who.
+        """
+        ...
+
+    def announce(self, topic: str, value: bytes) -> None:
+        """Tell all members, this one included; arrives everywhere in the same order."""
+        ...
+
+    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
+        """Call `hear` for each announcement of the topic, in order, on the control thread."""
+        ...
+
+    def report_failure(self, why: str) -> None:
+        """Tell all others that this member is about to end, and why."""
+        ...
+
+    def on_loss(self, hear: Callable[[Loss], None]) -> None:
+        """Call `hear` once, on the control thread, when a member is lost (at once if it already is)."""
+        ...
+
+    @property
+    def loss(self) -> Loss | None:
+        """The first loss that this member learned of."""
+        ...
+
+    def close(self) -> None:
+        """Leave in good order; the others do not take it for a loss."""
+        ...

@@ -1,0 +1,137 @@
+"""`testbed.cell/1`: everything that one run leaves behind, in one JSON file.
+
+Times are seconds, sizes bytes; the unit is part of each key. A key that could not be measured is
+null, never a made-up number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from testbed.config import RunConfig
+
+CELL_SCHEMA = "testbed.cell/1"
+
+
+class StepSamples(msgspec.Struct, kw_only=True):
+    """One value per measured step (after warm-up) of rank 0, or, where said, of each rank.
+
+    Attributes:
+        step_time_s: wall time of the step, slowest rank.
+        compute_s: forward, backward and optimizer of rank 0, without waiting for messages.
+        exposed_comm_s: time that rank 0 stood waiting for messages after its backward pass.
+        exposed_comm_by_rank_s: mean of the same for each rank.
+        loss: training loss of rank 0, every step from the first.
+        staleness: server consistency: clocks that the slowest worker was behind, rank 0, each step.
+    """
+
+    step_time_s: list[float] = []
+    compute_s: list[float] = []
+    exposed_comm_s: list[float] = []
+    exposed_comm_by_rank_s: list[float] = []
+    loss: list[float] = []
+    staleness: list[int] = []
+
+
+class Accuracy(msgspec.Struct, kw_only=True):
+    """Test accuracy after so many steps and so much training time (evaluation not counted)."""
+
+    step: int
+    time_s: float
+    accuracy: float
+
+
+class Cell(msgspec.Struct, kw_only=True):
+    """One cell of a sweep, finished or failed.
+
+    Attributes:
+        status: `ok` or `failed`; a failed cell has `error` and nulls.
+        backend: the backend's specification, as given.
+        workload: the workload's specification.
+        data: where the samples came from (`synthetic ...` if made up).
+        num_workers: training processes.
+        num_servers: dedicated server processes (0: none or colocated).
+        num_processes: all processes that did work for the cell, colocated servers included.
+        num_machines: distinct hosts.
+        step_time_s: median over measured steps; with p5 and p95, and a bootstrap 95 % interval.
+        samples_per_s: all workers together, from the median step.
+        compute_s: median compute time of a step.
+        exposed_comm_s: median time per step that communication was not hidden.
+        wire_bytes_per_step: payload bytes sent per step by the busiest rank.
+        received_bytes_per_step: the same, received.
+        peak_memory_bytes: largest resident set of any rank (device memory on a GPU).
+        final_loss: training loss of the last step, rank 0.
+        test_accuracy: at the end; null without test samples.
+        time_to_accuracy_s: target -> training time until it was first reached (null: never).
+        identical_work: true if proven: same samples, same start, same parameters on all ranks, and
+            equal to a single-process reference; false if the cell did other work; null if not checked.
+        identical_work_note: in words: what was compared, or why the work differs.
+        max_reference_error: largest relative difference to the reference's parameters.
+        sample_digest: digest of every sample index of every rank, in order.
+        initial_digest: digest of the initial parameters.
+        final_digest: digest of the final parameters of rank 0.
+        staleness_max: largest staleness that any rank saw (server consistency).
+        samples: per-step samples.
+        accuracy_curve: evaluations in the order they were made.
+        config: the resolved configuration.
+        environment: commit, versions, hardware, launcher, variables.
+        command: shell command that repeats the cell.
+        error: for a failed cell: the message.
+    """
+
+    schema: Literal["testbed.cell/1"] = CELL_SCHEMA
+    status: Literal["ok", "failed"] = "ok"
+    backend: str
+    workload: str
+    data: str = ""
+    num_workers: int
+    num_servers: int = 0
+    num_processes: int = 0
+    num_machines: int = 1
+    steps: int = 0
+    batch_size: int = 0
+    step_time_s: float | None = None
+    step_time_p5_s: float | None = None
+    step_time_p95_s: float | None = None
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
+    samples_per_s: float | None = None
+    compute_s: float | None = None
+    exposed_comm_s: float | None = None
+    wire_bytes_per_step: float | None = None
+    received_bytes_per_step: float | None = None
+    peak_memory_bytes: int | None = None
+    final_loss: float | None = None
+    test_accuracy: float | None = None
+    time_to_accuracy_s: dict[str, float | None] = {}
+    training_time_s: float | None = None
+    identical_work: bool | None = None
+    identical_work_note: str = ""
+    max_reference_error: float | None = None
+    sample_digest: str = ""
+    initial_digest: str = ""
+    final_digest: str = ""
+    consistency: str = "bsp"
+    staleness_max: int | None = None
+    samples: StepSamples = msgspec.field(default_factory=StepSamples)
+    accuracy_curve: list[Accuracy] = []
+    config: RunConfig
+    environment: dict[str, Any] = {}
+    command: str = ""
+    error: str = ""
+
+
+def encode_cell(cell: Cell) -> bytes:
+    """The cell as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(cell), indent=1) + b"\n"
+
+
+def decode_cell(data: bytes) -> Cell:
+    """A cell from JSON.
+
+    Raises:
+        msgspec.ValidationError: the JSON is no `testbed.cell/1`; the message names the key.
+    """
+    return msgspec.json.decode(data, type=Cell)

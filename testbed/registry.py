@@ -1,0 +1,97 @@
+"""Names to parts: the project's own by import path, third parties' by Python entry point.
+
+A part is loaded only when somebody asks for it, so that a missing library of one part never
+hinders another. Entry-point groups: `testbed.backends`, `testbed.workloads`; an entry point's value
+is the same object that the project's own modules hold (`BackendKind`, `WorkloadKind`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from testbed.errors import Unavailable, UnknownName
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A named family of parts.
+
+    Attributes:
+        what: the family's word in messages (`backend`).
+        builtin: name -> `module:attribute`.
+        group: the entry-point group of third parties' parts.
+    """
+
+    what: str
+    builtin: Mapping[str, str]
+    group: str
+
+    def paths(self) -> dict[str, str]:
+        """All known names with their import paths; a project's own name cannot be taken over."""
+        external = {e.name: e.value for e in entry_points(group=self.group)}
+        return external | dict(self.builtin)
+
+    def load(self, name: str) -> Any:
+        """The part of this name.
+
+        Raises:
+            UnknownName: nobody registered the name; the message lists the known ones.
+            Unavailable: its module cannot be imported here.
+        """
+        paths = self.paths()
+        if name not in paths:
+            raise UnknownName(self.what, name, paths)
+        module, _, attribute = paths[name].partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, OSError, RuntimeError) as error:
+            reason = f"{module} cannot be imported ({error})"
+            missing = getattr(error, "name", None) or module
+            raise Unavailable(
+                self.what, name, reason, f"install what provides {missing!r}"
+            ) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.paths()))
+
+
+BACKENDS = Registry(
+    "backend",
+    {
+        "loopback": "testbed.backends.loopback:LOOPBACK",
+        "none": "testbed.backends.none:NONE",
+        "zmq-ps": "testbed.backends.zmq_ps:ZMQ_PS",
+        "mpi-ring": "testbed.backends.mpi:MPI_RING",
+        "mpi": "testbed.backends.mpi:MPI_LIBRARY",
+        "gloo": "testbed.backends.torch_groups:GLOO",
+        "nccl": "testbed.backends.torch_groups:NCCL",
+    },
+    "testbed.backends",
+)
+
+WORKLOADS = Registry(
+    "workload",
+    {
+        "digits-mlp": "testbed.models.digits:DIGITS_MLP",
+        "digits-cnn": "testbed.models.digits:DIGITS_CNN",
+        "resnet20": "testbed.models.resnet:RESNET20",
+        "resnet56": "testbed.models.resnet:RESNET56",
+        "resnet110": "testbed.models.resnet:RESNET110",
+        "resnet50": "testbed.models.resnet:RESNET50",
+        "resnet101": "testbed.models.resnet:RESNET101",
+        "resnet152": "testbed.models.resnet:RESNET152",
+        "vgg16": "testbed.models.vgg:VGG16",
+        "densenet201": "testbed.models.densenet:DENSENET201",
+        "inception-v4": "testbed.models.inception_v4:INCEPTION_V4",
+        "googlenet": "testbed.models.googlenet:GOOGLENET",
+        "alexnet": "testbed.models.alexnet:ALEXNET",
+        "bert-base": "testbed.models.transformer:BERT_BASE",
+        "bert-large": "testbed.models.transformer:BERT_LARGE",
+        "gpt2": "testbed.models.transformer:GPT2",
+    },
+    "testbed.workloads",
+)

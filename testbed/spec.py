@@ -1,0 +1,109 @@
+"""Part specifications: `name` or `name:key=value,...`, as the command line and recipes write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from testbed.errors import UsageError
+
+T = TypeVar("T")
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """A part's name and its options as text, not yet checked against the part."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}:" + ",".join(f"{k}={v}" for k, v in self.options.items())
+
+
+def parse_spec(text: str) -> PartSpec:
+    """The name and options of one part.
+
+    Raises:
+        UsageError: an option is not `key=value`.
+
+    Example:
+        >>> parse_spec("zmq-ps:servers=dedicated:2,consistency=ssp:4").options["consistency"]
+        'ssp:4'
+    """
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, str] = {}
+    for piece in filter(None, rest.split(",")):
+        key, equals, value = piece.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                f"option {piece!r} of {name!r} is not key=value; write {name}:key=value,..."
+            )
+        options[key.strip()] = value.strip()
+    if not name:
+        raise UsageError(f"part {text!r} has no name; write name or name:key=value,...")
+    return PartSpec(name, options)
+
+
+def split_specs(text: str) -> tuple[str, ...]:
+    """Cut a comma-separated list of specifications, keeping each part's own options with it.
+
+    A piece that reads `key=value` before any colon continues the part to its left.
+
+    Example:
+        >>> split_specs("mpi:blocking=1,gloo,zmq-ps:servers=dedicated:2,consistency=bsp")
+        ('mpi:blocking=1', 'gloo', 'zmq-ps:servers=dedicated:2,consistency=bsp')
+    """
+    parts: list[str] = []
+    for piece in filter(None, (p.strip() for p in text.split(","))):
+        if parts and re.match(r"^[A-Za-z_][A-Za-z0-9_-]*=", piece):
+            parts[-1] += ("," if ":" in parts[-1] else ":") + piece
+        else:
+            parts.append(piece)
+    return tuple(parts)
+
+
+def parse_options(part: str, options: Mapping[str, str], into: type[T]) -> T:
+    """Fill a frozen dataclass of typed options from text.
+
+    Raises:
+        UsageError: an unknown option (the known ones are listed), or a value of the wrong kind.
+    """
+    fields = {f.name: f for f in dataclasses.fields(into)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(into)
+    values: dict[str, Any] = {}
+    for key, text in options.items():
+        name = key.replace("-", "_")
+        if name not in fields:
+            known = ", ".join(sorted(fields)) or "none"
+            raise UsageError(f"{part!r} has no option {key!r}; known options: {known}")
+        values[name] = _convert(part, name, text, hints[name])
+    return into(**values)
+
+
+def _convert(part: str, key: str, text: str, kind: Any) -> Any:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        inner = [k for k in typing.get_args(kind) if k is not type(None)]
+        return None if text.lower() == "none" else _convert(part, key, text, inner[0])
+    if typing.get_origin(kind) is typing.Literal:
+        allowed = typing.get_args(kind)
+        if text not in allowed:
+            raise UsageError(f"{part}: {key} is {text!r}; expected one of {', '.join(allowed)}")
+        return text
+    if kind is bool:
+        if text.lower() not in _TRUE | _FALSE:
+            raise UsageError(f"{part}: {key} is {text!r}; expected 1 or 0")
+        return text.lower() in _TRUE
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(f"{part}: {key} is {text!r}; expected {kind.__name__}") from error

@@ -1,0 +1,76 @@
+"""What a workload is: a model, its samples and its loss; it never communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    Batch = tuple[torch.Tensor, ...]
+
+
+class Samples(Protocol):
+    """Samples that can be fetched by index, so that their order can be fixed and digested."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The samples at these indices, stacked: usually (inputs, targets)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data, as the trainer needs it.
+
+    Attributes:
+        model: the module to train, built under the caller's seed.
+        train: `Samples`, or any map-style torch dataset (it is then collated by torch).
+        test: samples that are never trained on, for the accuracy; None where there are none.
+        loss: mean loss of a batch: `loss(model, batch) -> scalar`; None = cross entropy of
+            `model(batch[0])` against `batch[1]`.
+        num_correct: right answers in a batch: `num_correct(model, batch) -> int`; None = arg max.
+        batch_size: samples per worker and step, unless the user says otherwise.
+        learning_rate: a rate at which the workload trains well with `optimizer`.
+        momentum: momentum that belongs to `learning_rate`.
+        weight_decay: weight decay that belongs to `learning_rate`.
+        data: where the samples come from, for the table; starts with `synthetic` if they are made up.
+        name: filled in by the loader.
+    """
+
+    model: torch.nn.Module
+    train: Any
+    test: Any = None
+    loss: Callable[[torch.nn.Module, Batch], torch.Tensor] | None = None
+    num_correct: Callable[[torch.nn.Module, Batch], int] | None = None
+    batch_size: int = 32
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    data: str = "user's own"
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class WorkloadKind:
+    """An entry of the workload registry.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for `testbed list`.
+        build: makes the workload; called as `build(**options, data_dir=..., seed=...)` under a
+            seeded torch generator.
+        options: names and defaults of the options that `name:key=value` may set.
+        num_parameters: the published count at default options, if there is one.
+        probe: None when usable here, else (reason, what to install).
+    """
+
+    name: str
+    summary: str
+    build: Callable[..., Workload]
+    options: dict[str, Any] = field(default_factory=dict)
+    num_parameters: int | None = None
+    probe: Callable[[], tuple[str, str] | None] = lambda: None
