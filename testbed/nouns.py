@@ -125,6 +125,7 @@ class Capabilities:
         num_channels: how many channels run at once; channels are 0 .. num_channels - 1.
         consistency: `bsp`, `ssp:<staleness>` or `async`.
         device_types: where tensors may live without being copied by the caller.
+        num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.
     """
 
@@ -132,6 +133,7 @@ class Capabilities:
     num_channels: int = 1
     consistency: str = "bsp"
     device_types: frozenset[str] = frozenset({"cpu"})
+    num_helper_processes: int = 0
     exact_order: bool = True
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from testbed.control.protocol import Loss
 from testbed.errors import DeadlineExceeded, RankLost
@@ -22,6 +23,8 @@ class InprocHub:
         self._history: dict[str, list[bytes]] = defaultdict(list)
         self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
         self._loss: Loss | None = None
+        self.states: dict[int, str] = {}
+        self._shared: dict[str, Any] = {}
 
     def member(self, rank: int) -> InprocControl:
         """The end of the control plane that one thread holds."""
@@ -45,6 +48,13 @@ class InprocHub:
                     raise DeadlineExceeded(f"{name!r}: no word from rank {absent} in {limit_s:g} s")
                 self._changed.wait(left_s)
             return [values[r] for r in range(members)]
+
+    def share(self, name: str, make: Callable[[], Any]) -> Any:
+        """One object for all members, made by whoever asks first."""
+        with self._changed:
+            if name not in self._shared:
+                self._shared[name] = make()
+            return self._shared[name]
 
     def spread(self, topic: str, value: bytes) -> None:
         """Call all listeners of a topic, one announcement after the other."""
@@ -91,6 +101,7 @@ class InprocControl:
     def __init__(self, hub: InprocHub, rank: int) -> None:
         self.rank = rank
         self.size = hub.size
+        self.state = "starting"
         self._hub = hub
         self._turns: dict[str, int] = defaultdict(int)
 
@@ -101,6 +112,10 @@ class InprocControl:
         turn = self._turns[name]
         self._turns[name] += 1
         return self._hub.meet(self.rank, name, turn, value, members or self.size, timeout_s)
+
+    def share(self, name: str, make: Callable[[], Any]) -> Any:
+        """One object for all members: threads of a process need not send what they can see."""
+        return self._hub.share(name, make)
 
     def announce(self, topic: str, value: bytes) -> None:
         """See `Control.announce`."""
@@ -117,6 +132,15 @@ class InprocControl:
     def on_loss(self, hear: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""
         self._hub.add_mourner(self.rank, hear)
+
+    def set_state(self, words: str) -> None:
+        """See `Control.set_state`."""
+        self.state = words
+        self._hub.states[self.rank] = words
+
+    def describe(self) -> str:
+        """See `Control.describe`."""
+        return "; ".join(f"rank {r}: {words}" for r, words in sorted(self._hub.states.items()))
 
     @property
     def loss(self) -> Loss | None:

@@ -25,6 +25,7 @@ class Control(Protocol):
 
     rank: int
     size: int
+    state: str
 
     def all_gather(
         self, name: str, value: bytes, timeout_s: float, members: int | None = None
@@ -57,6 +58,14 @@ class Control(Protocol):
 
     def on_loss(self, hear: Callable[[Loss], None]) -> None:
         """Call `hear` once, on the control thread, when a member is lost (at once if it already is)."""
+        ...
+
+    def set_state(self, words: str) -> None:
+        """What this member is doing now; others quote it when they wait in vain."""
+        ...
+
+    def describe(self) -> str:
+        """What every member last said that it was doing."""
         ...
 
     @property

@@ -6,13 +6,13 @@ null, never a made-up number.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from testbed.config import RunConfig
 
-CELL_SCHEMA = "testbed.cell/1"
+CELL_SCHEMA: Final = "testbed.cell/1"
 
 
 class StepSamples(msgspec.Struct, kw_only=True):

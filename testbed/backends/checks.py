@@ -1,0 +1,60 @@
+"""What every backend checks when a request is submitted, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from testbed.errors import UsageError
+from testbed.nouns import Capabilities, Request, Verb
+
+SUMMABLE = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+)
+
+
+def check_request(
+    backend: str,
+    request: Request,
+    capabilities: Capabilities,
+    size: int,
+    dtypes: Iterable[torch.dtype] = SUMMABLE,
+) -> None:
+    """Refuse what the backend did not declare.
+
+    Raises:
+        UsageError: verb, channel, dtype, device, layout or root; says what is allowed.
+    """
+    if request.verb not in capabilities.verbs:
+        known = ", ".join(sorted(capabilities.verbs))
+        raise UsageError(f"backend {backend!r} cannot {request.verb}; it can {known}")
+    if not 0 <= request.channel < capabilities.num_channels:
+        raise UsageError(
+            f"channel is {request.channel}; backend {backend!r} was opened with "
+            f"{capabilities.num_channels}, numbered from 0"
+        )
+    if not 0 <= request.root < size:
+        raise UsageError(f"root is {request.root}; expected a rank below {size}")
+    if request.verb is Verb.BARRIER:
+        return
+    tensor = request.tensor
+    if tensor is None:
+        raise UsageError(f"{request} has no tensor; only a barrier goes without")
+    allowed = tuple(dtypes)
+    if tensor.dtype not in allowed:
+        words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise UsageError(f"{request}: dtype is {tensor.dtype}; backend {backend!r} takes {words}")
+    if tensor.device.type not in capabilities.device_types:
+        words = ", ".join(sorted(capabilities.device_types))
+        raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {words}")
+    if not tensor.is_contiguous():
+        raise UsageError(f"{request}: tensor is not contiguous; submit tensor.contiguous()")
+    if request.verb is Verb.GATHER and tensor.dim() != 1:
+        raise UsageError(f"{request}: gather takes one dimension, not {tensor.dim()}; flatten it")

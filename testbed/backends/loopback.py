@@ -1,0 +1,138 @@
+"""Ranks that are threads of one process; the plain reference that all other backends are held to."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from testbed.backends.channels import ChannelThreads
+from testbed.backends.checks import check_request
+from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.work import PendingWork
+from testbed.control.inproc import InprocControl
+from testbed.control.protocol import Loss
+from testbed.errors import DeadlineExceeded, RankLost, UsageError
+from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb, shard_bounds
+
+
+@dataclass(frozen=True)
+class LoopbackOptions:
+    """This backend has no options."""
+
+
+class Meeting:
+    """Where the threads of a group exchange tensors: everybody gives one, then everybody gets all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._changed = threading.Condition()
+        self._given: dict[tuple[str, str, int], dict[int, torch.Tensor]] = defaultdict(dict)
+        self._taken: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._loss: Loss | None = None
+
+    def exchange(self, rank: int, request: Request, limit_s: float) -> list[torch.Tensor]:
+        """Copies of all ranks' tensors, in rank order."""
+        key = (request.verb.value, request.key, request.step)
+        given = torch.empty(0) if request.tensor is None else request.tensor.detach().clone()
+        with self._changed:
+            self._given[key][rank] = given
+            self._changed.notify_all()
+            everybody = self._changed.wait_for(
+                lambda: len(self._given[key]) == self._size or self._loss is not None, limit_s
+            )
+            if self._loss is not None:
+                raise RankLost(self._loss.who, self._loss.why, f"this rank was in {request}")
+            if not everybody:
+                absent = [r for r in range(self._size) if r not in self._given[key]]
+                raise DeadlineExceeded(f"{request}: rank {absent} did not come in {limit_s:g} s")
+            tensors = [self._given[key][r] for r in range(self._size)]
+            self._taken[key] += 1
+            if self._taken[key] == self._size:
+                del self._given[key], self._taken[key]
+            return tensors
+
+    def lose(self, loss: Loss) -> None:
+        """End all waits."""
+        with self._changed:
+            self._loss = loss
+            self._changed.notify_all()
+
+
+class LoopbackBackend:
+    """See `Backend`. Additions happen in rank order."""
+
+    def __init__(self, group: Group) -> None:
+        control = group.control
+        if not isinstance(control, InprocControl):
+            raise UsageError(
+                "backend 'loopback' joins threads of one process; it cannot join the processes "
+                "that mpirun, torchrun or srun started; run it without a launcher"
+            )
+        self.rank, self.size = group.rank, group.size
+        self.capabilities = Capabilities(
+            frozenset(
+                {Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER}
+            ),
+            num_channels=group.num_channels,
+        )
+        self._meeting: Meeting = control.share(group.name, lambda: Meeting(group.size))
+        control.on_loss(self._meeting.lose)
+        self._limit_s = group.deadline_s
+        self._threads = ChannelThreads(group, "loopback", self._perform)
+
+    def submit(self, request: Request) -> PendingWork:
+        """See `Backend.submit`."""
+        check_request("loopback", request, self.capabilities, self.size)
+        return self._threads.submit(request)
+
+    def traffic(self) -> Traffic:
+        """See `Backend.traffic`; nothing leaves the process."""
+        return self._threads.traffic()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """See `Backend.close`."""
+        self._threads.close(timeout_s)
+
+    def _perform(self, request: Request) -> Combined:
+        tensors = self._meeting.exchange(self.rank, request, self._limit_s)
+        traffic = Traffic(local_bytes=2 * request.num_bytes, num_messages=1)
+        if request.tensor is None:
+            return Combined(traffic=traffic)
+        if request.verb is Verb.GATHER:
+            return Combined(request.tensor, tuple(tensors), traffic)
+        self._write(request, request.tensor, tensors)
+        return Combined(request.tensor, traffic=traffic)
+
+    def _write(self, request: Request, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+        flat = tensor.view(-1)
+        bounds = shard_bounds(flat.numel(), self.size)
+        if request.verb is Verb.BROADCAST:
+            tensor.copy_(tensors[request.root])
+        elif request.verb is Verb.SUM:
+            tensor.copy_(_sum(tensors))
+        elif request.verb is Verb.FOLD:
+            mine = slice(bounds[self.rank], bounds[self.rank + 1])
+            flat[mine] = _sum([t.view(-1)[mine] for t in tensors])
+        else:
+            for owner, given in enumerate(tensors):
+                shard = slice(bounds[owner], bounds[owner + 1])
+                flat[shard] = given.view(-1)[shard]
+
+
+def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+LOOPBACK = BackendKind(
+    name="loopback",
+    summary="threads of one process: the reference for tests",
+    open=lambda group, options: LoopbackBackend(group),
+    options=LoopbackOptions,
+    in_process=True,
+)

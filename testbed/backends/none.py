@@ -1,0 +1,54 @@
+"""No communication at all: the upper bound that every other row is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.work import PendingWork
+from testbed.errors import UsageError
+from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """This backend has no options."""
+
+
+class NoBackend:
+    """Leaves every tensor as it is; with several workers the models drift apart, by design."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.capabilities = Capabilities(
+            frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.BROADCAST, Verb.BARRIER}),
+            num_channels=group.num_channels,
+            consistency="none",
+            device_types=frozenset({"cpu", "cuda"}),
+        )
+
+    def submit(self, request: Request) -> PendingWork:
+        """Done at once."""
+        if request.verb not in self.capabilities.verbs:
+            raise UsageError(f"backend 'none' cannot {request.verb}: it moves nothing")
+        work = PendingWork(request, 0.0)
+        work.finish(Combined(request.tensor))
+        return work
+
+    def traffic(self) -> Traffic:
+        """Nothing ever moved."""
+        return Traffic()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Nothing to end."""
+
+
+NONE = BackendKind(
+    name="none",
+    summary="no communication: the upper bound (workers drift apart)",
+    open=lambda group, options: NoBackend(group),
+    options=NoOptions,
+    bus_factor=lambda n: 0.0,
+    consistency=lambda options: "none",
+)

@@ -1,0 +1,252 @@
+"""`gloo` and `nccl`: the collectives of torch.distributed, one process group per channel.
+
+Process groups are made directly, not through torch's default group, so that a user's own use of
+torch.distributed in the same process is left alone. Their algorithm is not visible from Python:
+traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any all-reduce
+needs (Patarasuk and Yuan, 2009).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from testbed.backends.channels import ChannelThreads
+from testbed.backends.checks import SUMMABLE, check_request
+from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.work import PendingWork
+from testbed.errors import Unavailable
+from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+
+VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """These backends have no options."""
+
+
+class TorchBackend:
+    """See `Backend`.
+
+    Args:
+        group: the job.
+        name: `gloo` or `nccl`.
+        device_type: where its tensors live.
+        make: makes the process group of one channel.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        name: str,
+        device_type: str,
+        make: Callable[[Group, dist.Store], dist.ProcessGroup],
+    ) -> None:
+        self.rank, self.size = group.rank, group.size
+        self._name = name
+        self._device = torch.device(group.device if device_type == "cuda" else "cpu")
+        self.capabilities = Capabilities(
+            VERBS, group.num_channels, device_types=frozenset({device_type}), exact_order=False
+        )
+        store = _open_store(group)
+        self._store = store
+        self._groups = [
+            make(group, dist.PrefixStore(f"{group.name}/{channel}", store))
+            for channel in range(group.num_channels)
+        ]
+        self._streams = [
+            torch.cuda.Stream(self._device) if device_type == "cuda" else None
+            for _ in range(group.num_channels)
+        ]
+        for process_group in self._groups:
+            self._settle(process_group.barrier(), None)
+        self._threads = ChannelThreads(group, name, self._perform)
+
+    def submit(self, request: Request) -> PendingWork:
+        """See `Backend.submit`."""
+        check_request(self._name, request, self.capabilities, self.size, SUMMABLE)
+        return self._threads.submit(request)
+
+    def traffic(self) -> Traffic:
+        """See `Backend.traffic`."""
+        return self._threads.traffic()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """See `Backend.close`."""
+        if self._threads.close(timeout_s):
+            self._groups.clear()
+
+    def _perform(self, request: Request) -> Combined:
+        stream = self._streams[request.channel]
+        if stream is None:
+            return self._exchange(request, None)
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            return self._exchange(request, stream)
+
+    def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Combined:
+        group, tensor = self._groups[request.channel], request.tensor
+        if request.verb is Verb.BARRIER or tensor is None:
+            self._settle(group.barrier(), stream)
+            return Combined()
+        if request.verb is Verb.GATHER:
+            return self._gather(group, tensor, stream)
+        flat = tensor.view(-1)
+        if flat.numel() and self.size > 1:
+            if request.verb is Verb.SUM:
+                self._settle(group.allreduce([flat]), stream)
+            elif request.verb is Verb.BROADCAST:
+                self._settle(group.broadcast(flat, request.root), stream)
+            elif request.verb is Verb.FOLD:
+                self._fold(group, flat, stream)
+            else:
+                self._spread(group, flat, stream)
+        return Combined(tensor, traffic=self._ring_traffic(request))
+
+    def _fold(
+        self, group: dist.ProcessGroup, flat: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> None:
+        chunk, padded = self._pad(flat)
+        padded[: flat.numel()] = flat
+        padded[flat.numel() :] = 0
+        mine = torch.empty(chunk, dtype=flat.dtype, device=flat.device)
+        self._settle(group.reduce_scatter([mine], [list(padded.split(chunk))]), stream)
+        own = flat[self.rank * chunk : (self.rank + 1) * chunk]
+        own.copy_(mine[: own.numel()])
+
+    def _spread(
+        self, group: dist.ProcessGroup, flat: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> None:
+        chunk, padded = self._pad(flat)
+        mine = torch.zeros(chunk, dtype=flat.dtype, device=flat.device)
+        own = flat[self.rank * chunk : (self.rank + 1) * chunk]
+        mine[: own.numel()] = own
+        self._settle(group.allgather([list(padded.split(chunk))], [mine]), stream)
+        flat.copy_(padded[: flat.numel()])
+
+    def _pad(self, flat: torch.Tensor) -> tuple[int, torch.Tensor]:
+        # torch's halves take equal shards only, so both work on a padded copy.
+        chunk = -(-flat.numel() // self.size)
+        return chunk, torch.empty(chunk * self.size, dtype=flat.dtype, device=flat.device)
+
+    def _gather(
+        self, group: dist.ProcessGroup, tensor: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> Combined:
+        count = torch.tensor([tensor.numel()], device=tensor.device)
+        counts = [torch.empty_like(count) for _ in range(self.size)]
+        self._settle(group.allgather([counts], [count]), stream)
+        lengths = [int(c) for c in counts]
+        longest = max(lengths)
+        padded = torch.zeros(longest, dtype=tensor.dtype, device=tensor.device)
+        padded[: tensor.numel()] = tensor
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        if longest:
+            self._settle(group.allgather([parts], [padded]), stream)
+        # The library has no gather of unequal sizes: what travels is padded to the longest.
+        moved = longest * tensor.element_size() * (self.size - 1)
+        traffic = Traffic(moved, moved, 8 * (self.size - 1), 0, 2)
+        return Combined(tensor, tuple(p[:n] for p, n in zip(parts, lengths, strict=True)), traffic)
+
+    def _settle(self, work: Any, stream: torch.cuda.Stream | None) -> None:
+        work.wait()
+        if stream is not None:
+            stream.synchronize()
+
+    def _ring_traffic(self, request: Request) -> Traffic:
+        n, num_bytes = self.size, request.num_bytes
+        if request.verb is Verb.BROADCAST:
+            is_root = request.root == self.rank
+            return Traffic(num_bytes if is_root else 0, 0 if is_root else num_bytes, 0, 0, 1)
+        halves = 2 if request.verb is Verb.SUM else 1
+        moved = halves * (n - 1) * num_bytes // n
+        return Traffic(moved, moved, 0, 0, halves * (n - 1))
+
+
+def _open_store(group: Group) -> dist.Store:
+    timeout = timedelta(seconds=60)
+    if group.size == 1:
+        return dist.HashStore()
+    store: dist.Store | None = None
+    port = 0
+    if group.rank == 0:
+        hosted = dist.TCPStore(group.address, 0, group.size, True, timeout, wait_for_workers=False)
+        store, port = hosted, hosted.port
+    answers = group.control.all_gather(
+        f"{group.name}.store", f"{group.address} {port}".encode(), 60, members=group.size
+    )
+    if store is None:
+        host, port_text = answers[0].decode().split()
+        store = dist.TCPStore(
+            host, int(port_text), group.size, False, timeout, wait_for_workers=False
+        )
+    return store
+
+
+def _make_gloo(group: Group, store: dist.Store) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
+    options._timeout = timedelta(seconds=group.deadline_s)
+    options._threads = 2
+    return dist.ProcessGroupGloo(store, group.rank, group.size, options)
+
+
+def _make_nccl(group: Group, store: dist.Store) -> dist.ProcessGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=group.deadline_s)
+    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
+
+
+def _open_gloo(group: Group, options: object) -> TorchBackend:
+    return TorchBackend(group, "gloo", "cpu", _make_gloo)
+
+
+def _open_nccl(group: Group, options: object) -> TorchBackend:
+    per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
+    num_gpus = torch.cuda.device_count()
+    version = torch.cuda.nccl.version()
+    if per_host > num_gpus:
+        words = ".".join(map(str, version))
+        reason = f"{per_host} ranks share {num_gpus} GPU(s) and NCCL {words} refuses that"
+        if version < (2, 30):
+            raise Unavailable("backend", "nccl", reason, "use NCCL 2.30 or later, or fewer ranks")
+        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
+            raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
+    return TorchBackend(group, "nccl", "cuda", _make_nccl)
+
+
+def _probe_gloo() -> tuple[str, str] | None:
+    if dist.is_available() and dist.is_gloo_available():
+        return None
+    return "this torch was built without Gloo", "install a torch wheel from PyPI"
+
+
+def _probe_nccl() -> tuple[str, str] | None:
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return "this torch was built without NCCL", "install a CUDA build of torch"
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible", "run on a machine with an NVIDIA GPU and driver"
+    return None
+
+
+GLOO = BackendKind(
+    name="gloo",
+    summary="torch.distributed's Gloo all-reduce over TCP",
+    open=_open_gloo,
+    options=TorchOptions,
+    probe=_probe_gloo,
+)
+
+NCCL = BackendKind(
+    name="nccl",
+    summary="torch.distributed's NCCL all-reduce between GPUs",
+    open=_open_nccl,
+    options=TorchOptions,
+    probe=_probe_nccl,
+)

@@ -1,0 +1,263 @@
+"""`testbed run`: one cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+
+from testbed.config import RunConfig, reproduce, to_arguments
+from testbed.errors import Unavailable, UsageError
+from testbed.launch import local, mpirun, tree
+from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
+from testbed.records.cell import Cell, decode_cell, encode_cell
+from testbed.records.store import write_atomically
+from testbed.registry import WORKLOADS
+from testbed.spec import parse_spec
+from testbed.units import parse_seconds
+
+
+def run(
+    workload: Annotated[
+        str, typer.Option(help="name[:key=value,...] or file.py:function")
+    ] = "digits-cnn",
+    backend: Annotated[
+        str, typer.Option(help="name[:key=value,...]; see testbed list")
+    ] = "mpi-ring",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="training processes (alone: 2; under a launcher: what it started)",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="steps to train (100 if no epochs are given)", show_default=False),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="epochs to train, instead of steps")] = None,
+    warmup: Annotated[int, typer.Option(help="first steps that are not measured")] = 5,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="samples per worker and micro-batch", show_default="the workload's"),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",
+    learning_rate: Annotated[float | None, typer.Option(show_default="the workload's")] = None,
+    momentum: Annotated[float | None, typer.Option(show_default="the workload's")] = None,
+    weight_decay: Annotated[float | None, typer.Option(show_default="the workload's")] = None,
+    schedule: Annotated[
+        str, typer.Option(help="of the learning rate: constant, cosine or linear")
+    ] = "constant",
+    warmup_steps: Annotated[int, typer.Option(help="steps of linear learning-rate warm-up")] = 0,
+    accumulate: Annotated[int, typer.Option(help="micro-batches per step")] = 1,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="clip gradients to this global norm")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, float64, bf16 or fp16 (mixed)")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(help="of weights, sample order and dropout")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads per rank", show_default="cores / ranks")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="folder of the data set (CIFAR-10, ImageNet)", show_default="synthetic"),
+    ] = None,
+    target_accuracy: Annotated[
+        str | None, typer.Option(help="note when these are reached: 0.95,0.97")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="steps between evaluations", show_default="an epoch")
+    ] = None,
+    verify_steps: Annotated[
+        int, typer.Option(help="steps compared with one process; 0 = do not")
+    ] = 20,
+    slow: Annotated[
+        str | None, typer.Option(help="hold up a worker: rank=1,delay=50ms[,every=8]")
+    ] = None,
+    channels: Annotated[int, typer.Option(help="exchanges in flight at once")] = 1,
+    order: Annotated[
+        str, typer.Option(help="within a channel: fifo or priority (first layer first)")
+    ] = "fifo",
+    deadline: Annotated[str, typer.Option(help="a lost rank ends the run within this time")] = "10",
+    checkpoint: Annotated[str | None, typer.Option(help="folder to save checkpoints in")] = None,
+    every: Annotated[
+        int | None, typer.Option(help="steps between checkpoints", show_default="only the last")
+    ] = None,
+    resume_from: Annotated[
+        str | None, typer.Option(help="folder of checkpoints to go on from")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Open MPI hostfile: start the ranks on these hosts")
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="network interface or address to use", show_default="decided")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the cell (schema testbed.cell/1) here")
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(help="number of the repeat, for the record", hidden=True)
+    ] = 0,
+) -> None:
+    """Train one workload on one backend, measure it, and prove what it did.
+
+    Examples:
+        testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
+
+        mpirun --oversubscribe --allow-run-as-root -n 4 testbed run --backend mpi-ring
+
+        torchrun --nproc-per-node 2 -m testbed run --backend gloo --json cell.json
+
+        testbed run --workload my_model.py:build --backend mpi --workers 2
+    """
+    given: dict[str, Any] = {
+        name: value
+        for name, value in locals().items()
+        if name in RunConfig.__struct_fields__ and value is not None
+    }
+    given["deadline"] = parse_seconds(deadline)
+    given["target_accuracy"] = parse_targets(target_accuracy)
+    config = make_config(given)
+    identity = who_am_i()
+    kind, options = resolve_backend(config.backend)
+    check_workload(config.workload)
+    if identity.launcher != "alone":
+        role = assign_role(identity, kind, options, workers)
+        config = msgspec.structs.replace(config, workers=role.num_workers)
+        raise typer.Exit(_finish(_as_rank(config, role, interface), json))
+    role = Role(identity, kind, options, config.workers, kind.num_servers(options))
+    if kind.in_process or not (kind.needs_mpi or config.workers + role.num_servers > 1 or hostfile):
+        raise typer.Exit(_finish(_in_this_process(config, role, interface), json))
+    raise typer.Exit(_start(config, role, hostfile, interface, json))
+
+
+def parse_targets(text: str | None) -> tuple[float, ...]:
+    """Accuracies to note, from `0.95,0.97`."""
+    try:
+        return tuple(float(piece) for piece in (text or "").split(",") if piece)
+    except ValueError as error:
+        raise UsageError(
+            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
+        ) from error
+
+
+def make_config(given: dict[str, Any]) -> RunConfig:
+    """A checked configuration.
+
+    Raises:
+        UsageError: a value is not allowed; says which are.
+    """
+    for name, hint in get_type_hints(RunConfig).items():
+        allowed = get_args(hint) if get_origin(hint) is Literal else ()
+        if name in given and allowed and given[name] not in allowed:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is {given[name]!r}; expected {' or '.join(allowed)}")
+    try:
+        return msgspec.convert(given, RunConfig)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
+
+
+def check_workload(text: str) -> None:
+    """Fail before any process is started if the workload cannot be had.
+
+    Raises:
+        UnknownName, UsageError, Unavailable: as loading it would.
+    """
+    from testbed.own_model import parse_own_model
+    from testbed.workloads import kind_options, workload_availability
+
+    own = parse_own_model(text)
+    if own is not None:
+        if not own.path.is_file():
+            raise UsageError(f"workload is {text!r}, but there is no file {str(own.path)!r}")
+        return
+    spec = parse_spec(text)
+    lacking = workload_availability(spec.name)
+    if lacking is not None:
+        raise Unavailable("workload", spec.name, *lacking)
+    kind_options(WORKLOADS.load(spec.name), spec.options)
+
+
+def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
+    from testbed.launch.worker import Settings, run_rank
+
+    return run_rank(config, role, Settings(interface, role.identity.launcher))
+
+
+def _in_this_process(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
+    from testbed.launch.worker import run_threads
+
+    if role.kind.in_process:
+        return run_threads(config, role)
+    return _as_rank(config, role, interface)
+
+
+def _start(
+    config: RunConfig, role: Role, hostfile: Path | None, interface: str | None, json: Path | None
+) -> int:
+    """Start the ranks, wait for them, and leave a record even if they fail."""
+    arguments = ["run", *to_arguments(config), "--workers", str(config.workers)]
+    arguments += ["--interface", interface] if interface else []
+    arguments += ["--json", str(json.resolve())] if json else []
+    size = config.workers + role.num_servers
+    threads = config.threads or max(1, (os.cpu_count() or 1) // size)
+    command = tree.own_command(*arguments)
+    children: list[subprocess.Popen[bytes]]
+    if role.kind.needs_mpi or hostfile is not None:
+        hosts = str(hostfile.resolve()) if hostfile else None
+        children = [mpirun.start_ranks(command, size, threads, hosts)]
+    else:
+        children = local.start_ranks(command, size, threads)
+    try:
+        ending = tree.wait_all(children, grace_s=config.deadline)
+    except KeyboardInterrupt:
+        sys.stderr.write("testbed: interrupted; ending all ranks\n")
+        return 130
+    finally:
+        tree.end_all(children)
+    if ending.status == 0:
+        return 0
+    culprit = "mpirun" if len(children) == 1 else f"rank {ending.culprit}"
+    words = f"{culprit} {tree.status_of(ending.status)}"
+    sys.stderr.write(f"testbed: the run failed: {words}\n")
+    if json is not None and not _is_complete(json):
+        failed = Cell(
+            status="failed",
+            backend=config.backend,
+            workload=config.workload,
+            num_workers=config.workers,
+            config=config,
+            command=reproduce(config),
+            error=words,
+        )
+        write_atomically(json, encode_cell(failed))
+    return 2 if ending.status == 2 else 1
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        decode_cell(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return True
+
+
+def _finish(cell: Cell | None, json: Path | None) -> int:
+    if cell is None:
+        return 0
+    if json is not None:
+        write_atomically(json, encode_cell(cell))
+    from testbed.reporting.cell_text import describe_cell
+
+    sys.stdout.write(describe_cell(cell))
+    return 0

@@ -1,0 +1,83 @@
+"""Length-prefixed msgpack frames on a TCP connection: the wire of the control plane."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Literal
+
+import msgspec
+
+from testbed.errors import TestbedError
+
+_LENGTH = struct.Struct("!I")
+MAX_FRAME_BYTES = 64 << 20
+
+Kind = Literal["hello", "welcome", "value", "values", "announce", "beat", "failure", "loss", "bye"]
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One message; which fields mean something depends on the kind.
+
+    Attributes:
+        kind: what is said.
+        member: who says it (or, for `loss`, who was lost).
+        name: all-gather name, topic, or words.
+        turn: number of the all-gather under this name.
+        members: how many take part in it.
+        values: contributions, announcement, or the states of all members.
+    """
+
+    kind: Kind
+    member: int = 0
+    name: str = ""
+    turn: int = 0
+    members: int = 0
+    values: tuple[bytes, ...] = ()
+
+
+class BadFrame(TestbedError):
+    """Bytes on the control port that are no frame of ours."""
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame with its length in front."""
+    body = msgspec.msgpack.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """All frames that are complete with these bytes.
+
+        Raises:
+            BadFrame: too long, or no frame of ours.
+        """
+        self._buffer += data
+        frames: list[Frame] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise BadFrame(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            if len(self._buffer) < _LENGTH.size + length:
+                break
+            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            try:
+                frames.append(msgspec.msgpack.decode(body, type=Frame))
+            except msgspec.DecodeError as error:
+                raise BadFrame(f"a frame that is not ours ({error})") from error
+        return frames
+
+
+def read_some(connection: socket.socket) -> bytes:
+    """What has arrived; empty when the other side is gone, for whatever reason."""
+    try:
+        return connection.recv(1 << 16)
+    except (ConnectionError, TimeoutError):
+        return b""

@@ -1,0 +1,184 @@
+"""The middle of the control plane's star: a thread in rank 0's process.
+
+It matches all-gathers, repeats announcements in one order, and watches over the members: a
+connection that ends without a goodbye, or a member silent for too long, is a loss that everybody
+is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import threading
+import time
+from collections import defaultdict
+
+from testbed.control.frames import BadFrame, Frame, FrameReader, encode, read_some
+
+
+class _Peer:
+    """One connection, and the member behind it once it has said hello."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.reader = FrameReader()
+        self.member = -1
+        self.heard_s = time.monotonic()
+        self.state = b""
+
+
+class Hub:
+    """Serves the control plane until every member has left or a loss was told to all.
+
+    Args:
+        listener: a listening socket on the job's own interface.
+        size: number of members.
+        token: the job's secret; a connection that does not know it is dropped.
+        silence_s: a member that says nothing for so long is lost.
+        start_s: how long members may take to connect.
+    """
+
+    def __init__(
+        self, listener: socket.socket, size: int, token: bytes, silence_s: float, start_s: float
+    ) -> None:
+        self._listener = listener
+        self._size = size
+        self._token = token
+        self._silence_s = silence_s
+        self._start_s = start_s
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[int, _Peer] = {}
+        self._names: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._lost = False
+        self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control-hub", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all members have left, at most so long, then end."""
+        self._thread.join(timeout_s)
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"x")
+        self._thread.join()
+        self._wake_out.close()
+
+    def _run(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        started_s = watched_s = time.monotonic()
+        while not self._stop.is_set() and len(self._left) < self._size:
+            for key, _ in self._selector.select(self._silence_s / 8):
+                self._serve(key.fileobj)
+            if time.monotonic() - watched_s > self._silence_s / 8:
+                watched_s = time.monotonic()
+                self._watch(started_s)
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fileobj)
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+
+    def _serve(self, source: object) -> None:
+        if source is self._listener:
+            connection, _ = self._listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(self._silence_s)
+            self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+        elif isinstance(source, socket.socket) and source is not self._wake_in:
+            peer: _Peer = self._selector.get_key(source).data
+            data = read_some(source)
+            try:
+                frames = peer.reader.feed(data)
+            except BadFrame:
+                frames, data = [], b""  # a stranger on our port, not a member: drop the connection
+            for frame in frames:
+                data = data if self._take(peer, frame) else b""
+            if not data:
+                self._drop(peer)
+
+    def _take(self, peer: _Peer, frame: Frame) -> bool:
+        """Act on a frame; False: the connection is to be dropped."""
+        peer.heard_s = time.monotonic()
+        if peer.member < 0:
+            return self._welcome(peer, frame)
+        if frame.kind == "beat":
+            peer.state = frame.values[0]
+        elif frame.kind == "value":
+            self._gather(frame)
+        elif frame.kind == "announce":
+            self._tell(frame)
+        elif frame.kind == "failure":
+            self._lose(peer.member, frame.name)
+        elif frame.kind == "bye":
+            self._left.add(peer.member)
+            return False
+        return True
+
+    def _welcome(self, peer: _Peer, frame: Frame) -> bool:
+        known = frame.kind == "hello" and len(frame.values) == 1
+        if not known or not hmac.compare_digest(frame.values[0], self._token):
+            return False
+        if not 0 <= frame.member < self._size or frame.member in self._peers:
+            self._send(
+                peer, Frame("loss", frame.member, f"two processes claim rank {frame.member}")
+            )
+            return False
+        peer.member = frame.member
+        self._peers[frame.member] = peer
+        self._names[frame.member] = frame.name
+        self._send(peer, Frame("welcome", members=self._size))
+        return True
+
+    def _gather(self, frame: Frame) -> None:
+        values = self._values[(frame.name, frame.turn)]
+        values[frame.member] = frame.values[0]
+        if len(values) < frame.members:
+            return
+        del self._values[(frame.name, frame.turn)]
+        answer = tuple(values[m] for m in sorted(values))
+        self._tell(Frame("values", 0, frame.name, frame.turn, frame.members, answer), set(values))
+
+    def _tell(self, frame: Frame, members: set[int] | None = None) -> None:
+        for member, peer in list(self._peers.items()):
+            if (members is None or member in members) and member not in self._left:
+                self._send(peer, frame)
+
+    def _send(self, peer: _Peer, frame: Frame) -> None:
+        # A peer that cannot take bytes is about to be noticed by the next read or by its silence.
+        with contextlib.suppress(OSError):
+            peer.connection.sendall(encode(frame))
+
+    def _drop(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.member >= 0 and peer.member not in self._left:
+            self._lose(peer.member, "its process ended without a goodbye (killed or crashed)")
+
+    def _lose(self, member: int, why: str) -> None:
+        self._left.add(member)
+        if not self._lost:
+            self._lost = True
+            self._tell(Frame("loss", member, f"{self._names[member]}\n{why}"))
+
+    def _watch(self, started_s: float) -> None:
+        now_s = time.monotonic()
+        for member, peer in list(self._peers.items()):
+            silent_s = now_s - peer.heard_s
+            if member not in self._left and silent_s > self._silence_s:
+                self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
+        if len(self._peers) < self._size and not self._lost:
+            if now_s - started_s > self._start_s:
+                absent = sorted(set(range(self._size)) - set(self._peers))
+                self._lost = True
+                words = ", ".join(map(str, absent))
+                why = f"did not join within {self._start_s:g} s"
+                self._tell(Frame("loss", absent[0], f"rank {words}\n{why}"))
+        states = tuple(self._peers[m].state if m in self._peers else b"" for m in range(self._size))
+        self._tell(Frame("beat", values=states))

@@ -1,0 +1,234 @@
+"""One member's end of the control plane over TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from testbed.control.frames import Frame, FrameReader, encode
+from testbed.control.hub import Hub
+from testbed.control.protocol import Loss
+from testbed.errors import DeadlineExceeded, RankLost, RunFailed
+
+
+class TcpControl:
+    """See `Control` for what each call means.
+
+    Args:
+        connection: connected to the hub.
+        rank: this member's number.
+        size: number of members.
+        token: the job's secret.
+        who: this member in words (`worker 1 on host h2, pid 77`).
+        silence_s: the hub is lost when it says nothing for so long.
+        hub: the hub itself, in the process that hosts it.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        size: int,
+        token: bytes,
+        who: str,
+        silence_s: float,
+        hub: Hub | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._connection = connection
+        self._silence_s = silence_s
+        self._hub = hub
+        self._turns: dict[str, int] = defaultdict(int)
+        self._sending = threading.Lock()
+        self._changed = threading.Condition(threading.RLock())
+        self._values: dict[tuple[str, int], list[bytes]] = {}
+        self._early: dict[str, list[bytes]] = defaultdict(list)
+        self._listeners: dict[str, Callable[[bytes], None]] = {}
+        self._mourners: list[Callable[[Loss], None]] = []
+        self._loss: Loss | None = None
+        self.state = "starting"
+        self._states: tuple[bytes, ...] = ()
+        self._closed = False
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(silence_s / 4)
+        self._send(Frame("hello", rank, who, values=(token,)))
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
+
+    def all_gather(
+        self, name: str, value: bytes, timeout_s: float, members: int | None = None
+    ) -> list[bytes]:
+        """See `Control.all_gather`."""
+        turn = self._turns[name]
+        self._turns[name] += 1
+        self._send(Frame("value", self.rank, name, turn, members or self.size, (value,)))
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while (name, turn) not in self._values:
+                if self._loss is not None:
+                    waiting = f"this rank was in {name!r}"
+                    raise RankLost(self._loss.who, self._loss.why, waiting)
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded(
+                        f"{name!r} did not end within {timeout_s:g} s; {self.describe()}"
+                    )
+                self._changed.wait(left_s)
+            return self._values.pop((name, turn))
+
+    def announce(self, topic: str, value: bytes) -> None:
+        """See `Control.announce`."""
+        self._send(Frame("announce", self.rank, topic, values=(value,)))
+
+    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
+        """See `Control.listen`; announcements that came before are heard first."""
+        with self._changed:
+            for value in self._early.pop(topic, []):
+                hear(value)
+            self._listeners[topic] = hear
+
+    def report_failure(self, why: str) -> None:
+        """See `Control.report_failure`."""
+        self._send(Frame("failure", self.rank, why))
+
+    def on_loss(self, hear: Callable[[Loss], None]) -> None:
+        """See `Control.on_loss`."""
+        with self._changed:
+            self._mourners.append(hear)
+            loss = self._loss
+        if loss is not None:
+            hear(loss)
+
+    @property
+    def loss(self) -> Loss | None:
+        """See `Control.loss`."""
+        return self._loss
+
+    def set_state(self, words: str) -> None:
+        """What this member is doing; travels with the next heartbeat."""
+        self.state = words
+
+    def describe(self) -> str:
+        """What every member said last that it was doing."""
+        states = [f"rank {m}: {s.decode()}" for m, s in enumerate(self._states) if s]
+        return "; ".join(states) or "no member has said what it is doing"
+
+    def close(self) -> None:
+        """See `Control.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._send(Frame("bye", self.rank))
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._connection.close()
+        if self._hub is not None:
+            self._hub.close(timeout_s=self._silence_s)
+
+    def _send(self, frame: Frame) -> None:
+        # A dead connection shows itself to the reading thread, which tells everybody who waits.
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.sendall(encode(frame))
+
+    def _run(self) -> None:
+        reader = FrameReader()
+        heard_s = beat_s = time.monotonic()
+        self._connection.settimeout(self._silence_s / 8)
+        while not self._closed:
+            try:
+                data = self._connection.recv(1 << 16)
+            except TimeoutError:
+                data = None
+            except OSError:
+                data = b""
+            now_s = time.monotonic()
+            if now_s - beat_s > self._silence_s / 8:
+                self._send(Frame("beat", self.rank, values=(self.state.encode(),)))
+                beat_s = now_s
+            if data:
+                heard_s = now_s
+                for frame in reader.feed(data):
+                    self._take(frame)
+            elif data == b"":
+                return self._lose_hub("its process ended without a goodbye (killed or crashed)")
+            elif now_s - heard_s > self._silence_s:
+                return self._lose_hub(f"silent for {now_s - heard_s:.1f} s")
+        return None
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "values":
+            with self._changed:
+                self._values[(frame.name, frame.turn)] = list(frame.values)
+                self._changed.notify_all()
+        elif frame.kind == "announce":
+            with self._changed:
+                hear = self._listeners.get(frame.name)
+                if hear is None:
+                    self._early[frame.name].append(frame.values[0])
+                else:
+                    hear(frame.values[0])
+        elif frame.kind == "beat":
+            self._states = frame.values
+        elif frame.kind == "loss":
+            who, _, why = frame.name.partition("\n")
+            self._lose(Loss(frame.member, who, why))
+
+    def _lose_hub(self, why: str) -> None:
+        if not self._closed:
+            self._lose(Loss(0, "rank 0", why))
+
+    def _lose(self, loss: Loss) -> None:
+        with self._changed:
+            if self._loss is not None:
+                return
+            self._loss = loss
+            mourners = list(self._mourners)
+            self._changed.notify_all()
+        for hear in mourners:
+            hear(loss)
+
+
+def host_control(
+    listener: socket.socket, size: int, token: bytes, who: str, silence_s: float, start_s: float
+) -> TcpControl:
+    """Rank 0's end: starts the hub on the listening socket and joins it."""
+    address = listener.getsockname()
+    hub = Hub(listener, size, token, silence_s, start_s)
+    connection = socket.create_connection(address, timeout=start_s)
+    return TcpControl(connection, 0, size, token, who, silence_s, hub)
+
+
+def join_control(
+    address: tuple[str, int],
+    rank: int,
+    size: int,
+    token: bytes,
+    who: str,
+    silence_s: float,
+    start_s: float,
+) -> TcpControl:
+    """Another member's end: connects to the hub.
+
+    Raises:
+        RunFailed: nobody answers at the address within `start_s`.
+    """
+    try:
+        connection = socket.create_connection(address, timeout=start_s)
+    except OSError as error:
+        raise RunFailed(
+            f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]} ({error}); expected its "
+            "control port there; name the network that joins the hosts with --interface"
+        ) from error
+    return TcpControl(connection, rank, size, token, who, silence_s)
+
+
+def describe_self(role: str, rank: int) -> str:
+    """This process in words, for others' error messages."""
+    return f"{role} {rank} (host {socket.gethostname()}, pid {os.getpid()})"

@@ -1,0 +1,191 @@
+"""From a launcher's variables to an opened backend: the one place where a process joins a job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import msgspec
+
+from testbed.backends.protocol import Backend, BackendKind, Group, Order
+from testbed.control.inproc import InprocHub
+from testbed.control.protocol import Control
+from testbed.errors import Disagreement, Unavailable, UsageError
+from testbed.launch.identity import Identity, identify
+from testbed.launch.network import choose_address
+from testbed.launch.rendezvous import meet
+from testbed.registry import BACKENDS
+from testbed.spec import parse_options, parse_spec
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Role:
+    """What this process is in its job.
+
+    Attributes:
+        identity: what the launcher said.
+        kind: the backend that was asked for.
+        options: its checked options.
+        num_workers: processes that train.
+        num_servers: dedicated server processes; they are the members after the workers.
+    """
+
+    identity: Identity
+    kind: BackendKind
+    options: Any
+    num_workers: int
+    num_servers: int
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this process serves instead of training."""
+        return self.identity.rank >= self.num_workers
+
+
+def resolve_backend(text: str) -> tuple[BackendKind, Any]:
+    """A backend's kind and checked options, and certainty that it can run here.
+
+    Raises:
+        UnknownName, UsageError: name or options are wrong.
+        Unavailable: it cannot run here; says why and what to install.
+    """
+    spec = parse_spec(text)
+    kind: BackendKind = BACKENDS.load(spec.name)
+    options = parse_options(spec.name, spec.options, kind.options)
+    lacking = kind.probe()
+    if lacking is not None:
+        raise Unavailable("backend", spec.name, *lacking)
+    return kind, options
+
+
+def assign_role(
+    identity: Identity, kind: BackendKind, options: Any, num_workers: int | None
+) -> Role:
+    """Workers first, then dedicated servers, out of what the launcher started.
+
+    Raises:
+        UsageError: the launcher's count does not fit; says with how many to start it.
+    """
+    num_servers = kind.num_servers(options)
+    size = identity.size
+    if size is None:
+        raise UsageError(
+            f"{identity.launcher} gives no number of processes; start with Open MPI's mpirun or srun"
+        )
+    workers = size - num_servers if num_workers is None else num_workers
+    if workers < 1 or workers + num_servers != size:
+        raise UsageError(
+            f"{identity.launcher} started {size} processes, but the run needs {max(workers, 1)} workers "
+            f"and {num_servers} dedicated servers; start {max(workers, 1) + num_servers}"
+        )
+    if kind.needs_mpi and identity.launcher in ("testbed", "torchrun") and size > 1:
+        raise UsageError(
+            f"backend {kind.name!r} needs an MPI launcher, and {identity.launcher} started this "
+            f"process; use mpirun -n {size} testbed run ..."
+        )
+    return Role(identity, kind, options, workers, num_servers)
+
+
+def join(
+    role: Role,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    interface: str | None = None,
+    deadline_s: float = 10.0,
+    order: Order = "fifo",
+    num_channels: int = 1,
+    device: str = "cpu",
+    name: str = "backend",
+) -> Group:
+    """Meet the other members; collective over workers and dedicated servers.
+
+    Raises:
+        RankLost, DeadlineExceeded: the others did not come.
+        Disagreement: the members were started with different settings.
+    """
+    identity = role.identity
+    size = role.num_workers + role.num_servers
+    control: Control
+    if size == 1:
+        control, token = InprocHub(1).member(0), secrets.token_bytes(16)
+    else:
+        control, token = meet(
+            identity,
+            size,
+            environment,
+            interface=interface,
+            deadline_s=deadline_s,
+            start_s=START_S,
+        )
+    settings = f"{role.kind.name} {role.options} workers={role.num_workers} order={order}"
+    mine = msgspec.msgpack.encode((socket.gethostname(), settings, num_channels))
+    members = [
+        msgspec.msgpack.decode(m, type=tuple[str, str, int])
+        for m in control.all_gather("join", mine, START_S)
+    ]
+    _agree(members)
+    hosts = tuple(host for host, _, _ in members)
+    address = choose_address(interface, single_host=len(set(hosts)) == 1)
+    return Group(
+        rank=identity.rank,
+        size=role.num_workers,
+        control=control,
+        num_servers=role.num_servers,
+        host=hosts[identity.rank],
+        address=address,
+        token=token,
+        deadline_s=0.8 * deadline_s,
+        order=order,
+        num_channels=num_channels,
+        device=device,
+        hosts=hosts[: role.num_workers],
+        name=name,
+    )
+
+
+def _agree(members: list[tuple[str, str, int]]) -> None:
+    for rank, (host, settings, channels) in enumerate(members):
+        if (settings, channels) != members[0][1:]:
+            raise Disagreement(
+                f"rank {rank} (host {host}) was started with {settings} channels={channels}; "
+                f"rank 0 with {members[0][1]} channels={members[0][2]}; start all ranks alike"
+            )
+
+
+def open_backend(role: Role, group: Group) -> Backend:
+    """Open the backend in the group; collective over the workers."""
+    return role.kind.open(group, role.options)
+
+
+def announce_identity(identity: Identity, stream: TextIO = sys.stderr) -> None:
+    """Say on rank 0 which launcher was believed."""
+    if identity.rank == 0 and identity.launcher not in ("alone", "testbed"):
+        words = " ".join(f"{k}={v}" for k, v in identity.variables.items())
+        stream.write(f"testbed: joined by {identity.launcher} ({words})\n")
+
+
+def complete(identity: Identity) -> Identity:
+    """Fill in a size that only MPI knows (a bare PMIx launcher)."""
+    if identity.size is not None:
+        return identity
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    filled = Identity(
+        identity.launcher, world.rank, world.size, local.rank, local.size, identity.variables
+    )
+    local.Free()
+    return filled
+
+
+def who_am_i(environment: Mapping[str, str] = os.environ) -> Identity:
+    """This process's identity, completed by MPI where the variables lack the size."""
+    return complete(identify(environment))

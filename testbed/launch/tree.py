@@ -1,0 +1,132 @@
+"""Processes that this one starts, and the promise that none of them outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when the one that started it ends, even by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    output: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a child that ends when this process does; it leads a process group of its own."""
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        pass_fds=tuple(pass_fds),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT if output is not None else None,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the children ended: the first that failed, or status 0."""
+
+    status: int
+    culprit: int | None = None
+
+
+def wait_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> Ending:
+    """Wait for all; once one fails the rest have `grace_s` to end by themselves, then are ended.
+
+    Survivors of a loss write what they were waiting for before they end, hence the grace.
+    """
+    limit_s: float | None = None
+    ending = Ending(0)
+    waiting = dict(enumerate(children))
+    while waiting:
+        for index, child in list(waiting.items()):
+            status = child.poll()
+            if status is None:
+                continue
+            del waiting[index]
+            if status != 0 and ending.status == 0:
+                ending = Ending(status, index)
+                limit_s = time.monotonic() + grace_s
+        if limit_s is not None and time.monotonic() > limit_s:
+            end_all(list(waiting.values()))
+            break
+        if waiting:
+            _wait_any(list(waiting.values()), 0.2)
+    return ending
+
+
+def _wait_any(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        children[0].wait(timeout_s)
+
+
+def end_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float = 2.0) -> None:
+    """End children and everything below them: first asked, then killed."""
+    family = [p for child in children for p in _family(child.pid)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+    for child in children:
+        child.wait()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def status_of(returncode: int) -> str:
+    """A return code in words.
+
+    Example:
+        >>> status_of(-9), status_of(1)
+        ('was ended by SIGKILL', 'exited with status 1')
+    """
+    if returncode < 0:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    return f"exited with status {returncode}"
+
+
+def own_command(*arguments: str) -> list[str]:
+    """The command line that runs this very installation of the testbed."""
+    return [sys.executable, "-m", "testbed", *arguments]
+
+
+def base_environment() -> dict[str, str]:
+    """This process's variables without those of any launcher that started it."""
+    prefixes = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TESTBED_", "TORCHELASTIC_", "SLURM_STEP")
+    single = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(prefixes) and name not in single
+    }

@@ -1,0 +1,203 @@
+"""One rank of a run, from joining the job to leaving it, in good order or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from testbed.backends.protocol import Backend, Group
+from testbed.config import RunConfig
+from testbed.control.inproc import InprocHub
+from testbed.control.protocol import Control
+from testbed.errors import TestbedError
+from testbed.launch.join import Role, announce_identity, join, open_backend
+from testbed.records.cell import Cell
+from testbed.records.environment import describe_environment
+from testbed.training.summary import make_cell
+from testbed.training.trainer import Outcome, Run, train
+from testbed.workload import Workload
+from testbed.workloads import load_workload
+
+# Rank 0 evaluates and computes the reference while the others wait; a lost rank ends the wait.
+OUTCOME_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a rank needs beside the configuration."""
+
+    interface: str | None = None
+    launcher: str = "alone"
+
+
+def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
+    """Join, train, leave; the cell on rank 0, None elsewhere. Never returns after a failure."""
+    set_threads(config, role.identity.local_size)
+    device = place_device(config.device, role.identity.local_rank)
+    announce_identity(role.identity)
+    group = join(
+        role,
+        interface=settings.interface,
+        deadline_s=config.deadline,
+        order=config.order,
+        num_channels=config.channels,
+        device=device,
+    )
+    who = f"rank {role.identity.rank} (host {group.host}, pid {os.getpid()})"
+    _speak_when_ended(who, group.control)
+    try:
+        if role.is_server:
+            assert role.kind.serve is not None
+            role.kind.serve(group, role.options)
+            cell = None
+        else:
+            cell = _work(msgspec.structs.replace(config, device=device), role, group)
+        group.control.close()
+    except BaseException as error:  # the others must hear of it, whatever it is
+        _fail(who, group.control, error)
+    return cell
+
+
+def run_threads(config: RunConfig, role: Role) -> Cell | None:
+    """All ranks as threads of this process, for backends that join threads."""
+    hub = InprocHub(role.num_workers)
+    building = threading.Lock()
+    cells: dict[int, Cell | None] = {}
+    errors: list[BaseException] = []
+
+    def build() -> Workload:
+        with building:  # torch's random generator belongs to the whole process
+            return _build(config)
+
+    def body(rank: int) -> None:
+        group = Group(
+            rank,
+            role.num_workers,
+            hub.member(rank),
+            deadline_s=0.8 * config.deadline,
+            order=config.order,
+            num_channels=config.channels,
+            hosts=("localhost",) * role.num_workers,
+        )
+        try:
+            cells[rank] = _work(config, role, group, build)
+        except BaseException as error:  # handed to the caller's thread below
+            errors.append(error)
+            group.control.report_failure(str(error))
+
+    torch.set_num_threads(config.threads or 1)
+    threads = [threading.Thread(target=body, args=(r,)) for r in range(role.num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return cells[0]
+
+
+def set_threads(config: RunConfig, local_size: int) -> None:
+    """Give each rank of this host its share of the cores, unless told otherwise."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    default = int(given) if given.isdigit() else max(1, (os.cpu_count() or 1) // local_size)
+    torch.set_num_threads(config.threads or default)
+    # The communication thread needs the interpreter between two of the main thread's calls.
+    sys.setswitchinterval(0.0005)
+
+
+def place_device(device: str, local_rank: int) -> str:
+    """`cuda` becomes the device of this local rank; ranks share devices when there are too few."""
+    if device != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    placed = f"cuda:{local_rank % max(1, count)}"
+    if count:
+        torch.cuda.set_device(placed)
+    return placed
+
+
+def _build(config: RunConfig) -> Workload:
+    return load_workload(config.workload, seed=config.seed, data_dir=config.data)
+
+
+def _work(
+    config: RunConfig,
+    role: Role,
+    group: Group,
+    build: Callable[[], Workload] | None = None,
+) -> Cell | None:
+    group.control.set_state("building the workload")
+    make = build or (lambda: _build(config))
+    workload = make()
+    backend = open_backend(role, group)
+    outcome = train(Run(config, backend, group.control, make), workload)
+    group.control.set_state("waiting for the other ranks to finish")
+    packed = msgspec.json.encode(outcome)
+    everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
+    _leave(backend, group)
+    if group.rank != 0:
+        return None
+    outcomes = [msgspec.json.decode(o, type=Outcome) for o in everybody]
+    return make_cell(
+        config,
+        outcomes,
+        data=workload.data,
+        consistency=role.kind.consistency(role.options),
+        num_servers=role.num_servers,
+        num_machines=len(set(group.hosts)) or 1,
+        environment=describe_environment(
+            launcher=role.identity.launcher,
+            launcher_variables=dict(role.identity.variables),
+            hosts=list(group.hosts),
+            torch_threads=torch.get_num_threads(),
+            seed=config.seed,
+            device=_device_name(config.device),
+        ),
+    )
+
+
+def _leave(backend: Backend, group: Group) -> None:
+    backend.close(group.deadline_s)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+
+
+def _speak_when_ended(who: str, control: Control) -> None:
+    """A launcher that ends survivors does so by SIGTERM: say what was going on, then go."""
+
+    def speak(signum: int, frame: FrameType | None) -> NoReturn:
+        name = signal.Signals(signum).name
+        loss = f"; {control.loss.who} is lost: {control.loss.why}" if control.loss else ""
+        sys.stderr.write(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
+        sys.stderr.flush()
+        os._exit(128 + signum)
+
+    signal.signal(signal.SIGTERM, speak)
+
+
+def _fail(who: str, control: Control, error: BaseException) -> NoReturn:
+    """Tell the others and end at once: a library that waits for a dead rank cannot be finalised."""
+    if isinstance(error, TestbedError):
+        words = f"{type(error).__name__}: {error}"
+    elif isinstance(error, KeyboardInterrupt):
+        words = "interrupted"
+    else:
+        words = f"{type(error).__name__}: {error}"
+        traceback.print_exception(error)
+    control.report_failure(f"it failed while {control.state} with {words}")
+    sys.stderr.write(f"testbed: {who}: {words}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)

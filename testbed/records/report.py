@@ -1,0 +1,74 @@
+"""`testbed.report/1`: the cells of one or more sweeps, repeats put together, ready for a table."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from testbed.records.cell import Cell
+
+REPORT_SCHEMA: Final = "testbed.report/1"
+
+# Long lists and dictionaries that a table does not show; `--full` keeps them.
+BULK = ("samples", "accuracy_curve", "environment")
+
+
+class ReportCell(Cell, kw_only=True):
+    """A cell's keys over all its repeats, and what it is worth beside the others.
+
+    Times are medians over the pooled steps of the finished repeats, the interval is bootstrapped
+    over repeats and steps; peak memory and staleness are the largest, other figures medians over
+    repeats. `samples` pools the repeats; `environment` and `accuracy_curve` are the first one's.
+
+    Attributes:
+        source: folder that the cell was read from.
+        repeats: finished repeats.
+        failed_repeats: repeats that failed; `status` is `failed` if no repeat finished.
+        efficiency: step time of the no-communication cell of the same work over this one's; null
+            without such a cell.
+        comparable: whether this cell started from the same parameters and saw the same samples
+            as the others of the same workload, workers, seed, batch and steps; null: not recorded.
+        comparable_note: in words.
+    """
+
+    source: str = ""
+    repeats: int = 1
+    failed_repeats: int = 0
+    efficiency: float | None = None
+    comparable: bool | None = None
+    comparable_note: str = ""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All cells of a report, sorted as the table shows them.
+
+    Attributes:
+        cells: one per configuration.
+        notes: what the reader of the table has to know, one line each.
+        provenance: commit, versions, machine and launcher, in one line.
+    """
+
+    schema: Literal["testbed.report/1"] = REPORT_SCHEMA
+    cells: list[ReportCell]
+    notes: list[str] = []
+    provenance: str = ""
+
+
+def encode_report(report: Report, *, full: bool = False) -> bytes:
+    """The report as indented JSON; without `full` the bulk of each cell is left out."""
+    content: dict[str, Any] = msgspec.to_builtins(report)
+    if not full:
+        for cell in content["cells"]:
+            for key in BULK:
+                del cell[key]
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def decode_report(data: bytes) -> Report:
+    """A report from JSON.
+
+    Raises:
+        msgspec.ValidationError: the JSON is no `testbed.report/1`; the message names the key.
+    """
+    return msgspec.json.decode(data, type=Report)

@@ -1,0 +1,251 @@
+"""A sweep's folder: its plan, and one file per finished cell that is whole or not there at all.
+
+<name>-<time>/sweep.json          the plan: grid, order, environment (`testbed.sweep/1`)
+<name>-<time>/cells/<key>.json    a finished or failed cell (`testbed.cell/1`)
+<name>-<time>/cells/<key>.log     what the cell printed
+<name>-<time>/scratch/            what a running cell writes; never read as a result
+<name>-<time>/hostfile            the hosts to run on, if the sweep was given any
+<name>-<time>/lock                held while a sweep is at work in the folder
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+from testbed.records.cell import Cell, decode_cell, encode_cell
+
+SWEEP_SCHEMA: Final = "testbed.sweep/1"
+RESULTS = Path("runs/results")
+PLAN = "sweep.json"
+
+
+class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
+    """`testbed.sweep/1`: what a sweep set out to measure.
+
+    Attributes:
+        name: of the recipe.
+        summary: of the recipe.
+        seed: of the order.
+        repeats: how often each cell is run.
+        cells: the grid, each cell once.
+        order: (key, index in `cells`, repeat) of each run, in the order in which they run.
+        hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
+        environment: versions and machine at the start of the sweep.
+        command: shell command that started it.
+    """
+
+    schema: Literal["testbed.sweep/1"] = SWEEP_SCHEMA
+    name: str
+    summary: str = ""
+    seed: int
+    repeats: int
+    cells: tuple[RunConfig, ...]
+    order: tuple[tuple[str, int, int], ...]
+    hostfile: str = ""
+    environment: dict[str, Any] = {}
+    command: str = ""
+
+    def runs(self) -> Iterator[tuple[str, RunConfig]]:
+        """Key and configuration of each run, in order."""
+        for key, index, repeat in self.order:
+            yield key, msgspec.structs.replace(self.cells[index], repeat=repeat)
+
+
+def _go_on(point: str) -> None:
+    """The default at every named point of a write: nothing happens there."""
+
+
+def cell_key(config: RunConfig) -> str:
+    """The name of a cell's file: a digest of the configuration and its repeat.
+
+    Example:
+        >>> cell_key(RunConfig()) == cell_key(RunConfig(repeat=1))
+        False
+    """
+    content = msgspec.json.encode(config, order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = _go_on) -> None:
+    """Write a file that others see whole or not at all, even if the machine loses power.
+
+    Args:
+        path: the file; its folder exists.
+        data: all of its content.
+        at: called with the name of each point that is passed; a test ends the process there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with temporary.open("wb") as file:
+        at("opened")
+        file.write(data[: len(data) // 2])
+        file.flush()
+        at("half-written")
+        file.write(data[len(data) // 2 :])
+        file.flush()
+        at("written")
+        os.fsync(file.fileno())
+    at("synced")
+    temporary.replace(path)
+    at("renamed")
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    at("done")
+
+
+@dataclass(frozen=True)
+class Store:
+    """One sweep's folder.
+
+    Attributes:
+        path: the folder.
+        at: see `write_atomically`.
+    """
+
+    path: Path
+    at: Callable[[str], None] = _go_on
+
+    @property
+    def cells(self) -> Path:
+        """Folder of the finished cells."""
+        return self.path / "cells"
+
+    @property
+    def scratch(self) -> Path:
+        """Folder of what is not finished."""
+        return self.path / "scratch"
+
+    @property
+    def hostfile(self) -> Path:
+        """The hosts to run on; not there if the sweep was given none."""
+        return self.path / "hostfile"
+
+    def write_plan(self, plan: SweepPlan) -> None:
+        """Record what the sweep sets out to measure; done once, before the first cell."""
+        data = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+        write_atomically(self.path / PLAN, data, at=self.at)
+
+    def read_plan(self) -> SweepPlan:
+        """The plan of a sweep that was begun here.
+
+        Raises:
+            UsageError: there is none, or it cannot be read.
+        """
+        path = self.path / PLAN
+        if not path.is_file():
+            raise UsageError(
+                f"{self.path} holds no {PLAN}: no sweep was begun there; give the folder of one"
+            )
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=SweepPlan)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{path} is no {SWEEP_SCHEMA}: {error}") from error
+
+    def write_cell(self, key: str, cell: Cell) -> None:
+        """Keep a cell, finished or failed; from now on it counts."""
+        write_atomically(self.cells / f"{key}.json", encode_cell(cell), at=self.at)
+
+    def finished(self) -> set[str]:
+        """Keys of the cells that need not run again: there, whole and not failed."""
+        return {path.stem for path in self.cells.glob("*.json") if _is_ok(path)}
+
+    def clear_scratch(self) -> None:
+        """Drop what an earlier sweep that was killed left unfinished."""
+        if self.scratch.exists():
+            shutil.rmtree(self.scratch)
+        self.scratch.mkdir()
+        for leftover in [*self.path.glob(".*.partial"), *self.cells.glob(".*.partial")]:
+            leftover.unlink()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second sweep out of the folder; the lock ends with the process, however it ends.
+
+        Raises:
+            UsageError: another sweep is at work in the folder.
+        """
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another sweep is at work in {self.path}; wait for it or give another folder"
+                ) from None
+            yield
+
+
+def _is_ok(path: Path) -> bool:
+    try:
+        return decode_cell(path.read_bytes()).status == "ok"
+    except msgspec.DecodeError:
+        return False  # not ours or damaged: it is run again and replaced
+
+
+def create_store(name: str, now: datetime.datetime, directory: Path | None = None) -> Store:
+    """A new folder of results, never one that is already there.
+
+    Args:
+        name: of the sweep; the folder's name starts with it.
+        now: the time that the folder's name carries.
+        directory: the folder itself, chosen by the user; None = a new one in `runs/results`.
+
+    Raises:
+        UsageError: `directory` exists.
+    """
+    if directory is None:
+        path = _create_numbered(RESULTS / f"{name}-{now:%Y%m%d-%H%M%S}")
+    else:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            raise UsageError(
+                f"{directory} already exists; give a new folder, or go on with --resume {directory}"
+            ) from None
+        path = directory
+    for folder in ("cells", "scratch"):
+        (path / folder).mkdir()
+    return Store(path)
+
+
+def _create_numbered(path: Path) -> Path:
+    """`path`, or `path-2` and so on if others were made in the same second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return candidate
+
+
+def newest_store(name: str | None, parent: Path = RESULTS) -> Store:
+    """The sweep of this name (None: of any) that was begun last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    begun = [Store(path.parent) for path in parent.glob(f"*/{PLAN}")]
+    named = [store for store in begun if name in (None, store.read_plan().name)]
+    if not named:
+        what = "sweep" if name is None else f"sweep {name!r}"
+        raise UsageError(f"no {what} in {parent}: nothing to resume; start it without --resume")
+    return max(named, key=lambda store: ((store.path / PLAN).stat().st_mtime_ns, store.path.name))

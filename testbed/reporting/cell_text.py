@@ -1,0 +1,44 @@
+"""One cell in words, for the end of `testbed run`."""
+
+from __future__ import annotations
+
+from testbed.records.cell import Cell
+from testbed.units import format_bytes, format_seconds
+
+
+def describe_cell(cell: Cell) -> str:
+    """A few lines with the numbers that matter, units included."""
+    work = {True: "yes", False: "no", None: "not checked"}[cell.identical_work]
+    servers = f" + {cell.num_servers} servers" if cell.num_servers else ""
+    lines = [
+        f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "
+        f"{cell.steps} steps of {cell.num_workers} x {cell.batch_size} samples ({cell.data})"
+    ]
+    if cell.step_time_s is not None and cell.compute_s is not None:
+        exposed_s = cell.exposed_comm_s or 0.0
+        spread = ""
+        if cell.step_time_low_s is not None and cell.step_time_high_s is not None:
+            low, high = format_seconds(cell.step_time_low_s), format_seconds(cell.step_time_high_s)
+            spread = f" [{low} .. {high}]"
+        lines.append(
+            f"  step time     {format_seconds(cell.step_time_s)}{spread}: "
+            f"compute {format_seconds(cell.compute_s)}, "
+            f"exposed communication {format_seconds(exposed_s)}"
+        )
+    if cell.samples_per_s is not None:
+        lines.append(f"  throughput    {cell.samples_per_s:,.0f} samples/s")
+    if cell.wire_bytes_per_step is not None:
+        lines.append(
+            f"  on the wire   {format_bytes(cell.wire_bytes_per_step)} sent per step, busiest rank"
+        )
+    if cell.peak_memory_bytes is not None:
+        lines.append(f"  peak memory   {format_bytes(cell.peak_memory_bytes)} of the largest rank")
+    if cell.test_accuracy is not None:
+        lines.append(f"  test accuracy {cell.test_accuracy:.2%}")
+    for target, time_s in cell.time_to_accuracy_s.items():
+        when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
+        lines.append(f"  {float(target):.0%} accuracy  {when}")
+    if cell.staleness_max is not None:
+        lines.append(f"  staleness     at most {cell.staleness_max} steps ({cell.consistency})")
+    lines.append(f"  same work     {work}: {cell.identical_work_note}")
+    return "\n".join(lines) + "\n"

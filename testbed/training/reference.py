@@ -1,0 +1,97 @@
+"""The single-process reference: what n workers must arrive at, computed without any communication.
+
+One process plays all workers in turn: each worker's gradient on its own samples, with its own
+buffers and random state, then the sum in rank order, divided by n, and one optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from testbed.config import RunConfig
+from testbed.training.replica import Replica, make_replica, num_steps, sample_order
+from testbed.training.sampling import SampleCursor
+from testbed.training.step import backward, update
+from testbed.workload import Workload
+
+
+class _VirtualWorker:
+    """What each worker has of its own: buffers (batch statistics) and random state."""
+
+    def __init__(self, model: torch.nn.Module, rank: int, seed: int) -> None:
+        self.buffers = [b.detach().clone() for b in model.buffers()]
+        torch.manual_seed(worker_seed(seed, rank))
+        self.random_state = torch.get_rng_state()
+
+    def enter(self, model: torch.nn.Module) -> None:
+        for buffer, own in zip(model.buffers(), self.buffers, strict=True):
+            buffer.copy_(own)
+        torch.set_rng_state(self.random_state)
+
+    def leave(self, model: torch.nn.Module) -> None:
+        self.buffers = [b.detach().clone() for b in model.buffers()]
+        self.random_state = torch.get_rng_state()
+
+
+def worker_seed(seed: int, rank: int) -> int:
+    """Seed of one worker's own randomness (dropout), after the model was built from `seed`."""
+    return seed * 1_000_003 + rank + 1
+
+
+def reference_parameters(
+    workload: Workload, config: RunConfig, num_workers: int, steps: int
+) -> list[torch.Tensor]:
+    """Parameters after `steps` steps of `num_workers` workers.
+
+    Args:
+        workload: built anew under the run's seed.
+        config: the run's configuration.
+        num_workers: n.
+        steps: how many steps to take.
+    """
+    order = sample_order(config, workload, num_workers)
+    replica = make_replica(workload, config, num_steps(config, order))
+    replica.model.train()
+    cursors = [SampleCursor(order, rank) for rank in range(num_workers)]
+    workers = [_VirtualWorker(replica.model, rank, config.seed) for rank in range(num_workers)]
+    for step in range(steps):
+        gradients = []
+        for worker, cursor in zip(workers, cursors, strict=True):
+            worker.enter(replica.model)
+            backward(replica, cursor.indices(step), config.accumulate)
+            worker.leave(replica.model)
+            gradients.append([p.grad for p in replica.model.parameters()])
+            replica.optimizer.zero_grad(set_to_none=True)
+        _set_means(replica, gradients)
+        update(replica, config.clip_norm)
+    return [p.detach().cpu().clone() for p in replica.model.parameters()]
+
+
+def _set_means(replica: Replica, gradients: Sequence[Sequence[torch.Tensor | None]]) -> None:
+    for parameter, ranks in zip(
+        replica.model.parameters(), zip(*gradients, strict=True), strict=True
+    ):
+        if all(g is None for g in ranks):
+            continue
+        total = torch.zeros_like(parameter)
+        for gradient in ranks:
+            if gradient is not None:
+                total += gradient
+        parameter.grad = total.div_(float(len(ranks)))
+
+
+def largest_error(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    """Largest relative difference of any tensor, in the 2-norm: max ||a - b|| / ||b||.
+
+    Example:
+        >>> largest_error([torch.ones(4)], [torch.ones(4)])
+        0.0
+    """
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if a.numel():
+            difference = float((a.double() - b.double()).norm())
+            worst = max(worst, difference / max(float(b.double().norm()), 1e-300))
+    return worst

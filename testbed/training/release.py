@@ -1,0 +1,52 @@
+"""In which order gradients leave: the same on every rank, whatever order they become ready in.
+
+A ring matches messages by position, so a rank must not send what the others do not expect. The
+gradients therefore leave in one agreed order; each as soon as it and all before it are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class InOrderRelease:
+    """Releases items 0 .. n - 1 in a fixed order.
+
+    Example:
+        >>> release = InOrderRelease([2, 0, 1])
+        >>> release.ready(0), release.ready(2), release.rest()
+        ([], [2, 0], [1])
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = tuple(order)
+        self._is_ready = [False] * len(self._order)
+        self._next = 0
+        self._seen: list[int] = []
+
+    def ready(self, item: int) -> list[int]:
+        """The item is ready; returns what may leave now, in order.
+
+        Raises:
+            ValueError: the item was ready before.
+        """
+        if self._is_ready[item]:
+            raise ValueError(f"item {item} is ready for the second time")
+        self._is_ready[item] = True
+        self._seen.append(item)
+        start = self._next
+        while self._next < len(self._order) and self._is_ready[self._order[self._next]]:
+            self._next += 1
+        return list(self._order[start : self._next])
+
+    def rest(self) -> list[int]:
+        """What has not left yet, in order."""
+        return list(self._order[self._next :])
+
+    def is_ready(self, item: int) -> bool:
+        """Whether the item was ready."""
+        return self._is_ready[item]
+
+    def observed(self) -> list[int]:
+        """The order in which items became ready, then those that never did."""
+        return self._seen + [i for i in self._order if not self._is_ready[i]]

@@ -1,0 +1,108 @@
+"""One replica of a workload's training state: everything that a step reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from testbed.config import Precision, RunConfig
+from testbed.errors import UsageError
+from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_schedule
+from testbed.training.sampling import SampleOrder
+from testbed.workload import Workload
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Replica:
+    """A model with its optimizer, schedule and data, ready for its first step."""
+
+    workload: Workload
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    scaler: torch.amp.GradScaler | None
+    device: torch.device
+    precision: Precision
+
+    def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The batch on the replica's device, floating inputs in its precision."""
+        double = self.precision == "float64"
+        return tuple(
+            t.to(self.device, dtype=torch.float64 if double and t.is_floating_point() else t.dtype)
+            for t in batch
+        )
+
+    def loss(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Forward pass and loss, under autocast for the mixed precisions."""
+        assert self.workload.loss is not None
+        with self._autocast():
+            return self.workload.loss(self.model, batch)
+
+    @contextlib.contextmanager
+    def _autocast(self) -> Iterator[None]:
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        if half is None:
+            yield
+        else:
+            with torch.autocast(self.device.type, dtype=half):
+                yield
+
+
+def make_replica(workload: Workload, config: RunConfig, total_steps: int) -> Replica:
+    """Put a freshly built workload on its device, with optimizer and schedule.
+
+    Raises:
+        UsageError: a precision that the device lacks.
+    """
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device is cuda but no CUDA device is visible; use --device cpu")
+    if config.precision == "fp16" and device.type != "cuda":
+        raise UsageError("--precision fp16 needs a GPU; on a CPU use bf16 or float32")
+    model = workload.model.to(device, DTYPES.get(config.precision, torch.float32))
+    settings = resolve_optimizer(config, workload, total_steps)
+    optimizer = make_optimizer(model.parameters(), settings)
+    return Replica(
+        workload,
+        model,
+        optimizer,
+        make_schedule(optimizer, settings),
+        torch.amp.GradScaler(device.type) if config.precision == "fp16" else None,
+        device,
+        config.precision,
+    )
+
+
+def resolve_optimizer(config: RunConfig, workload: Workload, total_steps: int) -> OptimizerSettings:
+    """The user's settings, and the workload's own where the user gave none."""
+
+    def either(given: float | None, own: float) -> float:
+        return own if given is None else given
+
+    return OptimizerSettings(
+        config.optimizer,
+        either(config.learning_rate, workload.learning_rate),
+        either(config.momentum, workload.momentum),
+        either(config.weight_decay, workload.weight_decay),
+        config.schedule,
+        config.warmup_steps,
+        total_steps,
+    )
+
+
+def sample_order(config: RunConfig, workload: Workload, num_workers: int) -> SampleOrder:
+    """Which samples go where; accumulation multiplies the samples of a step."""
+    batch_size = (config.batch_size or workload.batch_size) * config.accumulate
+    return SampleOrder(len(workload.train), num_workers, batch_size, config.seed)
+
+
+def num_steps(config: RunConfig, order: SampleOrder) -> int:
+    """How many steps the run has; 100 if the user named neither steps nor epochs."""
+    if config.epochs is not None:
+        return config.epochs * order.steps_per_epoch
+    return config.steps or 100

@@ -1,0 +1,39 @@
+"""A worker that is slowed on purpose, to see which method waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.errors import UsageError
+from testbed.units import parse_seconds
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Rank `rank` is held up for `delay_s` in every `every`-th step."""
+
+    rank: int
+    delay_s: float
+    every: int = 1
+
+    def delay(self, rank: int, step: int) -> float:
+        """Seconds that this rank is held up in this step."""
+        return self.delay_s if rank == self.rank and step % self.every == 0 else 0.0
+
+
+def parse_slowdown(text: str) -> Slowdown:
+    """A slowdown from `rank=1,delay=50ms[,every=8]`.
+
+    Raises:
+        UsageError: a key is unknown or missing.
+
+    Example:
+        >>> parse_slowdown("rank=1,delay=50ms,every=8")
+        Slowdown(rank=1, delay_s=0.05, every=8)
+    """
+    pairs = dict(piece.partition("=")[::2] for piece in text.split(","))
+    unknown = set(pairs) - {"rank", "delay", "every"}
+    digits = all(pairs.get(key, "1").isdigit() for key in ("rank", "every"))
+    if unknown or not {"rank", "delay"} <= set(pairs) or not digits or pairs.get("every") == "0":
+        raise UsageError(f"--slow is {text!r}; expected rank=R,delay=TIME[,every=STEPS]")
+    return Slowdown(int(pairs["rank"]), parse_seconds(pairs["delay"]), int(pairs.get("every", "1")))

@@ -1,0 +1,151 @@
+"""From the outcomes of all ranks to one cell; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from testbed.config import RunConfig, reproduce
+from testbed.records.cell import Accuracy, Cell, StepSamples
+from testbed.statistics.interval import bootstrap_median
+from testbed.statistics.summary import quantile
+from testbed.training.digest import RunningDigest
+from testbed.training.trainer import Outcome
+
+# Largest relative difference to the reference that rounding alone explains; float32 after 20 steps.
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 5e-2, "fp16": 5e-2}
+
+
+def make_cell(
+    config: RunConfig,
+    outcomes: Sequence[Outcome],
+    *,
+    data: str,
+    consistency: str,
+    num_servers: int,
+    num_machines: int,
+    environment: dict[str, Any],
+) -> Cell:
+    """The record of a finished run.
+
+    Args:
+        config: resolved configuration.
+        outcomes: of all workers, in rank order.
+        data: where the samples came from.
+        consistency: of the backend.
+        num_servers: dedicated server processes.
+        num_machines: distinct hosts.
+        environment: of rank 0.
+    """
+    first = outcomes[0]
+    samples = _samples(outcomes)
+    steps_s = samples.step_time_s
+    interval = bootstrap_median([steps_s])
+    median_s = quantile(steps_s, 0.5)
+    identical, note = judge(config, outcomes, consistency)
+    helpers = sum(o.num_helper_processes for o in outcomes)
+    return Cell(
+        backend=config.backend,
+        workload=config.workload,
+        data=data,
+        num_workers=len(outcomes),
+        num_servers=num_servers,
+        num_processes=len(outcomes) + num_servers + helpers,
+        num_machines=num_machines,
+        steps=first.steps,
+        batch_size=first.batch_size,
+        step_time_s=median_s,
+        step_time_p5_s=quantile(steps_s, 0.05),
+        step_time_p95_s=quantile(steps_s, 0.95),
+        step_time_low_s=interval.low if interval is not None else None,
+        step_time_high_s=interval.high if interval is not None else None,
+        samples_per_s=_samples_per_s(outcomes, consistency, median_s),
+        compute_s=quantile(samples.compute_s, 0.5),
+        exposed_comm_s=quantile(samples.exposed_comm_s, 0.5),
+        wire_bytes_per_step=max(o.sent_bytes for o in outcomes) / first.steps,
+        received_bytes_per_step=max(o.received_bytes for o in outcomes) / first.steps,
+        peak_memory_bytes=max(o.peak_memory_bytes for o in outcomes),
+        final_loss=first.loss[-1],
+        test_accuracy=first.test_accuracy,
+        time_to_accuracy_s=_times_to_accuracy(config.target_accuracy, first.accuracy_curve),
+        training_time_s=max(o.training_time_s for o in outcomes),
+        identical_work=identical,
+        identical_work_note=note,
+        max_reference_error=first.reference_error,
+        sample_digest=_combined(o.sample_digest for o in outcomes),
+        initial_digest=first.initial_digest,
+        final_digest=first.final_digest,
+        consistency=consistency,
+        staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
+        if any(o.staleness for o in outcomes)
+        else None,
+        samples=samples,
+        accuracy_curve=first.accuracy_curve,
+        config=config,
+        environment=environment,
+        command=reproduce(config),
+    )
+
+
+def judge(
+    config: RunConfig, outcomes: Sequence[Outcome], consistency: str
+) -> tuple[bool | None, str]:
+    """Whether the cell did the work that every dense synchronous cell does, and how that is known."""
+    first = outcomes[0]
+    if len({o.initial_digest for o in outcomes}) > 1:
+        return False, "ranks started from different parameters"
+    if consistency == "none":
+        return False, "no exchange: every worker trains its own model"
+    if consistency != "bsp":
+        return False, f"{consistency}: workers read parameters of different age"
+    if len({o.final_digest for o in outcomes}) > 1:
+        return False, "ranks ended with different parameters"
+    if first.reference_error is None:
+        return None, "ranks agree bit for bit; not compared with a single process"
+    limit = TOLERANCE[config.precision]
+    if not first.reference_error <= limit:
+        return False, (
+            f"differs from a single process by {first.reference_error:.1e} after "
+            f"{first.reference_steps} steps; rounding explains at most {limit:.0e}"
+        )
+    how = "bit for bit" if first.bit_equal else f"to {first.reference_error:.1e}"
+    return True, (
+        f"ranks agree bit for bit; equal to a single process {how} after "
+        f"{first.reference_steps} steps"
+    )
+
+
+def _samples(outcomes: Sequence[Outcome]) -> StepSamples:
+    first = outcomes[0]
+    pairs = zip(first.step_time_s, first.exposed_s, strict=True)
+    return StepSamples(
+        step_time_s=[max(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)],
+        compute_s=[step_s - exposed_s for step_s, exposed_s in pairs],
+        exposed_comm_s=first.exposed_s,
+        exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],
+        loss=first.loss,
+        staleness=first.staleness,
+    )
+
+
+def _samples_per_s(outcomes: Sequence[Outcome], consistency: str, median_s: float) -> float:
+    if consistency in ("bsp", "none"):
+        return len(outcomes) * outcomes[0].batch_size / median_s
+    # Workers that do not wait for each other have a pace each; the job's is the sum.
+    return sum(o.batch_size * len(o.step_time_s) / sum(o.step_time_s) for o in outcomes)
+
+
+def _times_to_accuracy(
+    targets: Sequence[float], curve: Sequence[Accuracy]
+) -> dict[str, float | None]:
+    return {
+        f"{target:g}": next((a.time_s for a in curve if a.accuracy >= target), None)
+        for target in targets
+    }
+
+
+def _combined(digests: Iterable[str]) -> str:
+    chain = RunningDigest()
+    for digest in digests:
+        chain.add(digest.encode())
+    return chain.value

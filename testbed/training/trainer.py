@@ -1,0 +1,265 @@
+"""The one trainer: the same loop over every backend, measured the same way."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from testbed.backends.protocol import Backend
+from testbed.config import RunConfig
+from testbed.control.protocol import Control
+from testbed.errors import UsageError
+from testbed.nouns import Traffic, Verb
+from testbed.records.cell import Accuracy
+from testbed.training import checkpoint
+from testbed.training.agreement import AGREE_S
+from testbed.training.digest import RunningDigest, digest_tensors
+from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
+from testbed.training.reference import largest_error, reference_parameters, worker_seed
+from testbed.training.replica import Replica, make_replica, num_steps, sample_order
+from testbed.training.sampling import SampleCursor, SampleOrder
+from testbed.training.session import Session
+from testbed.training.slowdown import Slowdown, parse_slowdown
+from testbed.training.step import backward, update
+from testbed.workload import Workload
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one rank brings home; rank 0 makes the cell from all of them."""
+
+    rank: int
+    step_time_s: list[float] = []
+    exposed_s: list[float] = []
+    loss: list[float] = []
+    staleness: list[int] = []
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    num_exchanges: int = 0
+    num_helper_processes: int = 0
+    peak_memory_bytes: int = 0
+    training_time_s: float = 0.0
+    steps: int = 0
+    batch_size: int = 0
+    sample_digest: str = ""
+    initial_digest: str = ""
+    final_digest: str = ""
+    test_accuracy: float | None = None
+    accuracy_curve: list[Accuracy] = []
+    reference_error: float | None = None
+    reference_steps: int = 0
+    bit_equal: bool | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a rank needs to train: configuration, its place in the job, and its opened backend."""
+
+    config: RunConfig
+    backend: Backend
+    control: Control
+    build: Callable[[], Workload]
+
+    @property
+    def rank(self) -> int:
+        """This worker."""
+        return self.backend.rank
+
+
+def train(run: Run, workload: Workload) -> Outcome:
+    """Train one rank's share of the run and prove what it did.
+
+    Args:
+        run: the rank's place in the job.
+        workload: freshly built; `run.build` makes another one like it for the reference.
+
+    Raises:
+        UsageError: the configuration does not fit workload or backend.
+        RankLost, DeadlineExceeded, NonFiniteGradient, Disagreement: see `Session`.
+    """
+    order = sample_order(run.config, workload, run.backend.size)
+    total = num_steps(run.config, order)
+    _check(run, total)
+    replica = make_replica(workload, run.config, total)
+    replica.model.train()
+    session = Session(
+        replica.model,
+        replica.optimizer,
+        run.backend,
+        run.control,
+        order=run.config.order,
+        patience_s=0.8 * run.config.deadline,
+        check_finite=replica.scaler is None,
+    )
+    torch.manual_seed(worker_seed(run.config.seed, run.rank))
+    outcome = _Loop(run, replica, session, order, total).run()
+    session.close()
+    _evaluate(run, replica, outcome)
+    return outcome
+
+
+def _check(run: Run, total: int) -> None:
+    config = run.config
+    applies = Verb.APPLY in run.backend.capabilities.verbs
+    if applies and config.clip_norm is not None:
+        raise UsageError(
+            "--clip-norm needs the whole mean gradient in one place, but with update=server it "
+            "exists on the servers in slices; use update=worker"
+        )
+    if applies and (config.checkpoint or config.resume_from):
+        raise UsageError(
+            "--checkpoint and --resume-from need the optimizer's state, but with update=server it "
+            "is on the servers; use update=worker"
+        )
+    if config.warmup >= total:
+        raise UsageError(
+            f"--warmup is {config.warmup} and the run has {total} steps; expected fewer, so that "
+            "something is left to measure"
+        )
+
+
+class _Loop:
+    """The training loop of one rank, with what it measures."""
+
+    def __init__(
+        self, run: Run, replica: Replica, session: Session, order: SampleOrder, total: int
+    ) -> None:
+        self._run = run
+        self._replica = replica
+        self._session = session
+        self._total = total
+        self._cursor = SampleCursor(order, run.rank)
+        self._digest = RunningDigest()
+        self._slow: Slowdown | None = (
+            parse_slowdown(run.config.slow) if run.config.slow is not None else None
+        )
+        evaluated = replica.workload.test is not None and run.rank == 0
+        every = run.config.evaluate_every or order.steps_per_epoch
+        self._snapshots = Snapshots(replica.model, every if evaluated else None)
+        self._verified: list[torch.Tensor] = []
+        self._outcome = Outcome(
+            rank=run.rank,
+            num_helper_processes=run.backend.capabilities.num_helper_processes,
+            batch_size=order.batch_size,
+            initial_digest=digest_tensors(replica.model.parameters()),
+        )
+
+    def run(self) -> Outcome:
+        """Take all steps; returns the measurements."""
+        outcome, backend = self._outcome, self._run.backend
+        first = self._resume()
+        before = backend.traffic()
+        time_s = 0.0
+        for step in range(first, self._total):
+            began_s = time.perf_counter()
+            outcome.loss.append(self._step(step))
+            elapsed_s = time.perf_counter() - began_s
+            time_s += elapsed_s
+            if step - first >= self._run.config.warmup:
+                outcome.step_time_s.append(elapsed_s)
+                outcome.exposed_s.append(self._session.exposed_s)
+            if self._session.staleness is not None:
+                outcome.staleness.append(self._session.staleness)
+            self._after(step + 1, time_s)
+        return self._finish(backend.traffic() - before, self._total - first, time_s)
+
+    def _step(self, step: int) -> float:
+        run, session = self._run, self._session
+        indices = self._cursor.indices(step)
+        self._digest.add(np.ascontiguousarray(indices).tobytes())
+        if self._slow is not None:
+            hold_up_s = self._slow.delay(run.rank, step)
+            if hold_up_s:
+                time.sleep(hold_up_s)
+        loss = backward(self._replica, indices, run.config.accumulate, session.accumulating)
+        session.synchronize()
+        update(self._replica, run.config.clip_norm)
+        if self._replica.device.type == "cuda":
+            torch.cuda.synchronize(self._replica.device)
+        return loss
+
+    def _after(self, done: int, time_s: float) -> None:
+        config = self._run.config
+        if self._snapshots.due(done):
+            self._snapshots.take(done, time_s)
+        if done == min(config.verify_steps, self._total) and self._run.rank == 0:
+            self._verified = [p.detach().cpu().clone() for p in self._replica.model.parameters()]
+        last = done == self._total
+        if config.checkpoint and (last or (config.every and done % config.every == 0)):
+            self._save(Path(config.checkpoint), done)
+
+    def _save(self, folder: Path, done: int) -> None:
+        state = checkpoint.capture(
+            self._replica,
+            step=done,
+            sample_digest=self._digest.value,
+            order=self._session.release_order,
+        )
+        place = checkpoint.save(folder, self._run.rank, state)
+        size = self._run.backend.size
+        self._run.control.all_gather("checkpoint", b"", AGREE_S, members=size)
+        if self._run.rank == 0:
+            checkpoint.complete(place, size)
+
+    def _resume(self) -> int:
+        source = self._run.config.resume_from
+        if source is None:
+            return 0
+        state = checkpoint.load(Path(source), self._run.rank, self._run.backend.size)
+        checkpoint.restore(self._replica, state)
+        step = int(state["step"])
+        if step >= self._total:
+            raise UsageError(
+                f"checkpoint {source} is at step {step} and the run ends at {self._total}; "
+                "raise --steps or --epochs"
+            )
+        self._session.resume(step, state["order"])
+        self._digest = RunningDigest(state["sample_digest"])
+        return step
+
+    def _finish(self, moved: Traffic, steps: int, time_s: float) -> Outcome:
+        outcome, replica = self._outcome, self._replica
+        outcome.sent_bytes, outcome.received_bytes = moved.sent_bytes, moved.received_bytes
+        outcome.steps, outcome.training_time_s = steps, time_s
+        outcome.sample_digest = self._digest.value
+        outcome.final_digest = digest_tensors(replica.model.parameters())
+        outcome.peak_memory_bytes = _peak_memory_bytes(replica.device)
+        if self._run.rank == 0 and self._run.config.resume_from is None:
+            self._compare_with_reference()
+        for snapshot in self._snapshots.taken:
+            accuracy = accuracy_at(replica, snapshot)
+            if accuracy is not None:
+                outcome.accuracy_curve.append(
+                    Accuracy(step=snapshot.step, time_s=snapshot.time_s, accuracy=accuracy)
+                )
+        return outcome
+
+    def _compare_with_reference(self) -> None:
+        run = self._run
+        if not self._verified or run.backend.capabilities.consistency != "bsp":
+            return
+        steps = min(run.config.verify_steps, self._total)
+        random_state = torch.get_rng_state()
+        theirs = reference_parameters(run.build(), run.config, run.backend.size, steps)
+        torch.set_rng_state(random_state)
+        self._outcome.reference_steps = steps
+        self._outcome.reference_error = largest_error(self._verified, theirs)
+        pairs = zip(self._verified, theirs, strict=True)
+        self._outcome.bit_equal = all(torch.equal(a, b) for a, b in pairs)
+
+
+def _evaluate(run: Run, replica: Replica, outcome: Outcome) -> None:
+    if run.rank == 0:
+        outcome.test_accuracy = accuracy_of(replica)
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
