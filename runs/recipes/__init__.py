@@ -1,0 +1,1 @@
+"""The project's own sweeps: each module's `recipe()` returns one."""

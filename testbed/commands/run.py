@@ -219,10 +219,11 @@ def _start(
     else:
         children = local.start_ranks(command, size, threads)
     try:
-        ending = tree.wait_all(children, grace_s=config.deadline)
-    except KeyboardInterrupt:
-        sys.stderr.write("testbed: interrupted; ending all ranks\n")
-        return 130
+        with tree.interruptible():
+            ending = tree.wait_all(children, grace_s=config.deadline)
+    except tree.Interrupted as error:
+        sys.stderr.write(f"testbed: {error}; ending all ranks\n")
+        return error.status
     finally:
         tree.end_all(children)
     if ending.status == 0:

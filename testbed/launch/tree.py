@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
 
 import psutil
 
@@ -41,6 +43,30 @@ def start(
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
+
+
+class Interrupted(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, signum: int) -> None:
+        self.status = 128 + signum
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that children can be ended."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted(signum)
+
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.signal(signum, interrupt) for signum in watched}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""From a grid of configurations to a folder of measured cells."""

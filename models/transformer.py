@@ -1,0 +1,204 @@
+"""BERT and GPT-2 as Hugging Face transformers defines them, with random weights; no download.
+
+Which count: the model that is trained, each shared matrix once. BERT (Devlin et al., 2019) has
+masked-token prediction alone: 109,514,298 and 335,174,458 (the paper rounds to 110 and 340
+million; with the second task's layers it would be 110,106,428 and 336,226,108). GPT-2 (Radford et
+al., 2019), the smallest: 124,439,808.
+
+`--data` names a folder with `train.bin`, a flat file of 16-bit token numbers. The learning rate is
+the one that these models are trained at with Adam (`--optimizer adamw`); with plain gradient
+descent it is safe, but slow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from testbed.errors import UsageError
+from testbed.workload import Samples, Workload, WorkloadKind
+
+from .checks import check_at_least
+from .samples import Batch, spread_subset
+from .tokens import HiddenTokens, NextToken, TokenWindows, synthetic_tokens
+
+SYNTHETIC_NUM_SAMPLES = 50_000
+_MASK_TOKEN = 103  # [MASK] in BERT's vocabulary
+
+
+def probe() -> tuple[str, str] | None:
+    """None where transformers is installed, else (reason, remedy)."""
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed", "pip install 'testbed[transformers]'"
+    return None
+
+
+class Logits(nn.Module):
+    """A Hugging Face model that returns its logits [B, L, V] instead of an output object."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, L] to logits [B, L, V]."""
+        logits: torch.Tensor = self.inner(input_ids=tokens).logits
+        return logits
+
+
+def token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy over the tokens that have a target."""
+    tokens, targets = batch
+    return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def gpt2_model(sizes: dict[str, int], dropout: float) -> nn.Module:
+    """The decoder with its vocabulary layer tied to the embedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=sizes["vocabulary_size"],
+        n_positions=sizes["max_sequence_length"],
+        n_embd=sizes["hidden_size"],
+        n_layer=sizes["num_layers"],
+        n_head=sizes["num_heads"],
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return Logits(GPT2LMHeadModel(config))
+
+
+def bert_model(sizes: dict[str, int], dropout: float) -> nn.Module:
+    """The encoder with the layers that predict hidden tokens."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=sizes["vocabulary_size"],
+        max_position_embeddings=sizes["max_sequence_length"],
+        hidden_size=sizes["hidden_size"],
+        num_hidden_layers=sizes["num_layers"],
+        num_attention_heads=sizes["num_heads"],
+        intermediate_size=4 * sizes["hidden_size"],
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return Logits(BertForMaskedLM(config))
+
+
+def _next_token(windows: Callable[[int], Samples], length: int, seed: int) -> Samples:
+    return NextToken(windows(length + 1))
+
+
+def _hidden_tokens(windows: Callable[[int], Samples], length: int, seed: int) -> Samples:
+    return HiddenTokens(windows(length), _MASK_TOKEN, seed)
+
+
+def language_model(
+    name: str,
+    summary: str,
+    make_model: Callable[[dict[str, int], float], nn.Module],
+    make_samples: Callable[[Callable[[int], Samples], int, int], Samples],
+    num_parameters: int,
+    **sizes: int,
+) -> WorkloadKind:
+    """A registry entry for a language model; `sizes` are options handed to `make_model`."""
+
+    def build(
+        sequence_length: int,
+        batch_size: int,
+        num_samples: int,
+        dropout: float,
+        data_dir: str | None,
+        seed: int,
+        **sizes: int,
+    ) -> Workload:
+        _check(name, sequence_length, batch_size, num_samples, sizes)
+        vocabulary = sizes["vocabulary_size"]
+
+        def windows(length: int) -> Samples:
+            if data_dir is not None:
+                return TokenWindows(Path(data_dir), length, vocabulary)
+            wanted = num_samples or SYNTHETIC_NUM_SAMPLES
+            return synthetic_tokens(wanted, length, vocabulary, seed)
+
+        real = f"tokens from {data_dir}"
+        synthetic = f"synthetic (random tokens, sequences of {sequence_length})"
+        samples = make_samples(windows, sequence_length, seed)
+        return Workload(
+            model=make_model(sizes, dropout),
+            train=spread_subset(samples, num_samples),
+            loss=token_loss,
+            batch_size=batch_size,
+            learning_rate=1e-4,
+            data=synthetic if data_dir is None else real,
+        )
+
+    common: dict[str, Any] = {"batch_size": 8, "num_samples": 0, "dropout": 0.1}
+    options = {"sequence_length": 128, **common, **sizes}
+    return WorkloadKind(name, summary, build, options, num_parameters, probe)
+
+
+def _check(
+    name: str, sequence_length: int, batch_size: int, num_samples: int, sizes: dict[str, int]
+) -> None:
+    check_at_least(name, 1, sequence_length=sequence_length, batch_size=batch_size, **sizes)
+    check_at_least(name, 0, num_samples=num_samples)
+    check_at_least(name, _MASK_TOKEN + 1, vocabulary_size=sizes["vocabulary_size"])
+    if sequence_length > sizes["max_sequence_length"]:
+        raise UsageError(
+            f"{name}: sequence_length is {sequence_length}; expected at most "
+            f"{sizes['max_sequence_length']}, the option max_sequence_length"
+        )
+    if sizes["hidden_size"] % sizes["num_heads"]:
+        raise UsageError(
+            f"{name}: hidden_size is {sizes['hidden_size']}; expected a multiple of num_heads, "
+            f"which is {sizes['num_heads']}"
+        )
+
+
+BERT_BASE = language_model(
+    "bert-base",
+    "BERT base, masked tokens (Devlin et al., 2019)",
+    bert_model,
+    _hidden_tokens,
+    109_514_298,
+    vocabulary_size=30522,
+    max_sequence_length=512,
+    hidden_size=768,
+    num_layers=12,
+    num_heads=12,
+)
+BERT_LARGE = language_model(
+    "bert-large",
+    "BERT large, masked tokens (Devlin et al., 2019)",
+    bert_model,
+    _hidden_tokens,
+    335_174_458,
+    vocabulary_size=30522,
+    max_sequence_length=512,
+    hidden_size=1024,
+    num_layers=24,
+    num_heads=16,
+)
+GPT2 = language_model(
+    "gpt2",
+    "GPT-2 small, next token (Radford et al., 2019)",
+    gpt2_model,
+    _next_token,
+    124_439_808,
+    vocabulary_size=50257,
+    max_sequence_length=1024,
+    hidden_size=768,
+    num_layers=12,
+    num_heads=12,
+)

@@ -1,0 +1,113 @@
+"""The opened backend, the same for our ring and for the MPI library's own collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from testbed.backends.mpi.dtypes import SUPPORTED
+from testbed.backends.mpi.loop import Doorbell, Loop
+from testbed.backends.mpi.patience import Patience
+from testbed.backends.mpi.steps import Collectives, Steps
+from testbed.backends.mpi.world import Joined
+from testbed.backends.protocol import Group
+from testbed.backends.queue import RequestQueue
+from testbed.backends.work import PendingWork
+from testbed.errors import UsageError
+from testbed.nouns import Capabilities, Request, Traffic, Verb
+
+VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
+
+
+class MpiBackend:
+    """Requests go to the loop's thread; see `Backend`.
+
+    Args:
+        group: the job.
+        joined: its communicators.
+        collectives: what runs a request.
+    """
+
+    def __init__(self, group: Group, joined: Joined, collectives: Collectives) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.capabilities = Capabilities(
+            VERBS,
+            num_channels=group.num_channels,
+            # a + b has the same bits in any order; of three and more the algorithm decides
+            exact_order=group.size <= 2,
+        )
+        self._deadline_s = group.deadline_s
+        self._joined = joined
+        self._collectives = collectives
+        doorbell = Doorbell()
+        self._requests = RequestQueue(group, doorbell.ring)
+        self._loop = Loop(
+            self._requests,
+            collectives.steps,
+            group.num_channels,
+            Patience(joined.manners),
+            doorbell,
+            self._farewell,
+            _reporter(group),
+        )
+        self._loop.start()
+
+    def submit(self, request: Request) -> PendingWork:
+        """See `Backend.submit`."""
+        check_request(request, self.size)
+        work = PendingWork(request, self._deadline_s)
+        self._requests.submit(work)
+        return work
+
+    def traffic(self) -> Traffic:
+        """See `Backend.traffic`."""
+        return self._loop.traffic
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """See `Backend.close`; collective. After a loss nothing more is said to MPI."""
+        self._requests.close()
+        self._loop.close(timeout_s)
+
+    def _farewell(self) -> Steps[None]:
+        yield self._joined.base.Ibarrier()  # from here on nobody will be waited for in vain
+        self._collectives.free()
+        self._joined.free()
+
+
+def check_request(request: Request, size: int) -> None:
+    """Refuse what the collectives cannot do.
+
+    Raises:
+        UsageError: the verb, dtype, device, layout or root does not fit.
+    """
+    verb, tensor = request.verb, request.tensor
+    if verb not in VERBS:
+        known = ", ".join(sorted(VERBS))
+        raise UsageError(f"verb is {verb.value!r}; the MPI backends take {known}")
+    if verb == Verb.BARRIER:
+        if tensor is not None:
+            raise UsageError("a barrier was given a tensor; expected none; use sum or broadcast")
+        return
+    if tensor is None:
+        raise UsageError(f"{request} has no tensor; expected one; only a barrier goes without")
+    if tensor.device.type != "cpu":
+        raise UsageError(
+            f"{request} is on {tensor.device}; expected a CPU tensor; stage it through host memory"
+        )
+    if tensor.dtype not in SUPPORTED:
+        known = ", ".join(str(d).removeprefix("torch.") for d in SUPPORTED)
+        raise UsageError(f"{request} has dtype {tensor.dtype}; expected one of {known}")
+    if not tensor.is_contiguous():
+        raise UsageError(f"{request} is not contiguous; expected contiguous; call .contiguous()")
+    if verb == Verb.GATHER and tensor.dim() != 1:
+        raise UsageError(
+            f"{request} has shape {tuple(tensor.shape)}; expected one dimension; call .view(-1)"
+        )
+    if verb == Verb.BROADCAST and not 0 <= request.root < size:
+        raise UsageError(f"{request} has root {request.root}; expected 0 .. {size - 1}")
+
+
+def _reporter(group: Group) -> Callable[[BaseException], None]:
+    def report(error: BaseException) -> None:
+        group.control.report_failure(f"{type(error).__name__}: {error}")
+
+    return report

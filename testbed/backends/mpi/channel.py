@@ -1,0 +1,156 @@
+"""One channel of the ring backend: a communicator, staging memory and the armed plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+from testbed.backends.mpi.armed import ArmedCache
+from testbed.backends.mpi.doubling import ArmedDoubling, run_doubling
+from testbed.backends.mpi.doubling_plan import Doubling, plan_doubling
+from testbed.backends.mpi.flow import Flow, chain_flow, cut, ring_flow
+from testbed.backends.mpi.gathering import HEAD_ELEMENTS, head_of, parts_of, sizes_from
+from testbed.backends.mpi.ring import ArmedFlow, Staging, run_flow
+from testbed.backends.mpi.steps import Steps
+from testbed.backends.mpi.two_level import Groups, sum_flows
+from testbed.nouns import Combined, Traffic, Verb
+
+
+class ArmedFlows:
+    """Flows that run one after the other on the same tensor."""
+
+    def __init__(self, flows: Sequence[ArmedFlow]) -> None:
+        self.flows = flows
+        self.traffic = sum((flow.traffic for flow in flows), Traffic())
+
+    @property
+    def requests(self) -> list[MPI.Prequest]:
+        """All persistent requests."""
+        return [request for flow in self.flows for request in flow.requests]
+
+
+class RingChannel:
+    """The collectives of one channel, each as a generator; one at a time may be under way.
+
+    Args:
+        comm: a communicator that nothing else uses.
+        segment_bytes: size of a message.
+        groups: ranks of each host; a single group is a flat ring.
+    """
+
+    def __init__(self, comm: MPI.Comm, segment_bytes: int, groups: Groups) -> None:
+        self.comm = comm
+        self._rank, self._size = comm.Get_rank(), comm.Get_size()
+        self._groups = groups
+        self._staging = Staging(segment_bytes)
+        self._rings: ArmedCache[ArmedFlows] = ArmedCache()
+        self._doublings: ArmedCache[ArmedDoubling] = ArmedCache()
+        self._doubling: Doubling = plan_doubling(self._rank, self._size)
+        self._slots = torch.empty(0, dtype=torch.uint8)
+        self._token = torch.zeros(1, dtype=torch.uint8)
+
+    def ring(self, tensor: torch.Tensor, verb: Verb) -> Steps[Combined]:
+        """SUM, FOLD or SPREAD by the segmented ring, in place."""
+        flat = tensor.detach().view(-1)
+        segment = self._segment(flat.dtype)
+        armed = self._rings.get(
+            (flat.data_ptr(), flat.numel(), flat.dtype, verb, 0),
+            lambda: self._arm(
+                sum_flows(self._groups, self._rank, flat.numel(), segment, verb), flat
+            ),
+        )
+        for flow in armed.flows:
+            yield from run_flow(flow, flat, self._staging)
+        return Combined(tensor, traffic=armed.traffic)
+
+    def doubling(self, tensor: torch.Tensor) -> Steps[Combined]:
+        """SUM by recursive doubling, in place."""
+        flat = tensor.detach().view(-1)
+        if flat.numel() == 0:
+            return Combined(tensor)
+        self._grow_slots(flat.numel() * flat.element_size())
+        armed = self._doublings.get(
+            (flat.data_ptr(), flat.numel(), flat.dtype),
+            lambda: ArmedDoubling(self._doubling, self.comm, flat, self._slots_like(flat)),
+        )
+        yield from run_doubling(armed, flat)
+        return Combined(tensor, traffic=armed.traffic)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Steps[Combined]:
+        """The root's tensor goes along a chain of segments."""
+        flat = tensor.detach().view(-1)
+        spans = cut((0, flat.numel()), self._segment(flat.dtype))
+        armed = self._rings.get(
+            (flat.data_ptr(), flat.numel(), flat.dtype, Verb.BROADCAST, root),
+            lambda: self._arm((chain_flow(self._rank, self._size, root, spans),), flat),
+        )
+        yield from run_flow(armed.flows[0], flat, self._staging)
+        return Combined(tensor, traffic=armed.traffic)
+
+    def barrier(self) -> Steps[Combined]:
+        """A sum of one byte that nobody looks at."""
+        token = yield from self.doubling(self._token)
+        return Combined(traffic=_as_header(token.traffic))
+
+    def gather(self, tensor: torch.Tensor) -> Steps[Combined]:
+        """The tensors of all ranks, which may differ in size; sizes and dtypes go round first.
+
+        Raises:
+            Disagreement: the ranks gave different dtypes.
+        """
+        mine = tensor.detach()
+        heads = torch.zeros(self._size, HEAD_ELEMENTS, dtype=torch.int64)
+        heads[self._rank].copy_(head_of(mine))
+        around = yield from self._go_round(heads.view(-1), [HEAD_ELEMENTS] * self._size)
+        sizes = sizes_from(heads)
+        together = torch.empty(sum(sizes), dtype=mine.dtype)
+        parts = parts_of(together, sizes)
+        parts[self._rank].copy_(mine)
+        traffic = yield from self._go_round(together, sizes)
+        return Combined(tensor, parts, traffic + _as_header(around))
+
+    def free(self) -> None:
+        """Give all persistent requests back; nothing may be in flight."""
+        self._rings.clear()
+        self._doublings.clear()
+
+    def _go_round(self, flat: torch.Tensor, sizes: Sequence[int]) -> Steps[Traffic]:
+        """Spread the rank's own part of `flat`, whose parts have these sizes."""
+        segment = self._segment(flat.dtype)
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        chunks = [cut((end - n, end), segment) for end, n in zip(ends, sizes, strict=True)]
+        flow = ring_flow(range(self._size), self._rank, chunks, fold=False)
+        armed = ArmedFlow(flow, self.comm, flat, self._staging)
+        yield from run_flow(armed, flat, self._staging)
+        armed.free()  # this memory is new each time: not worth keeping
+        return armed.traffic
+
+    def _arm(self, flows: Sequence[Flow], flat: torch.Tensor) -> ArmedFlows:
+        return ArmedFlows([ArmedFlow(flow, self.comm, flat, self._staging) for flow in flows])
+
+    def _segment(self, dtype: torch.dtype) -> int:
+        return max(1, self._staging.segment_bytes // dtype.itemsize)
+
+    def _grow_slots(self, num_bytes: int) -> None:
+        wanted = self._doubling.num_received * _aligned(num_bytes)
+        if wanted > self._slots.numel():
+            self._doublings.clear()  # they point into the old slots
+            self._slots = torch.empty(wanted, dtype=torch.uint8)
+
+    def _slots_like(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        num_bytes = flat.numel() * flat.element_size()
+        stride = _aligned(num_bytes)
+        return [
+            self._slots[i * stride : i * stride + num_bytes].view(flat.dtype)
+            for i in range(self._doubling.num_received)
+        ]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
+
+
+def _as_header(traffic: Traffic) -> Traffic:
+    return Traffic(header_bytes=traffic.sent_bytes, num_messages=traffic.num_messages)

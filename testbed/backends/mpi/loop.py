@@ -1,0 +1,195 @@
+"""One thread per rank that runs the collectives of all channels and alone calls MPI."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from testbed.backends.mpi.patience import Patience
+from testbed.backends.mpi.steps import Steps
+from testbed.backends.queue import RequestQueue
+from testbed.backends.work import PendingWork
+from testbed.errors import DeadlineExceeded
+from testbed.nouns import Combined, Request, Traffic
+
+LOSS_PATIENCE_S = 1.0
+
+
+class Doorbell:
+    """Wakes the thread that sleeps at it; a ring is never lost, however early it comes."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the sleeper; from any thread."""
+        self._rings.put(None)
+
+    def rung(self) -> bool:
+        """Whether it rang since the last time; takes all rings away."""
+        if self._rings.empty():
+            return False
+        self._drain()
+        return True
+
+    def sleep(self) -> None:
+        """Block until it rings, without using the core."""
+        self._rings.get()
+        self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self._rings.get_nowait()
+            except queue.Empty:
+                return
+
+
+class Task:
+    """A channel's request in flight: its generator and the MPI request that it waits for."""
+
+    __slots__ = ("steps", "waited", "work")
+
+    def __init__(self, work: PendingWork, steps: Steps[Combined], waited: MPI.Request) -> None:
+        self.work = work
+        self.steps = steps
+        self.waited = waited
+
+
+class Loop:
+    """Interleaves one generator per busy channel until told to stop or the group lost a member.
+
+    Args:
+        requests: where the channels' requests come from.
+        begin: makes the generator of a request.
+        num_channels: channels to serve.
+        patience: how to wait when nothing progresses.
+        farewell: what remains to be said to MPI after a good end (None waits for nothing more).
+        on_error: told of an exception in the thread, after all pending work has got it.
+    """
+
+    def __init__(
+        self,
+        requests: RequestQueue,
+        begin: Callable[[Request], Steps[Combined]],
+        num_channels: int,
+        patience: Patience,
+        doorbell: Doorbell,
+        farewell: Callable[[], Steps[None]],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._requests = requests
+        self._begin = begin
+        self._patience = patience
+        self._doorbell = doorbell
+        self._farewell = farewell
+        self._on_error = on_error
+        self._tasks: list[Task | None] = [None] * num_channels
+        self._num_busy = 0
+        self._closing = False
+        self._traffic = Traffic()
+        # A daemon, because a thread that waits for a killed peer inside MPI can never be joined.
+        self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
+
+    def start(self) -> None:
+        """From here on all MPI calls happen on the loop's thread."""
+        self._thread.start()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the finished requests moved."""
+        return self._traffic
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what is in flight, say farewell to MPI and end the thread.
+
+        Raises:
+            DeadlineExceeded: the thread did not end in time and no member is known to be lost.
+        """
+        self._closing = True
+        self._doorbell.ring()
+        # After a loss the thread ends at once, unless it is inside a blocking MPI call for ever.
+        self._thread.join(min(timeout_s, LOSS_PATIENCE_S) if self._requests.lost else timeout_s)
+        if self._thread.is_alive() and not self._requests.lost:
+            raise DeadlineExceeded(
+                f"the MPI thread did not end within {timeout_s:g} s; expected every rank to close "
+                "its backend after its last request; look for a rank that did not"
+            )
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            if not self._requests.lost:
+                self._leave()
+        except BaseException as error:
+            self._requests.fail_all(error)
+            self._on_error(error)
+
+    def _serve(self) -> None:
+        look = True
+        while not self._requests.lost:
+            if look or self._doorbell.rung():
+                self._start_idle()
+            if self._num_busy == 0:
+                if self._closing and not self._requests.busy:
+                    return
+                self._doorbell.sleep()
+                look = True
+                continue
+            progressed, look = self._advance_all()
+            if progressed:
+                self._patience.reset()
+            else:
+                self._patience.pause()
+
+    def _leave(self) -> None:
+        steps = self._farewell()
+        for waited in steps:
+            while not waited.Test():
+                if self._requests.lost:
+                    return
+                self._patience.pause()
+
+    def _start_idle(self) -> None:
+        for channel, task in enumerate(self._tasks):
+            while task is None:
+                work = self._requests.take(channel)
+                if work is None:
+                    break
+                task = self._launch(work)
+                self._tasks[channel] = task
+                self._num_busy += task is not None
+
+    def _launch(self, work: PendingWork) -> Task | None:
+        """The task of a request, or None if it was over without waiting."""
+        work.start()
+        steps = self._begin(work.request)
+        try:
+            return Task(work, steps, next(steps))
+        except StopIteration as end:
+            self._finish(work, end.value)
+            return None
+
+    def _advance_all(self) -> tuple[bool, bool]:
+        """One step of each busy channel: (whether any progressed, whether any became idle)."""
+        progressed = idle = False
+        for channel, task in enumerate(self._tasks):
+            if task is None or not task.waited.Test():
+                continue
+            progressed = True
+            try:
+                task.waited = next(task.steps)
+            except StopIteration as end:
+                self._tasks[channel] = None
+                self._num_busy -= 1
+                idle = True
+                self._finish(task.work, end.value)
+        return progressed, idle
+
+    def _finish(self, work: PendingWork, result: Combined) -> None:
+        self._traffic = self._traffic + result.traffic
+        self._requests.retire(work)
+        work.finish(result)

@@ -1,0 +1,84 @@
+"""How a thread waits for MPI, which can only be asked whether something has arrived.
+
+A wait that spins takes the core from the backward pass that it should overlap with. So the thread
+yields the core between two questions, and after a while sleeps between them, longer and longer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How long to wait between two questions.
+
+    Attributes:
+        yield_s: during this time since the last progress only yield.
+        shortest_s: the first sleep after that.
+        longest_s: where the growth of sleeps ends.
+        growth: each sleep is longer than the last by this factor.
+    """
+
+    yield_s: float
+    shortest_s: float
+    longest_s: float
+    growth: float = 1.5
+
+
+ROOMY = Manners(yield_s=1e-3, shortest_s=20e-6, longest_s=500e-6)
+CROWDED = Manners(yield_s=20e-6, shortest_s=20e-6, longest_s=1e-3)
+
+
+def manners_for(num_ranks: int, num_cores: int) -> Manners:
+    """Yield where every rank of the host has a core, sleep early where ranks outnumber cores.
+
+    Example:
+        >>> manners_for(2, 2) is ROOMY, manners_for(4, 2) is CROWDED
+        (True, True)
+    """
+    return ROOMY if num_ranks <= num_cores else CROWDED
+
+
+def next_sleep_s(manners: Manners, waited_s: float, last_s: float) -> float:
+    """Seconds to sleep now; 0 = only yield the core.
+
+    Args:
+        manners: the bounds.
+        waited_s: time since something last progressed.
+        last_s: the sleep before this one, 0 if there was none.
+
+    Example:
+        >>> next_sleep_s(ROOMY, 1e-4, 0.0), next_sleep_s(ROOMY, 0.01, 400e-6)
+        (0.0, 0.0005)
+    """
+    if waited_s < manners.yield_s:
+        return 0.0
+    return min(max(manners.shortest_s, last_s * manners.growth), manners.longest_s)
+
+
+class Patience:
+    """The waiting of one thread: `pause` when nothing progressed, `reset` when something did."""
+
+    def __init__(self, manners: Manners) -> None:
+        self._manners = manners
+        self._since_s: float | None = None
+        self._last_s = 0.0
+
+    def reset(self) -> None:
+        """Something progressed."""
+        self._since_s = None
+        self._last_s = 0.0
+
+    def pause(self) -> None:
+        """Nothing progressed: let others have the core."""
+        now_s = time.perf_counter()
+        if self._since_s is None:
+            self._since_s = now_s
+        self._last_s = next_sleep_s(self._manners, now_s - self._since_s, self._last_s)
+        if self._last_s:
+            time.sleep(self._last_s)
+        else:
+            os.sched_yield()

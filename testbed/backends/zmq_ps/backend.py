@@ -1,0 +1,206 @@
+"""The parameter server as a backend: what opens it, and what the trainer holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, cast
+
+import zmq
+
+from testbed.backends.protocol import Group
+from testbed.backends.queue import RequestQueue
+from testbed.backends.work import PendingWork
+from testbed.backends.zmq_ps.checks import check_group, check_request
+from testbed.backends.zmq_ps.client import Client
+from testbed.backends.zmq_ps.exchanges import Place
+from testbed.backends.zmq_ps.folds import Tickets
+from testbed.backends.zmq_ps.host import ServerProcess
+from testbed.backends.zmq_ps.options import ZmqPsOptions
+from testbed.backends.zmq_ps.serve import Server, ServerSettings
+from testbed.backends.zmq_ps.wake import Waker
+from testbed.errors import RankLost, UsageError
+from testbed.nouns import Capabilities, Request, Traffic, Verb
+
+if TYPE_CHECKING:
+    from testbed.control.protocol import Loss
+
+START_UP_S = 90.0
+"""Starting a process and importing torch is no exchange; the group's deadline may be shorter."""
+
+BASE_VERBS = frozenset(Verb) - {Verb.INSTALL, Verb.APPLY}
+
+
+class ZmqPsBackend:
+    """One worker's end of the parameter servers; see `testbed.backends.protocol.Backend`.
+
+    Args:
+        group: the job as this rank sees it.
+        options: as parsed.
+        endpoints: where the servers listen.
+        own: the server process beside this worker, which this backend ends.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        options: ZmqPsOptions,
+        endpoints: list[str],
+        own: ServerProcess | None,
+    ) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.capabilities = Capabilities(
+            verbs=frozenset(Verb) if options.update_on_server else BASE_VERBS,
+            num_channels=group.num_channels,
+            consistency=options.consistency,
+            exact_order=options.staleness == 0,
+        )
+        self._group = group
+        self._own = own
+        self._closing = threading.Lock()
+        self._closed = False
+        self._tickets = Tickets()
+        self._waker = Waker()
+        self._queue = RequestQueue(group, self._waker.wake)
+        place_ = Place(group.rank, group.size, len(endpoints), options.slice_bytes)
+        self._client = Client(
+            group,
+            place_,
+            endpoints,
+            self._queue,
+            self._tickets.at_start,
+            self._waker,
+            own,
+        )
+        self._client.start()
+
+    def submit(self, request: Request) -> PendingWork:
+        """See `Backend.submit`."""
+        check_request(request, self.capabilities, self.size)
+        work = PendingWork(request, self._group.deadline_s)
+        self._tickets.submit(work, self._queue.submit)
+        return work
+
+    def traffic(self) -> Traffic:
+        """See `Backend.traffic`; asks the own server, and waits at most the group's deadline."""
+        if not self._queue.lost:
+            self._client.ask_counters(self._group.deadline_s)
+        total = self._client.traffic
+        counters = self._client.last_counters
+        return total if counters is None else total + counters.traffic(self.rank)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Say goodbye to the servers and end thread, sockets and the own server process.
+
+        The own server serves the other workers until they have left too, for `timeout_s` seconds
+        at most; whoever still needs it then is told that it is gone.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        end_s = time.monotonic() + timeout_s
+        self._queue.close()
+        lost = self._queue.lost or self._group.control.loss is not None
+        in_order = not lost and not self._queue.busy
+        if self._queue.busy:
+            self._queue.fail_all(UsageError("the backend was closed before this request was done"))
+        if in_order and self._own is not None:
+            self._client.ask_counters(timeout_s / 4)
+        self._client.stop(end_s - time.monotonic(), in_order=in_order)
+        self._waker.close()
+        if self._own is not None:
+            in_order = in_order and not self._queue.lost
+            alone = self._own.end(end_s - time.monotonic() if in_order else 0.0)
+            if in_order and not alone:
+                self._group.control.report_failure(
+                    f"rank {self.rank} closed and its {self._own} ended although other workers "
+                    f"had not left {timeout_s:g} s later; meet at a barrier before close"
+                )
+
+
+def _settings(group: Group, options: ZmqPsOptions, index: int) -> ServerSettings:
+    return ServerSettings(
+        index,
+        group.address,
+        group.token,
+        group.size,
+        options.staleness,
+        options.slice_bytes,
+        beside=options.num_dedicated == 0,
+    )
+
+
+def open_backend(group: Group, raw_options: object) -> ZmqPsBackend:
+    """Start the server beside this worker where one belongs, and join all servers.
+
+    Raises:
+        UsageError: options and group do not fit.
+        RunFailed: the server process could not be started.
+        RankLost: another member was lost meanwhile.
+        DeadlineExceeded: another member did not come.
+    """
+    options = cast(ZmqPsOptions, raw_options)
+    num_servers = check_group(group, options)
+    dedicated = options.num_dedicated
+    start_up_s = max(group.deadline_s, START_UP_S)
+    own: ServerProcess | None = None
+    try:
+        if not dedicated and group.rank < num_servers:
+            own = ServerProcess(_settings(group, options, group.rank))
+        endpoint, local = own.endpoints(start_up_s) if own else ("", "")
+        endpoints = group.control.all_gather(
+            f"{group.name}.endpoints",
+            endpoint.encode(),
+            start_up_s,
+            members=group.size + dedicated,
+        )
+        first = group.size if dedicated else 0
+        servers = [value.decode() for value in endpoints[first : first + num_servers]]
+        if own is not None:
+            servers[own.index] = local
+        return ZmqPsBackend(group, options, servers, own)
+    except BaseException:
+        if own is not None:
+            own.end(0.0)
+        raise
+
+
+def serve(group: Group, raw_options: object) -> None:
+    """What a dedicated server process runs until all workers have left.
+
+    Args:
+        group: as the workers', `rank` being this member's number on the control plane.
+        raw_options: as parsed.
+
+    Raises:
+        RankLost: a member was lost before all workers had left.
+    """
+    options = cast(ZmqPsOptions, raw_options)
+    check_group(group, options)
+    waker = Waker()
+    losses: list[Loss] = []
+
+    def hear(loss: Loss) -> None:
+        losses.append(loss)
+        waker.wake()
+
+    try:
+        with zmq.Context() as context:
+            server = Server(_settings(group, options, group.rank - group.size), context)
+            try:
+                group.control.all_gather(
+                    f"{group.name}.endpoints",
+                    server.endpoint.encode(),
+                    max(group.deadline_s, START_UP_S),
+                    members=group.size + options.num_dedicated,
+                )
+                group.control.on_loss(hear)
+                finished = server.run(waker.fd)
+            finally:
+                server.close()
+    finally:
+        waker.close()
+    if not finished:
+        raise RankLost(losses[0].who, losses[0].why, "this server was serving")

@@ -1,0 +1,43 @@
+"""Tensors as bytes and bytes as tensors, without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from testbed.backends.zmq_ps.wire import DTYPES
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+SHARED_BATCH_BYTES = 16 * 1024
+"""ZeroMQ hands out smaller messages as pieces of one receive buffer, with any alignment."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """The memory of a contiguous CPU tensor, of any dtype; writing there writes the tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def tensor_of(buffer: memoryview, dtype: str) -> torch.Tensor:
+    """A flat tensor over received bytes, which it keeps alive; short ones are copied.
+
+    Args:
+        buffer: writable bytes, a whole number of elements.
+        dtype: one of `wire.DTYPES`.
+    """
+    if buffer.nbytes == 0:
+        return torch.empty(0, dtype=TORCH_DTYPES[dtype])
+    owner = bytearray(buffer) if buffer.nbytes < SHARED_BATCH_BYTES else buffer
+    return torch.frombuffer(owner, dtype=TORCH_DTYPES[dtype])
+
+
+def copy_in(target: Bytes, first_byte: int, buffer: memoryview) -> None:
+    """Write received bytes to their place; numpy lets other threads run meanwhile."""
+    if buffer.nbytes:
+        source = np.frombuffer(buffer, dtype=np.uint8)
+        np.copyto(target[first_byte : first_byte + buffer.nbytes], source)

@@ -1,0 +1,80 @@
+"""What a group or a request must be before anything travels."""
+
+from __future__ import annotations
+
+from testbed.backends.protocol import Group
+from testbed.backends.zmq_ps.buffers import DTYPE_NAMES
+from testbed.backends.zmq_ps.optimizers import parse_optimizer
+from testbed.backends.zmq_ps.options import ZmqPsOptions
+from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES
+from testbed.errors import UsageError
+from testbed.nouns import Capabilities, Request, Verb
+
+
+def check_group(group: Group, options: ZmqPsOptions) -> int:
+    """The number of servers, if options and group fit.
+
+    Raises:
+        UsageError: they do not; says which and what to change.
+    """
+    num_servers = options.num_servers(group.size)
+    if group.num_servers != options.num_dedicated:
+        raise UsageError(
+            f"zmq-ps: servers={options.servers} needs {options.num_dedicated} dedicated server "
+            f"processes and the job has {group.num_servers}; start the job with as many"
+        )
+    if group.order == "priority" and options.staleness != 0:
+        raise UsageError(
+            f"zmq-ps: order=priority cannot be combined with consistency={options.consistency}: "
+            "rank 0 would decide the order of workers that run ahead of it; use order=fifo"
+        )
+    if not group.device.startswith("cpu"):
+        raise UsageError(
+            f"zmq-ps: device is {group.device!r}; servers exchange tensors in CPU memory; "
+            "use device=cpu, or copy to the CPU before submitting"
+        )
+    return num_servers
+
+
+def check_request(request: Request, capabilities: Capabilities, size: int) -> None:
+    """Refuse what no server could carry out.
+
+    Raises:
+        UsageError: verb, tensor, root, key or optimizer; says what was given and expected.
+    """
+    if request.verb not in capabilities.verbs:
+        raise UsageError(
+            f"zmq-ps cannot {request.verb} as it was opened; it can "
+            f"{', '.join(sorted(capabilities.verbs))}; install and apply need update=server"
+        )
+    if len(request.key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise UsageError(f"key has more than {MAX_KEY_BYTES} bytes; give the tensor a shorter one")
+    if request.verb is Verb.BARRIER:
+        return
+    _check_tensor(request)
+    if request.verb is Verb.BROADCAST and not 0 <= request.root < size:
+        raise UsageError(f"root is {request.root}; expected a rank from 0 to {size - 1}")
+    if request.verb is Verb.INSTALL:
+        parse_optimizer(request.note)
+
+
+def _check_tensor(request: Request) -> None:
+    tensor = request.tensor
+    if tensor is None:
+        raise UsageError(f"{request} has no tensor; only a barrier goes without")
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise UsageError(
+            f"{request}: tensor is on {tensor.device}, strides {tensor.stride()}; expected a "
+            "contiguous tensor in CPU memory; use .cpu().contiguous()"
+        )
+    if tensor.dtype not in DTYPE_NAMES:
+        raise UsageError(
+            f"{request}: dtype is {tensor.dtype}; expected one of {', '.join(DTYPE_NAMES.values())}"
+        )
+    if request.verb is Verb.GATHER and tensor.dim() != 1:
+        raise UsageError(f"{request}: tensor has {tensor.dim()} dimensions; expected 1")
+    if request.verb in (Verb.INSTALL, Verb.APPLY) and not tensor.dtype.is_floating_point:
+        raise UsageError(
+            f"{request}: dtype is {tensor.dtype}; expected floating-point parameters, which alone "
+            "an optimizer can update"
+        )

@@ -1,0 +1,254 @@
+"""The worker's communication thread: one socket per server, one poll for everything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from testbed.backends.protocol import Group
+from testbed.backends.queue import RequestQueue
+from testbed.backends.work import PendingWork
+from testbed.backends.zmq_ps.buffers import Bytes
+from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket, begin
+from testbed.backends.zmq_ps.host import ServerProcess
+from testbed.backends.zmq_ps.serve import Counters
+from testbed.backends.zmq_ps.wake import Waker
+from testbed.backends.zmq_ps.wire import (
+    Flag,
+    Header,
+    Operation,
+    check_payload,
+    decode,
+    encode,
+    token_digest,
+    worker_identity,
+)
+from testbed.errors import Disagreement, RankLost, TestbedError
+from testbed.nouns import Traffic
+
+ExchangeName = tuple[Operation, int, int]
+
+
+class Client:
+    """Runs the requests of a queue against the servers, in a thread of its own.
+
+    Args:
+        group: the job as this rank sees it.
+        place_: this worker's rank and how tensors are cut.
+        endpoints: where the servers listen, in order.
+        queue: where requests come from.
+        ticket_of: numbers a request that is about to start, given its channel's own number.
+        waker: woken by the queue; owned by the caller.
+        own: the server process beside this worker, if there is one.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        place_: Place,
+        endpoints: list[str],
+        queue: RequestQueue,
+        ticket_of: Callable[[PendingWork, int], Ticket],
+        waker: Waker,
+        own: ServerProcess | None,
+    ) -> None:
+        self._place = place_
+        self._endpoints = endpoints
+        self._token = group.token
+        self._digest = token_digest(group.token)
+        self._queue = queue
+        self._ticket_of = ticket_of
+        self._waker = waker
+        self._own = own
+        self._report = group.control.report_failure
+        self._idle = set(range(group.num_channels))
+        self._sequences = [0] * group.num_channels
+        self._under_way: dict[ExchangeName, tuple[PendingWork, Exchange]] = {}
+        self._traffic = Traffic()
+        self._counters: Counters | None = None
+        self._counters_wanted = False
+        self._counters_asked = False
+        self._counters_come = threading.Event()
+        self._counters_lock = threading.Lock()
+        self._leave = threading.Event()
+        self._abort = threading.Event()
+        self._goodbyes: set[int] | None = None  # servers that still have to let this worker go
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._thread = threading.Thread(target=self._run, name=f"zmq-ps-{place_.rank}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take requests."""
+        self._thread.start()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this worker itself moved so far."""
+        return self._traffic
+
+    @property
+    def last_counters(self) -> Counters | None:
+        """What the own server said that it moved when it was last asked."""
+        return self._counters
+
+    def ask_counters(self, timeout_s: float) -> None:
+        """Ask the own server what it moved; it may be unable to answer in time."""
+        if self._own is None or self._leave.is_set():
+            return
+        with self._counters_lock:
+            self._counters_come.clear()
+            self._counters_wanted = True
+            self._waker.wake()
+            if self._thread.is_alive():  # else nobody would answer
+                self._counters_come.wait(timeout_s)
+
+    def stop(self, timeout_s: float, *, in_order: bool) -> None:
+        """End the thread and its sockets.
+
+        Args:
+            timeout_s: how long the servers may take to let this worker go.
+            in_order: say goodbye first; False once nothing can finish any more.
+        """
+        if in_order:
+            self._leave.set()
+            self._waker.wake()
+            self._thread.join(timeout_s)
+        self._abort.set()
+        self._waker.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with zmq.Context() as context:
+                try:
+                    self._connect(context)
+                    self._loop()
+                finally:
+                    for socket in self._sockets:
+                        socket.close(linger=0)
+        except Exception as error:
+            # The thread's end is told to whoever waits, here and on the other ranks.
+            self._queue.fail_all(error)
+            if not isinstance(error, Disagreement):  # the others are told that by the server
+                named = isinstance(error, TestbedError)
+                self._report(str(error) if named else f"{type(error).__name__}: {error}")
+        finally:
+            self._counters_come.set()
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        for endpoint in self._endpoints:
+            socket = context.socket(zmq.DEALER)
+            self._sockets.append(socket)
+            socket.setsockopt(zmq.IDENTITY, worker_identity(self._token, self._place.rank))
+            # No limits, so a send never blocks; one request per channel bounds what is on its way.
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, "[" in endpoint)
+            socket.connect(endpoint)
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        for socket in self._sockets:
+            poller.register(socket, zmq.POLLIN)
+        poller.register(self._waker.fd, zmq.POLLIN)
+        watched = -1 if self._own is None else self._own.watch_fd
+        if self._own is not None:
+            poller.register(watched, zmq.POLLIN)
+        while not (self._queue.lost or self._abort.is_set() or self._goodbyes == set()):
+            self._begin_requests()
+            self._say()
+            ready = dict(poller.poll())
+            if self._waker.fd in ready:
+                self._waker.drain()
+            for server, socket in enumerate(self._sockets):
+                if socket in ready:
+                    self._receive(server, socket)
+            if watched in ready:
+                self._own_server_ended()
+                poller.unregister(watched)
+
+    def _begin_requests(self) -> None:
+        for channel in sorted(self._idle):
+            work = self._queue.take(channel)
+            if work is None:
+                continue
+            self._idle.discard(channel)
+            work.start()
+            ticket = self._ticket_of(work, self._sequences[channel])
+            self._sequences[channel] += 1
+            exchange = begin(work.request, ticket, self._place)
+            self._under_way[exchange.header.exchange] = (work, exchange)
+            for server, header, elements in exchange.messages():
+                exchange.traffic += self._send(server, header, elements)
+
+    def _say(self) -> None:
+        if self._counters_wanted and not self._counters_asked:
+            self._counters_wanted, self._counters_asked = False, True
+            self._send(self._own_index, Header(Operation.COUNTERS, self._place.rank), None)
+        if self._leave.is_set() and self._goodbyes is None:
+            self._goodbyes = set(range(len(self._sockets)))
+            for server in range(len(self._sockets)):
+                self._send(server, Header(Operation.GOODBYE, self._place.rank), None)
+
+    @property
+    def _own_index(self) -> int:
+        return -1 if self._own is None else self._own.index
+
+    def _send(self, server: int, header: Header, elements: Bytes | None) -> Traffic:
+        frame = encode(header, self._digest)
+        frames: list[bytes | memoryview] = [frame] if elements is None else [frame, elements.data]
+        self._sockets[server].send_multipart(frames, copy=False)
+        return self._count(server, len(frame), sent=header.payload_bytes)
+
+    def _count(self, server: int, header_bytes: int, sent: int = 0, received: int = 0) -> Traffic:
+        if server == self._own_index:
+            traffic = Traffic(local_bytes=sent + received)
+        else:
+            traffic = Traffic(sent, received, header_bytes, num_messages=1)
+        self._traffic += traffic
+        return traffic
+
+    def _receive(self, server: int, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            header = decode(frames[0].bytes, self._digest)
+            payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
+            check_payload(header, payload.nbytes)
+            traffic = self._count(server, len(frames[0]), received=header.payload_bytes)
+            self._take(server, header, payload, traffic)
+
+    def _take(self, server: int, header: Header, payload: memoryview, traffic: Traffic) -> None:
+        if header.operation is Operation.COUNTERS:
+            self._counters = msgspec.json.decode(header.note, type=Counters)
+            self._counters_asked = False
+            self._counters_come.set()
+            return
+        if header.operation is Operation.GOODBYE:
+            assert self._goodbyes is not None
+            self._goodbyes.discard(server)
+            return
+        if Flag.ERROR in header.flags:
+            # An error about an exchange that this rank has not begun comes again when it does.
+            if header.exchange in self._under_way:
+                raise Disagreement(header.note.decode(errors="replace"))
+            return
+        work, exchange = self._under_way[header.exchange]
+        exchange.traffic += traffic
+        if exchange.take(header, payload):
+            del self._under_way[header.exchange]
+            self._idle.add(work.request.channel)
+            self._queue.retire(work)
+            work.finish(exchange.result())
+
+    def _own_server_ended(self) -> None:
+        assert self._own is not None
+        status = self._own.status(1.0)
+        if self._goodbyes is not None and status == 0:
+            self._goodbyes.discard(self._own.index)  # it let everybody go and ended
+            return
+        raise RankLost(str(self._own), f"it ended with status {status}; see its message on stderr")

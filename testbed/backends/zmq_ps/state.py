@@ -1,0 +1,155 @@
+"""What a parameter server knows and answers; no sockets, so that tests drive it message by message.
+
+One exchange is a table entry per slice, opened by the first message of any worker and closed by
+the answer to the last, so that workers may arrive in any order and a server never needs to know
+which tensors there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a worker to a server, or of a server to a worker (`header.worker`)."""
+
+    header: Header
+    payload: torch.Tensor | None = None
+
+
+class Refused(ValueError):
+    """A message that is well formed but does not belong here; it changes nothing."""
+
+
+class Mismatch(Exception):
+    """The workers do not ask for the same exchange."""
+
+
+def answer(header: Header, worker: int, payload: torch.Tensor | None = None) -> Message:
+    """The answer to a worker about the slice that a message named."""
+    flags = Flag.NONE if payload is None else Flag.PAYLOAD
+    return Message(replace(header, worker=worker, flags=flags, note=b""), payload)
+
+
+SAME_SLICE = ("key", "step", "dtype", "total_elements", "num_elements", "root")
+
+
+def check_same(first: Header, other: Header, names: tuple[str, ...] = SAME_SLICE) -> None:
+    """Whether two workers speak of the same slice of the same tensor.
+
+    Raises:
+        Mismatch: one of the named fields differs.
+    """
+    for name in names:
+        ours, theirs = getattr(first, name), getattr(other, name)
+        if ours != theirs:
+            raise Mismatch(
+                f"{other.operation.name} number {other.sequence}: {name} is {ours!r} on rank "
+                f"{first.worker} and {theirs!r} on rank {other.worker}; all ranks must submit the "
+                "same exchanges in the same order"
+            )
+
+
+def check_payload_sense(header: Header) -> None:
+    """Whether a worker's message carries elements exactly where it should.
+
+    Raises:
+        Refused: elements are missing, or there are some where none belong.
+    """
+    if header.operation is Operation.GATHER:  # a worker may have none for this server
+        return
+    wanted = header.operation in (Operation.SUM, Operation.FOLD, Operation.APPLY) or (
+        header.operation in (Operation.BROADCAST, Operation.INSTALL)
+        and header.worker == header.root
+    )
+    if (Flag.PAYLOAD in header.flags) != wanted:
+        raise Refused(
+            f"{header.operation.name} of rank {header.worker} comes "
+            f"{'without' if wanted else 'with'} elements"
+        )
+
+
+class ServerState:
+    """Message in, messages out, for all workers of a job.
+
+    Args:
+        num_workers: workers 0 .. num_workers - 1.
+        staleness: clocks that the slowest worker may be behind; 0 = bulk synchronous, None = async.
+    """
+
+    def __init__(self, num_workers: int, staleness: int | None = 0) -> None:
+        # Imported here: the parts below need the names above.
+        from testbed.backends.zmq_ps.parameters import Parameters
+        from testbed.backends.zmq_ps.relays import Relays
+        from testbed.backends.zmq_ps.sums import Sums
+
+        self.num_workers = num_workers
+        self.departed: set[int] = set()
+        self._sums = Sums(num_workers)
+        self._relays = Relays(num_workers)
+        self._parameters = Parameters(num_workers, staleness)
+        self._broken: dict[tuple[Operation, int, int], bytes] = {}
+        self._handlers: dict[Operation, Callable[[Message], list[Message]]] = {
+            Operation.SUM: self._sums.push,
+            Operation.FOLD: self._sums.push,
+            Operation.SPREAD: self._sums.pull,
+            Operation.BARRIER: self._sums.push,
+            Operation.GATHER: self._relays.gather,
+            Operation.BROADCAST: self._relays.broadcast,
+            Operation.INSTALL: self._parameters.install,
+            Operation.APPLY: self._parameters.apply,
+            Operation.GOODBYE: self._depart,
+        }
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has said goodbye."""
+        return len(self.departed) == self.num_workers
+
+    @property
+    def num_open(self) -> int:
+        """Slices of exchanges that wait for somebody; 0 when all is answered."""
+        return self._sums.num_open + self._relays.num_open + self._parameters.num_open
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in and give the messages that can now go out.
+
+        Raises:
+            Refused: the message does not belong here; the state is as before.
+        """
+        header = message.header
+        if header.worker >= self.num_workers:
+            raise Refused(f"worker is {header.worker}; expected 0 to {self.num_workers - 1}")
+        if header.worker in self.departed:
+            raise Refused(f"worker {header.worker} has already left")
+        handler = self._handlers.get(header.operation)
+        if handler is None:
+            raise Refused(f"{header.operation.name} is no exchange")
+        check_payload_sense(header)
+        broken = self._broken.get(header.exchange)
+        if broken is not None:
+            return [_error(header, header.worker, broken)]
+        try:
+            return handler(message)
+        except Mismatch as error:
+            note = str(error).encode()
+            # Kept for good: workers that come later must learn of it too, and the job ends here.
+            self._broken[header.exchange] = note
+            return [_error(header, worker, note) for worker in range(self.num_workers)]
+
+    def _depart(self, message: Message) -> list[Message]:
+        self.departed.add(message.header.worker)
+        released = self._parameters.depart(message.header.worker)
+        return [*released, answer(message.header, message.header.worker)]
+
+
+def _error(header: Header, worker: int, note: bytes) -> Message:
+    return Message(replace(header, worker=worker, flags=Flag.ERROR, note=note[:2000]))

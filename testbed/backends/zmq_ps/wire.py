@@ -1,0 +1,277 @@
+"""The header of every message between a worker and a server; pure.
+
+A message is two frames: this header and the payload, the slice's elements as they lie in memory.
+The fixed part (little-endian, no padding) is followed by the key (UTF-8) and a note (bytes).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+MAGIC = b"TBPS"
+VERSION = 1
+MAX_KEY_BYTES = 4096
+MAX_NOTE_BYTES = 60_000
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
+ELEMENT_SIZES = (8, 4, 2, 2, 8, 4, 1)
+
+_FIXED = struct.Struct("<4sBBBB16sHHIQQqQQQQdQQHI")
+FIXED_BYTES = _FIXED.size
+
+
+class Operation(enum.IntEnum):
+    """What a message asks for; an answer carries the operation that it answers."""
+
+    SUM = 1
+    FOLD = 2
+    SPREAD = 3
+    GATHER = 4
+    BROADCAST = 5
+    BARRIER = 6
+    INSTALL = 7
+    APPLY = 8
+    COUNTERS = 9
+    GOODBYE = 10
+
+
+class Flag(enum.IntFlag):
+    """Bits that change what a message means."""
+
+    NONE = 0
+    PAYLOAD = 1  # the elements of this slice are in the second frame
+    ERROR = 2  # from a server: the note says why the exchange failed
+    RENEWED = 4  # with FOLD: the worker will not spread the fold before this one
+
+
+class WireError(ValueError):
+    """A frame that cannot be understood."""
+
+
+class BadMagic(WireError):
+    """The frame does not begin as a header does: the sender is no part of a testbed."""
+
+
+class BadVersion(WireError):
+    """The frame comes from a testbed with another wire format."""
+
+
+class BadLength(WireError):
+    """The frame is shorter or longer than its own fields say."""
+
+
+class BadField(WireError):
+    """A field holds a value that has no meaning."""
+
+
+class BadToken(WireError):
+    """The frame comes from another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One message, without its payload.
+
+    Attributes:
+        operation: what is asked or answered.
+        worker: the worker that sends a question, or to which an answer goes.
+        root: source of a broadcast or of a gathered part.
+        flags: see `Flag`.
+        dtype: one of `DTYPES`.
+        frame_count: for GATHER: messages that this worker sends to this server in this exchange.
+        stream: what numbers the exchange: a channel, or a digest of a folded key.
+        sequence: number of the exchange within its stream.
+        step: training step, for errors.
+        offset: first element of the slice within the tensor.
+        num_elements: elements of the slice.
+        total_elements: elements of the whole tensor.
+        learning_rate: for APPLY, of this step.
+        version: for APPLY, answered: number of updates that the parameters hold.
+        staleness: for APPLY, answered: clocks that the slowest worker was behind.
+        key: name of the tensor.
+        note: optimizer (INSTALL), counters (COUNTERS) or error text, as bytes.
+    """
+
+    operation: Operation
+    worker: int
+    root: int = 0
+    flags: Flag = Flag.NONE
+    dtype: str = "uint8"
+    frame_count: int = 0
+    stream: int = 0
+    sequence: int = 0
+    step: int = 0
+    offset: int = 0
+    num_elements: int = 0
+    total_elements: int = 0
+    learning_rate: float = 0.0
+    version: int = 0
+    staleness: int = 0
+    key: str = ""
+    note: bytes = b""
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return ELEMENT_SIZES[DTYPES.index(self.dtype)]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload frame: the slice's, or none where no payload is carried."""
+        return self.num_elements * self.element_size if Flag.PAYLOAD in self.flags else 0
+
+    @property
+    def exchange(self) -> tuple[Operation, int, int]:
+        """What all messages of one exchange share."""
+        return (self.operation, self.stream, self.sequence)
+
+
+def token_digest(token: bytes) -> bytes:
+    """The 16 bytes that stand for the job's token in every header."""
+    return hashlib.blake2b(token, digest_size=16, person=b"testbed-ps-token").digest()
+
+
+def worker_identity(token: bytes, worker: int) -> bytes:
+    """The routing identity of a worker; nobody without the token can guess it."""
+    name = worker.to_bytes(4, "little")
+    digest = hashlib.blake2b(name, digest_size=15, key=token[:64], person=b"testbed-ps-name")
+    # A first byte of zero is reserved by ZeroMQ.
+    return b"w" + digest.digest()
+
+
+def encode(header: Header, digest: bytes) -> bytes:
+    """The header frame.
+
+    Raises:
+        BadField: a value does not fit its field.
+    """
+    key = header.key.encode("utf-8", "surrogatepass")
+    if len(key) > MAX_KEY_BYTES or len(header.note) > MAX_NOTE_BYTES:
+        raise BadField(
+            f"key of {len(key)} and note of {len(header.note)} bytes; expected at most "
+            f"{MAX_KEY_BYTES} and {MAX_NOTE_BYTES}; give the tensor a shorter key"
+        )
+    try:
+        fixed = _FIXED.pack(
+            MAGIC,
+            VERSION,
+            header.operation,
+            DTYPES.index(header.dtype),
+            header.flags,
+            digest,
+            header.worker,
+            header.root,
+            header.frame_count,
+            header.stream,
+            header.sequence,
+            header.step,
+            header.offset,
+            header.num_elements,
+            header.total_elements,
+            header.payload_bytes,
+            header.learning_rate,
+            header.version,
+            header.staleness,
+            len(key),
+            len(header.note),
+        )
+    except (struct.error, ValueError) as error:
+        raise BadField(f"{header} cannot be written: {error}") from error
+    return fixed + key + header.note
+
+
+def decode(frame: bytes | memoryview, digest: bytes) -> Header:
+    """The header of a frame that passed every check.
+
+    Raises:
+        BadMagic: no header of ours.
+        BadVersion: another wire format.
+        BadToken: another job.
+        BadLength: truncated, or longer than it says.
+        BadField: an unknown operation or dtype, a slice beyond its tensor, a key that is no text.
+    """
+    data = bytes(frame)
+    fields, key_bytes, note_bytes = _unpack(data, digest)
+    operation, dtype, flags, worker, root, frame_count, stream, sequence, step = fields[:9]
+    offset, num_elements, total_elements, payload_bytes = fields[9:13]
+    learning_rate, version, staleness = fields[13:]
+    _check_fields(operation, dtype, flags, offset, num_elements, total_elements)
+    note_start = len(data) - note_bytes
+    try:
+        key = data[note_start - key_bytes : note_start].decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise BadField(f"key is no UTF-8 text: {error}") from error
+    header = Header(
+        operation=Operation(operation),
+        worker=worker,
+        root=root,
+        flags=Flag(flags),
+        dtype=DTYPES[dtype],
+        frame_count=frame_count,
+        stream=stream,
+        sequence=sequence,
+        step=step,
+        offset=offset,
+        num_elements=num_elements,
+        total_elements=total_elements,
+        learning_rate=learning_rate,
+        version=version,
+        staleness=staleness,
+        key=key,
+        note=data[note_start:],
+    )
+    if header.payload_bytes != payload_bytes:
+        raise BadLength(
+            f"payload is said to have {payload_bytes} bytes; expected {header.payload_bytes}"
+        )
+    return header
+
+
+def _unpack(data: bytes, digest: bytes) -> tuple[tuple[Any, ...], int, int]:
+    """The fields from operation to staleness without the token, and the bytes of key and note."""
+    if data[:4] != MAGIC:
+        raise BadMagic(f"frame begins with {data[:4]!r}; expected {MAGIC!r}")
+    if len(data) < FIXED_BYTES:
+        raise BadLength(f"frame has {len(data)} bytes; expected at least {FIXED_BYTES}")
+    if data[4] != VERSION:
+        raise BadVersion(f"wire version is {data[4]}; expected {VERSION}; install one version")
+    _, _, *kind, token, worker = (fields := _FIXED.unpack_from(data))[:7]
+    if token != digest:
+        raise BadToken("frame carries the token of another job")
+    key_bytes, note_bytes = fields[-2:]
+    expected = FIXED_BYTES + key_bytes + note_bytes
+    if len(data) != expected:
+        raise BadLength(
+            f"frame has {len(data)} bytes; expected {expected} from its key of {key_bytes} and "
+            f"its note of {note_bytes} bytes"
+        )
+    return (*kind, worker, *fields[7:-2]), key_bytes, note_bytes
+
+
+def check_payload(header: Header, num_bytes: int) -> None:
+    """Refuse a payload frame of another length than its header says.
+
+    Raises:
+        BadLength: the lengths differ.
+    """
+    if num_bytes != header.payload_bytes:
+        raise BadLength(f"payload has {num_bytes} bytes; expected {header.payload_bytes}")
+
+
+def _check_fields(
+    operation: int, dtype: int, flags: int, offset: int, num_elements: int, total: int
+) -> None:
+    if operation not in Operation.__members__.values():
+        raise BadField(f"operation is {operation}; expected 1 to {max(Operation)}")
+    if dtype >= len(DTYPES):
+        raise BadField(f"dtype is {dtype}; expected 0 to {len(DTYPES) - 1}")
+    if flags & ~int(Flag.PAYLOAD | Flag.ERROR | Flag.RENEWED):
+        raise BadField(f"flags are {flags:#x}; expected bits of {Flag.__members__}")
+    if offset + num_elements > total:
+        raise BadField(
+            f"slice ends at element {offset + num_elements}; expected at most {total}, "
+            "the elements of its tensor"
+        )

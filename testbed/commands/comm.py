@@ -1,0 +1,5 @@
+"""`testbed comm`: the micro-benchmark."""
+
+
+def comm() -> None:
+    """Being written."""

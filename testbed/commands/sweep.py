@@ -1,0 +1,220 @@
+"""`testbed sweep`: measure a grid of cells."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.errors import UsageError
+from testbed.records.report import encode_report
+from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
+from testbed.registry import BACKENDS, WORKLOADS
+from testbed.reporting.collect import collect_cells
+from testbed.reporting.make import make_report
+from testbed.reporting.terminal import print_report
+from testbed.spec import split_specs
+from testbed.sweeping.check import check_backends
+from testbed.sweeping.executor import Runner, run_command
+from testbed.sweeping.grid import Sweep, expand, parse_values
+from testbed.sweeping.progress import label
+from testbed.sweeping.recipe import load_recipe, load_toml, recipe_names, with_axes
+from testbed.sweeping.run import (
+    INTERRUPTED,
+    begin,
+    carry_out,
+    make_plan,
+    process_runner,
+    to_hostfile,
+)
+
+
+def sweep(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None, typer.Argument(help="a recipe's name, or a TOML file", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="with --resume: the folder to go on in", hidden=True)
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="backends: a,b:option=1,c", metavar="LIST")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="workloads: x,y", metavar="LIST")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="numbers of workers: 2,4", metavar="LIST")
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(help="samples per worker and step: 32,64", metavar="LIST")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="measured steps of each cell")] = None,
+    epochs: Annotated[int | None, typer.Option(help="epochs of each cell, instead")] = None,
+    seed: Annotated[str | None, typer.Option(help="seeds of the runs: 1,2", metavar="LIST")] = None,
+    repeats: Annotated[int | None, typer.Option(help="how often each cell is run")] = None,
+    order_seed: Annotated[int | None, typer.Option(help="seed of the order of the runs")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="go on with a sweep: the folder may follow, else the newest of that name",
+        ),
+    ] = False,
+    cell_timeout: Annotated[
+        float | None, typer.Option(help="seconds that one run of a cell may take")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="hosts to run on, one `host slots=N` per line")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the commands instead of running them")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="write the report to this file too")] = None,
+) -> None:
+    """Measure every combination of the axes, repeats interleaved, and print the table.
+
+    Axes given here replace those of the recipe. Every run has processes of its own; a failed one
+    is recorded and the sweep goes on. A sweep that was stopped goes on with --resume.
+
+    Examples:
+        testbed sweep quick
+
+        testbed sweep --workload resnet20 --backend none,mpi-ring,zmq-ps --workers 2,4 --steps 30
+
+        testbed sweep --resume
+    """
+    axes = _axes(
+        {
+            "workload": workload,
+            "backend": backend,
+            "workers": workers,
+            "batch_size": batch_size,
+            "seed": seed,
+            "steps": None if steps is None else str(steps),
+            "epochs": None if epochs is None else str(epochs),
+        }
+    )
+    changes = {"repeats": repeats, "seed": order_seed, "name": name}
+    recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
+    wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
+    if resume:
+        store = _store_to_resume(wanted, folder, name)
+        if dry_run:
+            _print_commands(store.read_plan())
+            return
+    else:
+        if wanted is None:
+            raise UsageError(
+                f"nothing to sweep; give a recipe ({', '.join(recipe_names())}), a TOML file, or "
+                "axes such as --backend none,gloo"
+            )
+        plan = make_plan(wanted, _hostfile_text(hostfile, context), sys.argv)
+        if dry_run:
+            _print_commands(plan)
+            return
+        store = begin(plan, output)
+    runner = process_runner(store, cell_timeout, _given(context).get("environment"))
+    raise typer.Exit(_finish(store, runner, json))
+
+
+def _axes(texts: Mapping[str, str | None]) -> dict[str, tuple[Any, ...]]:
+    """The axes that the command line gives; lists of parts keep each part's options with it."""
+    return {
+        field: parse_values(field, split_specs(text))
+        for field, text in texts.items()
+        if text is not None
+    }
+
+
+def _sort_out(
+    recipe: str | None, folder: Path | None, resume: bool
+) -> tuple[str | None, Path | None]:
+    """Which of the two words is the recipe and which the folder to go on in."""
+    if not resume:
+        if folder is not None:
+            raise UsageError(f"{folder} is one word too many; a folder may follow --resume alone")
+        return recipe, None
+    if recipe is not None and (Path(recipe) / PLAN).is_file():
+        if folder is not None:
+            raise UsageError(f"two folders to go on in: {recipe} and {folder}; give one of them")
+        return None, Path(recipe)
+    return recipe, folder
+
+
+def _wanted(
+    recipe: str | None, axes: Mapping[str, tuple[Any, ...]], changes: Mapping[str, Any]
+) -> Sweep | None:
+    """The sweep that the command line describes; None if it names neither recipe nor axis."""
+    known = {"backend": tuple(BACKENDS), "workload": tuple(WORKLOADS)}
+    if recipe is None and not axes:
+        return None
+    if recipe is None:
+        sweep = Sweep("sweep", expand({}, axes, known=known))
+    elif recipe.endswith(".toml") or "/" in recipe:
+        sweep = with_axes(load_toml(Path(recipe), known), axes, known)
+    else:
+        sweep = with_axes(load_recipe(recipe), axes, known)
+    sweep = replace(sweep, **changes)
+    check_backends(sweep.cells, BACKENDS.load)
+    return sweep
+
+
+def _store_to_resume(wanted: Sweep | None, folder: Path | None, name: str | None) -> Store:
+    """The store to go on in; what the command line describes must be what was begun there."""
+    store = Store(folder) if folder else newest_store(wanted.name if wanted else name)
+    plan = store.read_plan()
+    if wanted is not None and make_plan(wanted).order != plan.order:
+        raise UsageError(
+            f"{store.path} was begun with other cells, repeats or order; go on with "
+            f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
+        )
+    return store
+
+
+def _hostfile_text(hostfile: Path | None, context: typer.Context) -> str:
+    """The hosts to run on: the user's file, else those of the launcher that started the sweep."""
+    if hostfile is not None:
+        try:
+            return hostfile.read_text()
+        except OSError as error:
+            raise UsageError(f"--hostfile is {hostfile}: {error.strerror}") from error
+    return to_hostfile(_given(context).get("hosts") or ())
+
+
+def _given(context: typer.Context) -> Mapping[str, Any]:
+    """What the caller knows of the launcher that started this process.
+
+    `hosts`: the (host, slots) it was given; `environment`: the variables that the cells' processes
+    shall have, without the launcher's own. Both may be missing.
+    """
+    return context.obj if isinstance(context.obj, Mapping) else {}
+
+
+def _print_commands(plan: SweepPlan) -> None:
+    runs = list(plan.runs())
+    print(f"{plan.name}: {len(plan.cells)} cells, {plan.repeats} repeats, {len(runs)} runs")
+    hostfile = Path("hostfile") if plan.hostfile else None
+    for key, config in runs:
+        command = run_command(config, Path(f"{key}.json"), hostfile)
+        print(f"# {label(config)}\n{shlex.join(['testbed', *command[3:]])}")
+
+
+def _finish(store: Store, runner: Runner, json_path: Path | None) -> int:
+    """Run what is missing, then show what is there."""
+    status = carry_out(store, runner)
+    if status == INTERRUPTED:
+        return status
+    report = make_report(collect_cells([store.path]))
+    print_report(report, sys.stdout)
+    print(f"\n{store.path}")
+    if json_path is not None:
+        write_atomically(json_path, encode_report(report))
+    return status

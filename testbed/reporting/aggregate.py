@@ -1,0 +1,119 @@
+"""Puts the repeats of a cell together."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from testbed.records.cell import Cell, StepSamples
+from testbed.records.report import ReportCell
+from testbed.reporting.collect import Found
+from testbed.statistics.interval import bootstrap_median
+from testbed.statistics.summary import median_of_known, quantile
+
+_MEDIANS = (
+    "wire_bytes_per_step",
+    "received_bytes_per_step",
+    "final_loss",
+    "test_accuracy",
+    "training_time_s",
+)
+_LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
+_DIGESTS = ("sample_digest", "initial_digest", "final_digest")
+
+
+def aggregate(cells: Iterable[Found]) -> list[ReportCell]:
+    """One cell per folder and group, in order of first appearance."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for found in cells:
+        groups.setdefault((found.source, found.group), []).append(found.cell)
+    return [_combine(source, group) for (source, _), group in groups.items()]
+
+
+def _combine(source: str, group: Sequence[Cell]) -> ReportCell:
+    ok = [cell for cell in group if cell.status == "ok"]
+    failed = [cell for cell in group if cell.status == "failed"]
+    first = (ok or failed)[0]
+    values: dict[str, Any] = {f: getattr(first, f) for f in Cell.__struct_fields__ if f != "schema"}
+    values["config"] = msgspec.structs.replace(first.config, repeat=0)
+    if ok:
+        values |= _figures(ok) | _work(ok)
+    values["error"] = failed[0].error if failed else ""
+    return ReportCell(**values, source=source, repeats=len(ok), failed_repeats=len(failed))
+
+
+def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        name: median_of_known(getattr(cell, name) for cell in ok) for name in _MEDIANS
+    }
+    for name in _LARGEST:
+        known = [v for cell in ok if (v := getattr(cell, name)) is not None]
+        values[name] = max(known, default=None)
+    for name in ("compute_s", "exposed_comm_s"):
+        pooled = _pool(cell.samples for cell in ok)[name]
+        own = median_of_known(getattr(cell, name) for cell in ok)
+        values[name] = statistics.median(pooled) if pooled else own
+    values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
+    values["samples"] = StepSamples(**_pool(cell.samples for cell in ok))
+    return values | _step_time(ok)
+
+
+def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:
+    repeats = [cell.samples.step_time_s for cell in ok if cell.samples.step_time_s]
+    pooled = list(itertools.chain.from_iterable(repeats))
+    if not pooled:
+        names = ["step_time_s", "step_time_p5_s", "step_time_p95_s", "samples_per_s"]
+        names += ["step_time_low_s", "step_time_high_s"] if len(ok) == 1 else []
+        nothing = dict.fromkeys(("step_time_low_s", "step_time_high_s"))
+        return nothing | {n: median_of_known(getattr(cell, n) for cell in ok) for n in names}
+    median = statistics.median(pooled)
+    interval = bootstrap_median(repeats)
+    # Samples of one step are the same in all repeats; the speed follows from the pooled median.
+    per_step = median_of_known(
+        c.samples_per_s * c.step_time_s for c in ok if c.samples_per_s and c.step_time_s
+    )
+    return {
+        "step_time_s": median,
+        "step_time_p5_s": quantile(pooled, 0.05),
+        "step_time_p95_s": quantile(pooled, 0.95),
+        "step_time_low_s": interval.low if interval else None,
+        "step_time_high_s": interval.high if interval else None,
+        "samples_per_s": per_step / median if per_step else None,
+    }
+
+
+def _work(ok: Sequence[Cell]) -> dict[str, Any]:
+    """Digests that all repeats share, and whether all did the work of the reference."""
+    values: dict[str, Any] = {}
+    for name in _DIGESTS:
+        seen = {getattr(cell, name) for cell in ok}
+        values[name] = seen.pop() if len(seen) == 1 else ""
+    verdicts = {cell.identical_work for cell in ok}
+    values["identical_work"] = False if False in verdicts else None if None in verdicts else True
+    # The notes of the repeats that decided, each once.
+    decisive = [c for c in ok if c.identical_work is values["identical_work"]]
+    notes = dict.fromkeys(cell.identical_work_note for cell in decisive)
+    values["identical_work_note"] = "; ".join(filter(None, notes))
+    return values
+
+
+def _times_to_accuracy(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Median over repeats; a repeat that never came there counts as later than all others."""
+    result: dict[str, float | None] = {}
+    for target in dict.fromkeys(t for each in times for t in each):
+        reached = [float("inf") if (t := each.get(target)) is None else t for each in times]
+        median = statistics.median(reached)
+        result[target] = None if median == float("inf") else median
+    return result
+
+
+def _pool(samples: Iterable[StepSamples]) -> dict[str, list[Any]]:
+    each = list(samples)
+    return {
+        name: list(itertools.chain.from_iterable(getattr(s, name) for s in each))
+        for name in StepSamples.__struct_fields__
+    }

@@ -1,0 +1,195 @@
+"""The columns of the table, once for all formats: what they show, in which unit, how exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from testbed.config import RunConfig
+from testbed.records.report import ReportCell
+from testbed.reporting.work import same_work
+from testbed.sweeping.progress import last_line
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        title: heading for people; a line break where it may be broken.
+        key: heading for programs, with the unit.
+        value: the figure in the unit of `key`, exact; None: not measured.
+        text: the same for people, rounded; empty: not measured.
+        numeric: aligned to the right.
+        wide: left out of the terminal's table, which has no room for it.
+    """
+
+    title: str
+    key: str
+    value: Callable[[ReportCell], Value]
+    text: Callable[[ReportCell], str]
+    numeric: bool = True
+    wide: bool = False
+
+
+def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
+    """The columns of these cells; a setting gets one if it differs and no column shows it."""
+    fixed = [
+        _words("workload", "workload", lambda c: c.workload),
+        _words("backend", "backend", lambda c: c.backend),
+    ]
+    varied = _varied(cells)
+    if varied:
+        fixed.append(_words("setting", "setting", lambda c: settings(c.config, varied)))
+    return [*fixed, *_FIGURES, *_targets(cells), *_ENDING]
+
+
+def settings(config: RunConfig, names: Sequence[str]) -> str:
+    """Some settings in words.
+
+    Example:
+        >>> settings(RunConfig(seed=2), ["seed", "batch_size"])
+        'seed=2'
+    """
+    values = {name: getattr(config, name) for name in names}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def short_error(cell: ReportCell) -> str:
+    """The error in a few words, for a row; the notes hold it in full."""
+    words = last_line(cell.error) or "no reason recorded"
+    return words if len(words) <= 60 else words[:57] + "..."
+
+
+def _varied(cells: Sequence[ReportCell]) -> list[str]:
+    shown = ("workload", "backend", "workers", "repeat")
+    # A failed run records its settings as they were asked for, which would look like others.
+    configs = [cell.config for cell in cells if cell.status == "ok"]
+    return [
+        name
+        for name in RunConfig.__struct_fields__
+        if name not in shown and len({getattr(config, name) for config in configs}) > 1
+    ]
+
+
+def _words(title: str, key: str, value: Callable[[ReportCell], str]) -> Column:
+    return Column(title, key, value, value, numeric=False)
+
+
+def _figure(
+    title: str,
+    key: str,
+    value: Callable[[ReportCell], float | None],
+    *,
+    scale: float = 1.0,
+    wide: bool = False,
+) -> Column:
+    """A measured figure; people read it times `scale`, the unit in the title."""
+
+    def text(cell: ReportCell) -> str:
+        figure = value(cell)
+        return "" if figure is None else rounded(figure * scale)
+
+    return Column(title, key, value, text, wide=wide)
+
+
+def rounded(figure: float) -> str:
+    """Three digits that count, never an exponent, never fewer digits than the whole part has.
+
+    Example:
+        >>> rounded(12.345), rounded(0.01234), rounded(123456.7), rounded(0.0)
+        ('12.3', '0.0123', '123457', '0')
+    """
+    if figure == 0:
+        return "0"
+    if abs(figure) >= 100:
+        return f"{figure:.0f}"
+    digits = 3
+    while abs(figure) < 1 and digits < 9 and abs(figure) < 10 ** (2 - digits):
+        digits += 1
+    places = 1 if abs(figure) >= 10 else 2 if abs(figure) >= 1 else digits
+    return f"{figure:.{places}f}"
+
+
+def _step_text(cell: ReportCell) -> str:
+    if cell.step_time_s is None:
+        return ""
+    text = rounded(cell.step_time_s * 1e3)
+    if cell.step_time_low_s is None or cell.step_time_high_s is None:
+        return text
+    return f"{text} [{rounded(cell.step_time_low_s * 1e3)}, {rounded(cell.step_time_high_s * 1e3)}]"
+
+
+def _workers_text(cell: ReportCell) -> str:
+    servers = f"+{cell.num_servers}" if cell.num_servers else ""
+    return f"{cell.num_workers}{servers}"
+
+
+def _machines_text(cell: ReportCell) -> str:
+    return f"{cell.num_machines}/{cell.num_processes}" if cell.num_processes else ""
+
+
+def _targets(cells: Sequence[ReportCell]) -> list[Column]:
+    """A column for each accuracy that some cell was to reach; a dash where it never did."""
+    targets = dict.fromkeys(t for cell in cells for t in cell.time_to_accuracy_s)
+    return [_target(target) for target in sorted(targets, key=float)]
+
+
+def _target(target: str) -> Column:
+    def value(cell: ReportCell) -> float | None:
+        return cell.time_to_accuracy_s.get(target)
+
+    def text(cell: ReportCell) -> str:
+        figure = value(cell)
+        if figure is not None:
+            return rounded(figure)
+        return "never" if target in cell.time_to_accuracy_s else ""
+
+    percent = f"{float(target) * 100:g}"
+    return Column(f"s to\n{percent} %", f"time_to_accuracy_{target}_s", value, text)
+
+
+def _hidden(key: str, value: Callable[[ReportCell], Value]) -> Column:
+    """A column for programs, with no place in a table for people."""
+    return Column("", key, value, lambda cell: "", wide=True)
+
+
+_FIGURES = (
+    Column("work-\ners", "num_workers", lambda c: c.num_workers, _workers_text),
+    _hidden("num_servers", lambda c: c.num_servers),
+    Column("step ms\n[95 %]", "step_time_s", lambda c: c.step_time_s, _step_text),
+    _hidden("step_time_low_s", lambda c: c.step_time_low_s),
+    _hidden("step_time_high_s", lambda c: c.step_time_high_s),
+    _figure("p5 ms", "step_time_p5_s", lambda c: c.step_time_p5_s, scale=1e3, wide=True),
+    _figure("p95 ms", "step_time_p95_s", lambda c: c.step_time_p95_s, scale=1e3, wide=True),
+    _figure("samples\n/s", "samples_per_s", lambda c: c.samples_per_s),
+    _figure("comp.\nms", "compute_s", lambda c: c.compute_s, scale=1e3),
+    _figure("exp.\nms", "exposed_comm_s", lambda c: c.exposed_comm_s, scale=1e3),
+    _figure("eff.\n%", "efficiency", lambda c: c.efficiency, scale=100),
+    _figure("MB/\nstep", "wire_bytes_per_step", lambda c: c.wire_bytes_per_step, scale=1e-6),
+    _figure("peak\nMB", "peak_memory_bytes", lambda c: c.peak_memory_bytes, scale=1e-6),
+    _figure("acc.\n%", "test_accuracy", lambda c: c.test_accuracy, scale=100),
+)
+
+_ENDING = (
+    Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text),
+    _hidden("num_processes", lambda c: c.num_processes),
+    _words("same\nwork", "same_work", lambda c: same_work(c)[0]),
+    _hidden("same_work_note", lambda c: same_work(c)[1]),
+    _hidden("comparable", lambda c: c.comparable),
+    _hidden("repeats", lambda c: c.repeats),
+    _hidden("failed_repeats", lambda c: c.failed_repeats),
+    Column("status", "status", lambda c: c.status, lambda c: _status(c), numeric=False),
+    _hidden("error", lambda c: c.error),
+    _hidden("command", lambda c: c.command),
+)
+
+
+def _status(cell: ReportCell) -> str:
+    if cell.status == "failed":
+        return f"failed: {short_error(cell)}"
+    if cell.failed_repeats:
+        return f"ok ({cell.failed_repeats} failed)"
+    return "ok"

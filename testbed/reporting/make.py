@@ -1,0 +1,94 @@
+"""From the cells that were read to a report: aggregated, judged, sorted and annotated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from testbed.records.report import Report, ReportCell
+from testbed.reporting.aggregate import aggregate
+from testbed.reporting.collect import Collected
+from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
+
+_IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
+
+
+def make_report(collected: Collected) -> Report:
+    """The report of all cells that were read."""
+    cells = sort_cells(judge(aggregate(collected.cells)))
+    environments = [found.cell.environment for found in collected.cells]
+    return Report(
+        cells=cells,
+        notes=[*_notes(cells), *collected.notes],
+        provenance=provenance(environments),
+    )
+
+
+def _notes(cells: Sequence[ReportCell]) -> list[str]:
+    """What the reader has to know, each said once with the cells that it is about."""
+    about: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for note in _notes_of(cell):
+            about.setdefault(note, {})[_short(cell)] = None
+    return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+
+
+def _notes_of(cell: ReportCell) -> list[str]:
+    notes = []
+    if cell.status == "failed":
+        notes.append(f"failed: {_one_line(cell.error)}")
+    elif cell.failed_repeats:
+        total = cell.repeats + cell.failed_repeats
+        notes.append(f"{cell.failed_repeats} of {total} repeats failed: {_one_line(cell.error)}")
+    verdict, why = same_work(cell)
+    if verdict == "yes" and why:
+        notes.append(f"same work was checked: {why}")
+    elif verdict and verdict != "yes" and not is_upper_bound(cell):
+        known = f"same work: {verdict}" + (f": {why}" if why else "")
+        notes.append(f"not comparable: {why}" if cell.comparable is False else known)
+    if cell.data.startswith("synthetic"):
+        notes.append(f"data are made up: {cell.data}")
+    if cell.efficiency is not None and cell.efficiency > _IMPLAUSIBLE:
+        notes.append(
+            "faster than the step without communication, so something else kept the machine busy "
+            "during one of them; measure both again, with more repeats"
+        )
+    if is_upper_bound(cell) and cell.status == "ok":
+        notes.append("no gradients are exchanged: upper bound of the speed, not a way to train")
+    return notes
+
+
+def _short(cell: ReportCell) -> str:
+    return f"{cell.workload}/{cell.backend}/{cell.num_workers}"
+
+
+def _one_line(error: str) -> str:
+    """First and last line of an error: what ended, and what it said last."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    if not lines:
+        return "no reason recorded"
+    return lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+
+
+def provenance(environments: Iterable[Mapping[str, Any]]) -> str:
+    """One line of what the cells' environments say; several values of a key stand side by side.
+
+    Example:
+        >>> provenance([{"commit": "abc", "launcher": "mpirun"}, {"commit": "abc"}])
+        'commit abc; launcher mpirun'
+    """
+    seen: dict[str, dict[str, None]] = {}
+    for environment in environments:
+        for key in ("commit", "versions", "cpu", "gpu", "num_cores", "platform", "launcher"):
+            text = _in_words(environment.get(key))
+            if text:
+                seen.setdefault(key, {})[text] = None
+    return "; ".join(f"{key} {' and '.join(texts)}" for key, texts in seen.items())
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items() if v)
+    if isinstance(value, list | tuple):
+        return ", ".join(dict.fromkeys(map(str, value)))
+    return "" if value is None else str(value)

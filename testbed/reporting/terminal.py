@@ -1,0 +1,89 @@
+"""The report on a terminal: a table that fits 120 columns, notes below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from testbed.records.report import Report, ReportCell
+from testbed.reporting.columns import Column, columns_for
+from testbed.reporting.formats import shown
+from testbed.reporting.work import is_upper_bound
+
+_WIDTH = 120
+# Columns of words give way to figures, which are never broken.
+_MIN_WIDTH = {"backend": 12, "setting": 8, "same_work": 7, "status": 7}
+_MAX_WIDTH = {"same_work": 7, "status": 14}
+
+
+def print_report(report: Report, out: TextIO) -> None:
+    """Write a table per workload and number of workers, then the notes and the provenance.
+
+    A stream that is no terminal gets 120 columns, whatever the environment says.
+    """
+    width = None if out.isatty() else _WIDTH
+    console = Console(file=out, width=width, highlight=False, soft_wrap=False)
+    columns = [c for c in columns_for(report.cells) if c.title and not c.wide]
+    columns = [c for c in columns if any(c.text(cell) for cell in report.cells)]
+    for (workload, num_workers), cells in groupby(report.cells, key=_block):
+        workers = f"{num_workers} worker{'s' if num_workers != 1 else ''}"
+        console.print(Text(f"{workload}, {workers}", style="bold"))
+        console.print(_table(columns, list(cells), report.cells))
+        console.print()
+    for note in report.notes:
+        console.print(Text(f"- {note}"))
+    if report.provenance:
+        console.print(Text(report.provenance, style="dim"))
+
+
+def _block(cell: ReportCell) -> tuple[str, int]:
+    return cell.workload, cell.num_workers
+
+
+def _table(
+    columns: Sequence[Column], cells: Sequence[ReportCell], every: Sequence[ReportCell]
+) -> Table:
+    """The table of some cells, its columns as wide as those of every other table of the report.
+
+    The workload stands above the table, which leaves its room to the backends' options.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    columns = [column for column in columns if column.key != "workload"]
+    for column in columns:
+        lines = [line for cell in every for line in _lines(column, cell).split("\n")]
+        longest = max(map(len, [*lines, *column.title.split("\n")]))
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.numeric else "left",
+            no_wrap=column.numeric,
+            overflow="fold",
+            min_width=min(longest, _MIN_WIDTH.get(column.key, longest)),
+            max_width=_MAX_WIDTH.get(column.key),
+        )
+    for cell in cells:
+        table.add_row(*(_text(column, cell) for column in columns))
+    return table
+
+
+def _text(column: Column, cell: ReportCell) -> Text:
+    style = "red" if column.key == "status" and cell.status == "failed" else ""
+    return Text(_lines(column, cell), style=style)
+
+
+def _lines(column: Column, cell: ReportCell) -> str:
+    """A cell's text, broken where it reads best."""
+    text = shown(column, cell)
+    if column.key == "step_time_s":
+        return text.replace(" [", "\n[")
+    if column.key == "backend" and is_upper_bound(cell):
+        return text.replace(" (", "\n(")
+    if column.key == "backend":
+        name, colon, options = text.partition(":")
+        return "\n ".join([name + colon, *options.split(",")]) if colon else text
+    return text

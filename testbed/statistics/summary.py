@@ -1,0 +1,75 @@
+"""The middle and the spread of a list of samples."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many samples there are, their median and two quantiles, in the samples' unit."""
+
+    count: int
+    median: float
+    p5: float
+    p95: float
+
+
+def quantile(samples: Sequence[float], fraction: float) -> float:
+    """The value below which this fraction of the samples lies, linear between neighbours.
+
+        q = x[floor(h)] + (h - floor(h)) (x[floor(h) + 1] - x[floor(h)]),  h = (n - 1) fraction
+
+    Args:
+        samples: at least one value, in any order.
+        fraction: 0 <= fraction <= 1.
+
+    Raises:
+        ValueError: no samples, or a fraction outside its range.
+
+    Example:
+        >>> quantile([3.0, 1.0, 2.0], 0.25)
+        1.5
+
+    Reference:
+        Hyndman and Fan, 1996, The American Statistician: type 7, the default of numpy.
+    """
+    if not samples:
+        raise ValueError("quantile of no samples; expected at least one")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction is {fraction}; expected 0 <= fraction <= 1, as 0.95")
+    ordered = sorted(samples)
+    position = (len(ordered) - 1) * fraction
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def summarise(samples: Sequence[float]) -> Summary | None:
+    """Count, median, 5 % and 95 % quantile; None of no samples, for a table shows a gap there.
+
+    Example:
+        >>> summarise([1.0, 2.0, 9.0]).median
+        2.0
+    """
+    if not samples:
+        return None
+    return Summary(
+        len(samples),
+        statistics.median(samples),
+        quantile(samples, 0.05),
+        quantile(samples, 0.95),
+    )
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """Median of the values that were measured; None where none was.
+
+    Example:
+        >>> median_of_known([3.0, None, 1.0]), median_of_known([None])
+        (2.0, None)
+    """
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

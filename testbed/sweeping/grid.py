@@ -1,0 +1,160 @@
+"""From axes to the list of configurations; pure, and complete about what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from testbed.config import RunConfig
+from testbed.errors import UnknownName, UsageError
+from testbed.spec import parse_spec
+
+Known = Mapping[str, Collection[str]]
+ANY_NAME: Known = MappingProxyType({})
+
+FIELDS = tuple(name for name in RunConfig.__struct_fields__ if name != "repeat")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is to be measured.
+
+    Attributes:
+        name: of the recipe; the folder of results starts with it.
+        cells: configurations, each once.
+        repeats: how often each is run.
+        seed: of the order in which the repeats are interleaved.
+        summary: one line for people.
+    """
+
+    name: str
+    cells: tuple[RunConfig, ...]
+    repeats: int = 3
+    seed: int = 1
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UsageError(f"repeats is {self.repeats}; expected a number above 0")
+        if not self.cells:
+            raise UsageError(f"sweep {self.name!r} has no cells; give at least one value per axis")
+        if not self.name or set(self.name) & set("/\\\0") or self.name.startswith("."):
+            raise UsageError(
+                f"sweep name is {self.name!r}; expected a word that can name a folder, as quick"
+            )
+
+
+def expand(
+    base: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Any]],
+    overrides: Sequence[Mapping[str, Any]] = ({},),
+    known: Known = ANY_NAME,
+) -> tuple[RunConfig, ...]:
+    """All combinations of the axes' values for each override, duplicates dropped.
+
+    The last axis varies fastest. An override wins over an axis, and an axis over the base.
+
+    Args:
+        base: fields of every cell.
+        axes: field -> its values.
+        overrides: explicit cells, each on top of every combination; one empty one: axes alone.
+        known: names that exist of `backend` and `workload`; one that is left out is not checked.
+
+    Raises:
+        UsageError: lists every combination that cannot be, each with its reason.
+
+    Example:
+        >>> [c.workers for c in expand({"steps": 9}, {"workers": [2, 4, 2]})]
+        [2, 4]
+    """
+    cells: dict[RunConfig, None] = {}
+    problems: dict[str, None] = {}
+    for values in _combinations(base, axes, overrides):
+        try:
+            cell = make_config(values)
+            _check_names(cell, known)
+        except UsageError as error:
+            problems[f"{_describe(values)}: {error}"] = None
+        else:
+            cells[cell] = None
+    if problems:
+        lines = "\n  ".join(problems)
+        raise UsageError(f"{len(problems)} combination(s) cannot be run:\n  {lines}")
+    return tuple(cells)
+
+
+def make_config(values: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration from plain values, as TOML or a command line gives them.
+
+    Raises:
+        UsageError: an unknown field or a value of the wrong kind.
+
+    Example:
+        >>> make_config({"workers": 4, "target_accuracy": [0.9]}).target_accuracy
+        (0.9,)
+    """
+    for name in values:
+        if name not in FIELDS:
+            raise UnknownName("setting", name, FIELDS)
+    try:
+        return msgspec.convert(dict(values), RunConfig)
+    except msgspec.ValidationError as error:
+        # The library wraps what __post_init__ raised; the plain message is the one for the user.
+        if isinstance(error.__cause__, UsageError):
+            raise error.__cause__ from None
+        raise UsageError(f"{error}; see `testbed run --help` for the values") from None
+
+
+def parse_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """An axis from a command line: texts to the kind that the field takes.
+
+    Raises:
+        UsageError: an unknown field, or a text that is no value of it.
+
+    Example:
+        >>> parse_values("workers", ["2", "4"])
+        (2, 4)
+    """
+    if name not in FIELDS:
+        raise UnknownName("setting", name, FIELDS)
+    kind = typing.get_type_hints(RunConfig)[name]
+    try:
+        return tuple(msgspec.convert(text, kind, strict=False) for text in texts)
+    except msgspec.ValidationError as error:
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} is {','.join(texts)!r}: {error}") from None
+
+
+def _combinations(
+    base: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Any]],
+    overrides: Sequence[Mapping[str, Any]],
+) -> Iterable[dict[str, Any]]:
+    for name in axes:
+        if not axes[name]:
+            raise UsageError(f"axis {name!r} has no values; give at least one or leave it out")
+    for override in overrides:
+        for chosen in itertools.product(*axes.values()):
+            yield {**base, **dict(zip(axes, chosen, strict=True)), **override}
+
+
+def _check_names(cell: RunConfig, known: Known) -> None:
+    for what in ("backend", "workload"):
+        text: str = getattr(cell, what)
+        name = text.partition(":")[0].strip()
+        # A workload of the user's own is `file.py:attribute` or `module:attribute`, no known name.
+        if what == "workload" and ("." in name or "/" in name):
+            continue
+        parse_spec(text)
+        if what in known and name not in known[what]:
+            raise UnknownName(what, name, known[what])
+
+
+def _describe(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items()) or "defaults"

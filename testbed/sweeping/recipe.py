@@ -1,0 +1,130 @@
+"""Reads what to sweep: a recipe of the project by name, or a TOML file of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.config import RunConfig
+from testbed.errors import UnknownName, UsageError
+from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
+
+_SETTINGS = ("name", "summary", "repeats", "seed", "base", "axes", "cells")
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a TOML file holds, unexpanded; see `runs/README.md`.
+
+    Attributes:
+        name: of the sweep; None: the file's name.
+        summary: one line for people.
+        repeats: how often each cell is run.
+        seed: of the order.
+        base: fields of every cell.
+        axes: field -> list of values; all combinations are run.
+        cells: explicit cells, each on top of every combination of the axes.
+    """
+
+    name: str | None = None
+    summary: str = ""
+    repeats: int = 3
+    seed: int = 1
+    base: dict[str, Any] = {}
+    axes: dict[str, list[Any]] = {}
+    cells: list[dict[str, Any]] = []
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The project's recipes."""
+    package = importlib.import_module("testbed.recipes")
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__)))
+
+
+def load_recipe(name: str) -> Sweep:
+    """A recipe of the project.
+
+    Raises:
+        UnknownName: there is none of this name.
+    """
+    if name not in recipe_names():
+        raise UnknownName("recipe", name, recipe_names())
+    sweep: Sweep = importlib.import_module(f"testbed.recipes.{name}").recipe()
+    return sweep
+
+
+def load_toml(path: Path, known: Known = ANY_NAME) -> Sweep:
+    """A sweep from a TOML file.
+
+    Args:
+        path: the file.
+        known: names of backends and workloads, see `expand`.
+
+    Raises:
+        UsageError: no such file, no TOML, an unknown setting, or combinations that cannot be run.
+    """
+    return expand_setup(read_setup(path), path.stem, known)
+
+
+def read_setup(path: Path) -> Setup:
+    """The checked content of a TOML file; see `load_toml`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no file {path}; give a TOML file or the name of a recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}") from error
+    for key in values:
+        if key not in _SETTINGS:
+            raise UnknownName(f"setting of a sweep ({path})", key, _SETTINGS)
+    for key in ("base", "axes"):
+        _check_fields(path, key, values.get(key, {}))
+    try:
+        return msgspec.convert(values, Setup)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
+    """The sweep of a setup; `name` counts where it has none of its own."""
+    cells = expand(setup.base, setup.axes, setup.cells or ({},), known)
+    return Sweep(setup.name or name, cells, setup.repeats, setup.seed, setup.summary)
+
+
+def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = ANY_NAME) -> Sweep:
+    """The sweep with these axes in place of its own.
+
+    Example:
+        >>> sweep = Sweep("mine", (RunConfig(workers=2), RunConfig(workers=4)))
+        >>> [c.workers for c in with_axes(sweep, {"workers": [8], "steps": [5]}).cells]
+        [8]
+    """
+    if not axes:
+        return sweep
+    overrides = [_fields(cell) for cell in sweep.cells]
+    if {"steps", "epochs"} & set(axes):  # one of them takes the other's place
+        overrides = [
+            {k: v for k, v in o.items() if k not in ("steps", "epochs")} for o in overrides
+        ]
+    overrides = [{k: v for k, v in o.items() if k not in axes} for o in overrides]
+    cells = expand({}, axes, overrides, known)
+    return Sweep(sweep.name, cells, sweep.repeats, sweep.seed, sweep.summary)
+
+
+def _fields(cell: RunConfig) -> dict[str, Any]:
+    default = RunConfig()
+    values = {name: getattr(cell, name) for name in FIELDS}
+    return {name: v for name, v in values.items() if v != getattr(default, name)}
+
+
+def _check_fields(path: Path, key: str, values: Any) -> None:
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{path}: [{key}] is {values!r}; expected a table of settings")
+    for name in values:
+        if name not in FIELDS:
+            raise UnknownName(f"setting in [{key}] of {path}", name, FIELDS)

@@ -1,0 +1,171 @@
+"""Carries a sweep out: every cell that is not finished yet, in order, into the store."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TextIO
+
+import msgspec
+
+from testbed.config import RunConfig
+from testbed.records.environment import describe_environment
+from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
+from testbed.sweeping.executor import ProcessRunner, Runner, run_command
+from testbed.sweeping.grid import Sweep
+from testbed.sweeping.order import interleave
+from testbed.sweeping.progress import Reporter, reporting
+
+INTERRUPTED = 130
+
+
+def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -> SweepPlan:
+    """The order in which the cells run, with the machine that they run on.
+
+    Args:
+        sweep: what is to be measured.
+        hostfile: text that names the hosts to run on; empty: this machine.
+        arguments: the command line that asked for it.
+    """
+    order = []
+    for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
+        config = msgspec.structs.replace(sweep.cells[index], repeat=repeat)
+        order.append((cell_key(config), index, repeat))
+    return SweepPlan(
+        name=sweep.name,
+        summary=sweep.summary,
+        seed=sweep.seed,
+        repeats=sweep.repeats,
+        cells=sweep.cells,
+        order=tuple(order),
+        hostfile=hostfile,
+        environment=describe_environment(),
+        command=shlex.join(arguments),
+    )
+
+
+def run_sweep(
+    sweep: Sweep,
+    directory: Path | None,
+    *,
+    runner: Runner | None = None,
+    hosts: Sequence[tuple[str, int]] | None = None,
+    out: TextIO | None = None,
+) -> int:
+    """Measure a sweep in a new folder; see `carry_out` for the status that comes back.
+
+    Args:
+        sweep: what is to be measured.
+        directory: the new folder; None: one in `runs/results`.
+        runner: runs one cell; None: in processes of its own, see `process_runner`.
+        hosts: (host, slots) to run on; None: this machine.
+        out: where progress is told; None: standard error.
+    """
+    store = begin(make_plan(sweep, to_hostfile(hosts or ())), directory)
+    return carry_out(store, runner or process_runner(store), out)
+
+
+def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:
+    r"""Hosts and their slots as `mpirun --hostfile` reads them.
+
+    Example:
+        >>> to_hostfile([("h1", 2)])
+        'h1 slots=2\n'
+    """
+    return "".join(f"{host} slots={slots}\n" for host, slots in hosts)
+
+
+def begin(plan: SweepPlan, directory: Path | None) -> Store:
+    """A new folder that holds the plan and no cell yet."""
+    store = create_store(plan.name, datetime.datetime.now(), directory)
+    if plan.hostfile:
+        write_atomically(store.hostfile, plan.hostfile.encode())
+    store.write_plan(plan)
+    return store
+
+
+def process_runner(
+    store: Store,
+    timeout_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ProcessRunner:
+    """Runs each cell as `testbed run`, on the hosts that the store names.
+
+    Args:
+        store: the sweep's folder.
+        timeout_s: seconds that one run of a cell may take; None: no limit.
+        environment: variables of the cells' processes; None: this process's own.
+    """
+    hostfile = store.hostfile if store.hostfile.exists() else None
+    command = functools.partial(run_command, hostfile=hostfile)
+    return ProcessRunner(command, timeout_s, environment=environment)
+
+
+def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
+    """Run what the plan in the store asks for and is not finished there.
+
+    A failed cell is recorded and the sweep goes on; a finished one is not run again. May be called
+    again on the same store after any kind of end.
+
+    Args:
+        store: a folder with a plan.
+        runner: runs one cell.
+        out: where progress is told; None: standard error.
+
+    Returns:
+        0: all cells finished; 1: some failed; 130: interrupted by Ctrl-C or SIGTERM.
+
+    Raises:
+        UsageError: the store holds no plan, or another sweep is at work in it.
+    """
+    out = out or sys.stderr
+    plan = store.read_plan()
+    with store.locked():
+        store.clear_scratch()
+        finished = store.finished()
+        pending = [(key, config) for key, config in plan.runs() if key not in finished]
+        if finished:
+            print(f"{len(finished)} of {len(plan.order)} runs are there already", file=out)
+        try:
+            with _interruptible(), reporting([config for _, config in pending], out) as reporter:
+                statuses = [_run_cell(store, runner, reporter, *run) for run in pending]
+        except KeyboardInterrupt:
+            print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
+            return INTERRUPTED
+    return 1 if "failed" in statuses else 0
+
+
+def _run_cell(store: Store, runner: Runner, reporter: Reporter, key: str, config: RunConfig) -> str:
+    reporter.started(config)
+    begin_s = time.monotonic()
+    cell = runner(config, store.scratch / f"{key}.json", store.cells / f"{key}.log")
+    store.write_cell(key, cell)
+    reporter.ended(config, cell.status, time.monotonic() - begin_s, cell.error)
+    return cell.status
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a sweep as Ctrl-C does; signals reach the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,99 @@
+"""Stands between a sweep and one cell, so that nothing of the cell outlives either of them.
+
+    python -m testbed.sweeping.supervise GRACE_S COMMAND...
+
+The cell runs in a session of its own. The supervisor ends all of its processes, wherever in the
+process tree they hang, once the cell has ended or standard input closes, which it does when the
+sweep wants the cell to end and also when the sweep itself was killed. The exit status is the
+cell's (128 + signal if a signal ended it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def supervise(command: list[str], grace_s: float) -> int:
+    """Run a command until it ends or standard input closes; leave nothing of it behind.
+
+    Args:
+        command: program and arguments.
+        grace_s: seconds between asking processes to end (SIGTERM) and ending them (SIGKILL).
+
+    Returns:
+        The command's exit status as a shell gives it.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent dies become ours
+    awake, wake = os.pipe()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        os.write(wake, b"s")
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, stop)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,  # no thread runs yet, so this is safe
+    )
+
+    def wait() -> None:
+        child.wait()
+        os.write(wake, b"e")
+
+    threading.Thread(target=wait, daemon=True).start()
+    with selectors.DefaultSelector() as selector:
+        selector.register(awake, selectors.EVENT_READ)
+        selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        selector.select()
+    end_descendants(grace_s)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def end_descendants(grace_s: float) -> None:
+    """End every process below this one: SIGTERM first, SIGKILL after the grace.
+
+    A process may start others while it ends, so this goes on until none is left.
+    """
+    for child in (family := psutil.Process().children(recursive=True)):
+        _signal(child, signal.SIGTERM)
+    psutil.wait_procs(family, timeout=grace_s)
+    while family := psutil.Process().children(recursive=True):
+        for child in family:
+            _signal(child, signal.SIGKILL)
+        psutil.wait_procs(family, timeout=grace_s)
+
+
+def _signal(process: psutil.Process, signum: int) -> None:
+    try:
+        process.send_signal(signum)
+    except psutil.NoSuchProcess:
+        return  # it ended by itself between the listing and the signal
+
+
+def _end_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere the pipe and the process tree do what they can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(sys.argv[2:], float(sys.argv[1])))

@@ -1,0 +1,66 @@
+"""Under mpirun with one rank: what is refused, and what is kept between requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launched import MpiControl, open_backend
+from mpi4py import MPI
+
+from testbed.backends.mpi.armed import ArmedCache
+from testbed.errors import UsageError
+from testbed.nouns import Request, Verb
+
+
+class Pair:
+    """Two persistent requests from a rank to itself."""
+
+    def __init__(self) -> None:
+        self.requests = [MPI.COMM_SELF.Send_init(bytearray(4), 0) for _ in range(2)]
+
+
+def check_refusals(control: MpiControl) -> None:
+    backend = open_backend("mpi-ring", control)
+    refused = {
+        "not contiguous": Request(Verb.SUM, torch.zeros(4, 4).t()),
+        "expected one of float32, float64": Request(Verb.SUM, torch.zeros(3, dtype=torch.bool)),
+        "expected a CPU tensor": Request(Verb.SUM, torch.zeros(3, device="meta")),
+        "the MPI backends take barrier": Request(Verb.APPLY, torch.zeros(3)),
+        "expected one dimension": Request(Verb.GATHER, torch.zeros(2, 2)),
+        "expected 0 .. 0": Request(Verb.BROADCAST, torch.zeros(3), root=1),
+        "has no tensor": Request(Verb.SUM),
+        "was given a tensor": Request(Verb.BARRIER, torch.zeros(1)),
+        "numbered from 0": Request(Verb.SUM, torch.zeros(3), channel=1),
+    }
+    for message, request in refused.items():
+        with pytest.raises(UsageError, match=message):
+            backend.submit(request)
+    backend.close()
+    with pytest.raises(UsageError, match="closed"):
+        backend.submit(Request(Verb.BARRIER))
+    with pytest.raises(UsageError, match="blocking=1"):
+        open_backend("mpi:blocking=1", control, num_channels=2)
+
+
+def check_cache_bound() -> None:
+    cache: ArmedCache[Pair] = ArmedCache(max_requests=6)
+    pairs = {key: Pair() for key in "abcd"}
+    for key in "abcabcd":  # a is the least recently used when d comes
+        assert cache.get(key, lambda key=key: pairs[key]) is pairs[key]
+    assert len(cache) == 3
+    assert [request == MPI.REQUEST_NULL for request in pairs["a"].requests] == [True, True]
+    assert pairs["b"].requests[0] != MPI.REQUEST_NULL
+    cache.clear()
+    assert pairs["b"].requests[0] == MPI.REQUEST_NULL
+    assert len(cache) == 0
+
+
+def main() -> None:
+    control = MpiControl()
+    check_refusals(control)
+    check_cache_bound()
+    print("all right on 1", flush=True)
+
+
+if __name__ == "__main__":
+    main()

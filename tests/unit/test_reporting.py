@@ -1,0 +1,376 @@
+"""Reports: what they say of known cells, in every format.
+
+`python tests/unit/test_reporting.py --rewrite` writes the golden files anew.
+"""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+from testbed.records.cell import Cell, StepSamples, encode_cell
+from testbed.records.report import BULK, Report, ReportCell, decode_report, encode_report
+from testbed.reporting.collect import Collected, Found, collect_cells
+from testbed.reporting.columns import rounded
+from testbed.reporting.formats import FORMATS, to_csv, to_latex, to_markdown
+from testbed.reporting.make import make_report
+from testbed.reporting.terminal import print_report
+from testbed.reporting.work import same_work
+from testbed.statistics.summary import quantile
+from testbed.sweeping.executor import failed_cell
+from testbed.sweeping.grid import Sweep
+from testbed.sweeping.run import begin, make_plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CHECKED = "20 steps equal one process on the same batches, bit for bit"
+ENVIRONMENT = {
+    "commit": "0123abcd",
+    "versions": {"python": "3.11", "torch": "2.13"},
+    "cpu": "Example CPU",
+    "launcher": "mpirun 5.0",
+}
+
+
+def cell(backend, step_ms, repeat=0, **changes):
+    """A finished cell whose steps take `step_ms`, give or take a little."""
+    times = [1e-3 * (step_ms + 0.1 * ((7 * i + 3 * repeat) % 11 - 5)) for i in range(40)]
+    config = {
+        "backend": backend,
+        "batch_size": 64,
+        "steps": 40,
+        "target_accuracy": (0.95, 0.97),
+        **changes.pop("config", {}),
+    }
+    median = quantile(times, 0.5)
+    values = {
+        "workload": "digits-cnn",
+        "data": "scikit-learn digits",
+        "num_workers": 2,
+        "num_processes": 2,
+        "steps": 40,
+        "batch_size": 64,
+        "step_time_s": median,
+        "samples_per_s": 128 / median,
+        "wire_bytes_per_step": 1_234_567.0,
+        "peak_memory_bytes": 345_678_901,
+        "test_accuracy": 0.975,
+        "time_to_accuracy_s": {"0.95": 0.01 * step_ms, "0.97": 0.02 * step_ms},
+        "identical_work": True,
+        "identical_work_note": CHECKED,
+        "sample_digest": "5a5a5a5a5a",
+        "initial_digest": "1d1d1d1d1d",
+        "samples": StepSamples(
+            step_time_s=times, compute_s=[0.02] * 40, exposed_comm_s=[0.001] * 40
+        ),
+        "environment": ENVIRONMENT,
+        "command": f"testbed run --backend {backend}",
+        **changes,
+    }
+    return Cell(backend=backend, config=RunConfig(repeat=repeat, **config), **values)
+
+
+def known_cells():
+    """One cell of each kind that a table has to show."""
+    free = {"identical_work": None, "identical_work_note": "", "wire_bytes_per_step": 0.0}
+    bound = [cell("none", 21, r, test_accuracy=0.91, **free) for r in (0, 1)]
+    bound = [
+        msgspec.structs.replace(c, time_to_accuracy_s={"0.95": None, "0.97": None}) for c in bound
+    ]
+    server = "zmq-ps:servers=dedicated:1"
+    asynchronous = "zmq-ps:update=server,consistency=async"
+    return [
+        cell("gloo", 30),
+        cell("gloo", 31, 1),
+        *bound,
+        cell(server, 42.5, num_servers=1, num_processes=3),
+        failed_cell(RunConfig(backend="mpi", steps=40), "exit status 1\nRankLost: x"),
+        cell("mpi-ring", 25, sample_digest="0b0b0b0b0b"),
+        cell(
+            asynchronous,
+            28,
+            identical_work=False,
+            identical_work_note="asynchronous: workers see parameters of different age",
+            time_to_accuracy_s={"0.95": 1.5, "0.97": None},
+        ),
+        cell("gloo", 300, workload="resnet20", data="synthetic CIFAR-10 shapes", num_workers=4,
+             num_processes=4, config={"workload": "resnet20", "workers": 4},
+             test_accuracy=None, time_to_accuracy_s={}),
+    ]  # fmt: skip
+
+
+def report_of(cells):
+    def group(c):
+        return repr((c.backend, c.workload, c.config.seed, c.config.batch_size))
+
+    return make_report(Collected(tuple(Found("folder", group(c), c) for c in cells), ()))
+
+
+def row(report, backend, workload="digits-cnn"):
+    (found,) = [c for c in report.cells if (c.backend, c.workload) == (backend, workload)]
+    return found
+
+
+def table(report):
+    out = io.StringIO()
+    print_report(report, out)
+    return out.getvalue()
+
+
+def golden_texts():
+    report = report_of(known_cells())
+    texts = {f"report.{name}": write(report) for name, write in FORMATS.items()}
+    return {**texts, "report.txt": table(report)}
+
+
+@pytest.mark.parametrize("name", ["report.txt", *(f"report.{name}" for name in FORMATS)])
+def test_golden(name):
+    assert golden_texts()[name] == (GOLDEN / name).read_text(), "see the top of this file"
+
+
+def test_table_fits_120_columns():
+    lines = table(report_of(known_cells())).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert not any("…" in line for line in lines)
+
+
+def test_repeats_are_pooled():
+    cells = [cell("gloo", 30), cell("gloo", 31, 1)]
+    made = row(report_of(cells), "gloo")
+    pooled = [t for c in cells for t in c.samples.step_time_s]
+    assert made.repeats == 2
+    assert made.step_time_s == quantile(pooled, 0.5)
+    assert made.step_time_p95_s == quantile(pooled, 0.95)
+    assert made.step_time_low_s <= made.step_time_s <= made.step_time_high_s
+    assert made.samples_per_s == pytest.approx(128 / made.step_time_s)
+    assert made.config.repeat == 0
+
+
+def test_efficiency_is_against_no_communication_of_the_same_work():
+    report = report_of(known_cells())
+    bound = row(report, "none")
+    assert bound.efficiency == 1.0
+    assert row(report, "gloo").efficiency == bound.step_time_s / row(report, "gloo").step_time_s
+    assert row(report, "gloo", "resnet20").efficiency is None
+
+
+def test_efficiency_never_mixes_batch_sizes():
+    other = cell("gloo", 30, batch_size=32, config={"batch_size": 32})
+    assert row(report_of([cell("none", 20), other]), "gloo").efficiency is None
+
+
+def test_a_default_and_the_same_value_given_are_the_same_work():
+    given = cell("none", 20, config={"batch_size": None, "steps": None, "epochs": 2})
+    report = report_of([given, cell("gloo", 40)])
+    assert row(report, "gloo").efficiency == pytest.approx(0.5)
+    assert "1 other cell" in row(report, "gloo").comparable_note
+
+
+def test_a_cell_above_the_upper_bound_is_doubted():
+    report = report_of([cell("none", 30), cell("gloo", 20), cell("mpi", 30.5)])
+    doubts = [note for note in report.notes if "measure both again" in note]
+    assert len(doubts) == 1
+    assert doubts[0].startswith("digits-cnn/gloo/2: ")
+
+
+def test_rows_are_sorted_upper_bound_first_failed_last():
+    names = [c.backend for c in report_of(known_cells()).cells if c.workload == "digits-cnn"]
+    assert names == [
+        "none",
+        "mpi-ring",
+        "zmq-ps:update=server,consistency=async",
+        "gloo",
+        "zmq-ps:servers=dedicated:1",
+        "mpi",
+    ]
+
+
+@pytest.mark.parametrize("name", ["sample_digest", "initial_digest"])
+def test_other_samples_or_another_start_are_not_comparable(name):
+    report = report_of([cell("gloo", 30), cell("mpi", 31), cell("zmq-ps", 32, **{name: "other"})])
+    odd = row(report, "zmq-ps")
+    assert odd.comparable is False
+    assert "other, not" in odd.comparable_note
+    assert same_work(odd) == ("no", odd.comparable_note)
+    assert row(report, "gloo").comparable is True
+    assert any(note.startswith("digits-cnn/zmq-ps/2: not comparable:") for note in report.notes)
+
+
+def test_repeats_that_differ_in_their_samples_are_not_comparable():
+    cells = [cell("gloo", 30), cell("gloo", 30, 1, sample_digest="x"), cell("mpi", 30)]
+    made = row(report_of(cells), "gloo")
+    assert made.comparable is None
+    assert made.sample_digest == ""
+
+
+def test_other_seeds_are_other_work():
+    other = cell("mpi", 30, sample_digest="x", config={"seed": 2})
+    report = report_of([cell("gloo", 30), other])
+    assert [c.comparable for c in report.cells] == [True, True]
+    assert "seed=2" in to_csv(report)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([True, True], "yes"),
+        ([True, None], "not checked"),
+        ([True, False, None], "no"),
+    ],
+)
+def test_same_work_is_as_sure_as_the_least_sure_repeat(verdicts, expected):
+    cells = [cell("gloo", 30, r, identical_work=v) for r, v in enumerate(verdicts)]
+    assert same_work(row(report_of(cells), "gloo"))[0] == expected
+
+
+def test_failed_repeats_are_counted_and_told():
+    broken = failed_cell(cell("gloo", 30, 1).config, "exit status 1\nDeadlineExceeded: y")
+    report = report_of([cell("gloo", 30), broken])
+    made = row(report, "gloo")
+    assert (made.status, made.repeats, made.failed_repeats) == ("ok", 1, 1)
+    assert any("1 of 2 repeats failed: exit status 1: Deadline" in n for n in report.notes)
+
+
+def test_a_target_that_most_repeats_missed_was_never_reached():
+    times = [{"0.9": 1.0}, {"0.9": None}, {"0.9": None}]
+    cells = [cell("gloo", 30, r, time_to_accuracy_s=t) for r, t in enumerate(times)]
+    assert row(report_of(cells), "gloo").time_to_accuracy_s == {"0.9": None}
+    assert row(report_of(cells[:1]), "gloo").time_to_accuracy_s == {"0.9": 1.0}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.floats(1e-9, 1e6), st.text("a|,\"'\n&_;é", max_size=9)
+        ),
+        max_size=6,
+    )
+)
+def test_json_and_csv_keep_every_figure(rows):
+    cells = [
+        ReportCell(
+            backend=name,
+            workload="w",
+            num_workers=2,
+            step_time_s=time_s,
+            identical_work=False,
+            identical_work_note=text,
+            config=RunConfig(backend=name),
+        )
+        for name, time_s, text in rows
+    ]
+    report = Report(cells=cells)
+    assert decode_report(encode_report(report)) == report
+    read = list(csv.DictReader(io.StringIO(to_csv(report), newline="")))
+    assert [(r["backend"], float(r["step_time_s"])) for r in read] == [
+        (name, time_s) for name, time_s, _ in rows
+    ]
+    assert [r["same_work_note"] for r in read] == [text for _, _, text in rows]
+
+
+def test_json_leaves_the_bulk_out_unless_asked():
+    report = report_of(known_cells())
+    short = json.loads(encode_report(report))
+    full = json.loads(encode_report(report, full=True))
+    assert short["schema"] == "testbed.report/1"
+    assert all(key not in short["cells"][0] for key in BULK)
+    assert full["cells"][0]["samples"]["step_time_s"]
+    assert set(full["cells"][0]) - set(short["cells"][0]) == set(BULK)
+    assert decode_report(encode_report(report, full=True)) == report
+
+
+def test_formats_hold_the_same_rows():
+    report = report_of(known_cells())
+    number = len(report.cells)
+    assert len(list(csv.reader(io.StringIO(to_csv(report))))) == number + 1
+    assert sum(line.startswith("|") for line in to_markdown(report).splitlines()) == number + 2
+    assert sum(line.endswith(r"\\") for line in to_latex(report).splitlines()) == number + 1
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(0.0, "0"), (0.00012345, "0.000123"), (0.5, "0.500"), (9.876, "9.88"), (1e6, "1000000")],
+)
+def test_rounded(figure, text):
+    assert rounded(figure) == text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sweep's folder with two of its four runs."""
+    configs = (RunConfig(backend="gloo"), RunConfig(backend="mpi"))
+    store = begin(make_plan(Sweep("tiny", configs, repeats=2)), tmp_path / "tiny")
+    for key, config in store.read_plan().runs():
+        if config.backend == "gloo":
+            store.write_cell(key, cell("gloo", 30, config.repeat))
+    return store.path
+
+
+def test_folder_is_read_and_what_is_missing_is_told(folder):
+    report = make_report(collect_cells([folder]))
+    assert row(report, "gloo").repeats == 2
+    assert any("2 of 4 runs" in note and "--resume" in note for note in report.notes)
+
+
+def test_a_failed_repeat_joins_its_cell_although_it_knows_less(folder):
+    victim = sorted((folder / "cells").glob("*.json"))[0]
+    victim.write_bytes(encode_cell(failed_cell(RunConfig(backend="gloo"), "broken")))
+    made = row(make_report(collect_cells([folder])), "gloo")
+    assert (made.repeats, made.failed_repeats) == (1, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{]", b'{"schema": "other/1"}', b"\xff\xfe"])
+def test_a_foreign_file_is_named_and_the_rest_is_shown(folder, content):
+    (folder / "cells" / "foreign.json").write_bytes(content)
+    report = make_report(collect_cells([folder]))
+    assert len(report.cells) == 1
+    assert any("foreign.json is left out" in note for note in report.notes)
+
+
+def test_a_single_file_and_a_plain_folder_are_read(folder, tmp_path):
+    (tmp_path / "plain").mkdir()
+    file = tmp_path / "plain" / "one.json"
+    file.write_bytes(encode_cell(cell("gloo", 30)))
+    for path in (file, file.parent):
+        assert len(make_report(collect_cells([path])).cells) == 1
+
+
+def test_missing_and_empty_folders_are_usage_errors(tmp_path):
+    with pytest.raises(UsageError, match="no folder"):
+        collect_cells([tmp_path / "no"])
+    with pytest.raises(UsageError, match="holds no cells"):
+        collect_cells([tmp_path])
+
+
+def test_reporting_and_sweeping_never_load_torch(folder):
+    program = (
+        "import sys; from pathlib import Path; sys.modules['torch'] = None\n"
+        "import testbed.commands.sweep, testbed.recipes.quick\n"
+        "from testbed.commands.report import Format, report\n"
+        "report([Path(sys.argv[1])], Format.MD)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| digits-cnn | gloo |" in done.stdout
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--rewrite"]:
+        sys.exit("usage: python tests/unit/test_reporting.py --rewrite")
+    GOLDEN.mkdir(exist_ok=True)
+    for golden_name, golden_text in golden_texts().items():
+        (GOLDEN / golden_name).write_text(golden_text)

@@ -1,0 +1,93 @@
+"""`testbed sweep` and `testbed report` as a user types them."""
+
+import csv
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli import make_app
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+from testbed.sweeping.grid import Sweep
+from testbed.sweeping.run import begin, make_plan
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments, status=0):
+    result = CliRunner().invoke(make_app(), [str(a) for a in arguments])
+    if isinstance(result.exception, UsageError):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_dry_run_prints_every_command_and_makes_nothing(tmp_path):
+    said = invoke("sweep", "quick", "--dry-run", "--backend", "none,gloo", "--seed", "1,2")
+    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
+    assert len(commands) == 8
+    assert sum("--seed 2" in line for line in commands) == 4
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"nothing to sweep; give a recipe \(backends, consistency, quick\)"),
+        (["nosuch"], "no recipe 'nosuch'"),
+        (["no.toml"], "no file no.toml"),
+        (["quick", "folder"], "one word too many"),
+        (["quick", "--workers", "0,two"], "--workers is '0,two'"),
+        (["quick", "--workers", "0"], "5 combination"),
+        (["quick", "--repeats", "0"], "repeats is 0"),
+        (["--resume"], "nothing to resume"),
+        (["--resume", "nosuch"], "no recipe 'nosuch'"),
+        (["quick", "--resume", "folder"], "no sweep was begun there"),
+        (["quick", "--hostfile", "nosuch"], "--hostfile is nosuch: No such file"),
+    ],
+)
+def test_sweep_says_what_was_asked_for_wrongly(tmp_path, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        invoke("sweep", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_refuses_another_grid(tmp_path):
+    begin(make_plan(Sweep("mine", (RunConfig(),), repeats=1)), tmp_path / "mine")
+    with pytest.raises(UsageError, match="was begun with other cells"):
+        invoke("sweep", "--backend", "gloo", "--resume", tmp_path / "mine")
+
+
+def test_resume_takes_its_folder_in_either_place(tmp_path):
+    begin(make_plan(Sweep("mine", (RunConfig(backend="gloo"),), repeats=1)), tmp_path / "mine")
+    for words in (["--resume", "mine"], ["--resume", "--output", "mine"], ["mine", "--resume"]):
+        assert "--backend gloo" in invoke("sweep", *words, "--dry-run")
+
+
+def test_hostfile_reaches_every_cell(tmp_path):
+    (tmp_path / "hosts").write_text("h1 slots=2\n")
+    said = invoke("sweep", "--backend", "gloo", "--hostfile", "hosts", "--dry-run")
+    assert said.count("--hostfile hostfile") == 3
+
+
+def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):
+    axes = ["--backend", "loopback", "--workers", "2", "--repeats", "1"]
+    said = invoke("sweep", *axes, "--steps", "8", "--output", "one", "--json", "one.json")
+    assert "digits-cnn, 2 workers" in said
+    (cell,) = json.loads((tmp_path / "one.json").read_text())["cells"]
+    assert cell["status"] == "ok"
+    assert cell["step_time_low_s"] <= cell["step_time_s"] <= cell["step_time_high_s"]
+    (row,) = csv.DictReader(io.StringIO(invoke("report", "one", "--format", "csv")))
+    assert float(row["step_time_s"]) == cell["step_time_s"]
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path / "one" / "cells").iterdir()}
+    assert "1 of 1 runs are there already" in invoke("sweep", "--resume", "one")
+    assert before == {f: f.stat().st_mtime_ns for f in (tmp_path / "one" / "cells").iterdir()}
+    invoke("sweep", *axes, "--steps", "1", "--output", "two", status=1)  # warm-up is longer
+    said = invoke("report", "one", "two", "--format", "md")
+    assert "| failed: " in said
+    assert "--warmup" in said

@@ -1,0 +1,200 @@
+"""Grids, orders, recipes: what is pure about a sweep."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.config import RunConfig
+from testbed.errors import UnknownName, UsageError
+from testbed.registry import BACKENDS, WORKLOADS
+from testbed.sweeping.check import check_backends
+from testbed.sweeping.grid import Sweep, expand, parse_values
+from testbed.sweeping.order import interleave
+from testbed.sweeping.progress import remaining_s
+from testbed.sweeping.recipe import load_recipe, load_toml, recipe_names, with_axes
+
+KNOWN = {"backend": tuple(BACKENDS), "workload": tuple(WORKLOADS)}
+
+AXES = st.fixed_dictionaries(
+    {},
+    optional={
+        "backend": st.lists(st.sampled_from(["gloo", "mpi", "zmq-ps"]), min_size=1, max_size=4),
+        "workers": st.lists(st.integers(1, 5), min_size=1, max_size=4),
+        "batch_size": st.lists(st.integers(1, 64), min_size=1, max_size=3),
+        "seed": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    },
+)
+
+
+@given(AXES)
+def test_grid_is_every_combination_once(axes):
+    cells = expand({"steps": 7}, axes, known=KNOWN)
+    assert len(cells) == math.prod(len(set(values)) for values in axes.values())
+    assert len(set(cells)) == len(cells)
+    assert all(cell.steps == 7 for cell in cells)
+    for name, values in axes.items():
+        assert {getattr(cell, name) for cell in cells} == set(values)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=6))
+def test_every_invalid_combination_is_named_before_anything_runs(workers):
+    invalid = {w for w in workers if w < 1}
+    if not invalid:
+        assert {c.workers for c in expand({}, {"workers": workers})} == set(workers)
+        return
+    with pytest.raises(UsageError) as caught:
+        expand({}, {"workers": workers})
+    assert all(f"workers={w}:" in str(caught.value) for w in invalid)
+    assert str(caught.value).startswith(f"{len(invalid)} combination(s)")
+
+
+def test_explicit_cells_win_over_axes_and_base():
+    cells = expand(
+        {"steps": 3, "seed": 9}, {"workers": [2, 4]}, [{"backend": "mpi"}, {"workers": 8}]
+    )
+    assert [(c.backend, c.workers) for c in cells] == [("mpi", 2), ("mpi", 4), ("mpi-ring", 8)]
+    assert {c.seed for c in cells} == {9}
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"backend": ["glo"]}, "did you mean 'gloo'"),
+        ({"backend": ["gloo:fast"]}, "not key=value"),
+        ({"workload": ["resnet2"]}, "no workload 'resnet2'"),
+        ({"wokers": [2]}, "did you mean 'workers'"),
+        ({"workers": ["two"]}, "Expected `int`"),
+        ({"steps": [5], "epochs": [1]}, "give one of them"),
+        ({"workers": []}, "has no values"),
+        ({"repeat": [1]}, "no setting 'repeat'"),
+    ],
+)
+def test_grid_says_what_is_wrong(axes, message):
+    with pytest.raises(UsageError, match=message):
+        expand({}, axes, known=KNOWN)
+
+
+def test_a_workload_of_the_users_own_needs_no_known_name():
+    (cell,) = expand({}, {"workload": ["mine.py:net"]}, known=KNOWN)
+    assert cell.workload == "mine.py:net"
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers())
+def test_every_round_holds_every_cell_once(num_cells, repeats, seed):
+    order = interleave(num_cells, repeats, seed)
+    assert len(order) == num_cells * repeats
+    for repeat in range(repeats):
+        run = order[repeat * num_cells : (repeat + 1) * num_cells]
+        assert {r for _, r in run} == {repeat}
+        assert Counter(index for index, _ in run) == Counter(range(num_cells))
+    assert order == interleave(num_cells, repeats, seed)
+
+
+def test_another_seed_gives_another_order():
+    assert len({interleave(6, 2, seed) for seed in range(8)}) > 1
+
+
+def test_values_from_a_command_line_get_their_kind():
+    assert parse_values("workers", ["2", "4"]) == (2, 4)
+    assert parse_values("backend", ["gloo"]) == ("gloo",)
+    with pytest.raises(UsageError, match="--workers is 'x'"):
+        parse_values("workers", ["x"])
+    with pytest.raises(UnknownName):
+        parse_values("repeat", ["1"])
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_name_parts_that_exist(name):
+    sweep = load_recipe(name)
+    assert sweep.name == name
+    assert sweep.summary
+    assert with_axes(sweep, {"seed": [1]}, KNOWN).cells == sweep.cells
+    check_backends(sweep.cells, BACKENDS.load)
+
+
+def test_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(UnknownName, match="did you mean 'quick'"):
+        load_recipe("quik")
+
+
+def test_axes_of_the_command_line_replace_those_of_the_recipe():
+    cells = with_axes(load_recipe("quick"), {"steps": [3], "backend": ["gloo"]}, KNOWN).cells
+    assert [(c.backend, c.steps, c.epochs) for c in cells] == [("gloo", 3, None)]
+
+
+def test_backends_that_take_no_such_option_are_all_named():
+    cells = expand({}, {"backend": ["gloo:a=1", "zmq-ps:servers=x", "none"]})
+    with pytest.raises(UsageError) as caught:
+        check_backends(cells, BACKENDS.load)
+    assert "gloo:a=1: " in str(caught.value)
+    assert "zmq-ps:servers=x: " in str(caught.value)
+
+
+TOML = """
+name = "mine"
+repeats = 2
+seed = 7
+[base]
+steps = 4
+target_accuracy = [0.9]
+[axes]
+workers = [2, 4]
+[[cells]]
+backend = "gloo"
+[[cells]]
+backend = "zmq-ps:servers=dedicated:1"
+seed = 3
+"""
+
+
+def test_toml_describes_a_sweep(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(TOML)
+    sweep = load_toml(path, KNOWN)
+    assert (sweep.name, sweep.repeats, sweep.seed, len(sweep.cells)) == ("mine", 2, 7, 4)
+    assert sweep.cells[3] == RunConfig(
+        backend="zmq-ps:servers=dedicated:1",
+        workers=4,
+        seed=3,
+        steps=4,
+        target_accuracy=(0.9,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("repeat = 3", "did you mean 'repeats'"),
+        ("[base]\nwokers = 3", "did you mean 'workers'"),
+        ("base = 3", "expected a table"),
+        ("[axes]\nworkers = 3", "array"),
+        ("repeats = 'x'", "Expected `int`"),
+        ("repeats = 0", "above 0"),
+        ("= 3", "no TOML"),
+        ("name = 'a/b'", "can name a folder"),
+    ],
+)
+def test_toml_says_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        load_toml(path, KNOWN)
+
+
+def test_missing_toml_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="no file"):
+        load_toml(tmp_path / "no.toml")
+
+
+def test_a_sweep_needs_cells():
+    with pytest.raises(UsageError, match="no cells"):
+        Sweep("mine", ())
+
+
+def test_remaining_time_uses_the_times_of_like_cells():
+    assert remaining_s({}, ["a"]) is None
+    assert remaining_s({"a": [1.0, 3.0], "b": [10.0]}, ["a", "b", "a"]) == 14.0
+    assert remaining_s({"a": [2.0]}, ["c"]) == 2.0

@@ -1,0 +1,277 @@
+import sys
+
+import pytest
+import torch
+from testbed.models import transformer
+from testbed.models.samples import DatasetSamples, TensorSamples
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from testbed.errors import Unavailable, UnknownName, UsageError
+from testbed.own_model import EXAMPLE, parse_own_model
+from testbed.registry import WORKLOADS
+from testbed.workloads import as_samples, load_workload, workload_availability
+
+# --- registered workloads ---
+
+
+def test_options_are_converted_to_the_types_of_their_defaults():
+    spec = "vgg16:bn=1,hidden=8,dropout=0.25,image_size=32,num-classes=3,num_samples=7"
+    workload = load_workload(spec, seed=1)
+    kinds = [type(m) for m in workload.model.modules()]
+    assert torch.nn.BatchNorm2d in kinds
+    assert {m.p for m in workload.model.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}
+    assert workload.model(workload.train.batch([0, 6])[0]).shape == (2, 3)
+    assert len(workload.train) == 7
+    assert workload.name == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("resnet20:colour=1", "known options: batch_size, image_size, num_classes, num_samples"),
+        ("resnet20:batch_size=many", "batch_size is 'many'; expected int"),
+        ("vgg16:bn=perhaps", "bn is 'perhaps'; expected 1 or 0"),
+        ("resnet20:batch_size", "is not key=value"),
+    ],
+)
+def test_wrong_options_are_refused(spec, message):
+    with pytest.raises(UsageError, match=message):
+        load_workload(spec, seed=1)
+
+
+def test_an_unknown_workload_lists_the_known_ones():
+    with pytest.raises(UnknownName, match="did you mean 'resnet50'"):
+        load_workload("resnet-50", seed=1)
+
+
+def test_a_workload_whose_library_is_missing_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(
+        transformer.importlib.util, "find_spec", lambda name: None if name == "transformers" else 1
+    )
+    assert workload_availability("gpt2") == (
+        "transformers is not installed",
+        "pip install 'testbed[transformers]'",
+    )
+    with pytest.raises(Unavailable, match=r"pip install 'testbed\[transformers\]'"):
+        load_workload("gpt2", seed=1)
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_every_workload_is_available_where_the_extras_are_installed(name):
+    assert workload_availability(name) is None
+    kind = WORKLOADS.load(name)
+    assert kind.name == name
+    assert kind.summary
+    assert kind.options["batch_size"] > 0
+
+
+def test_the_default_loss_and_count_are_those_of_a_classifier():
+    workload = load_workload("digits-mlp", seed=1)
+    x, y = workload.train.batch(range(10))
+    logits = workload.model(x)
+    assert torch.equal(
+        workload.loss(workload.model, (x, y)), torch.nn.functional.cross_entropy(logits, y)
+    )
+    assert workload.num_correct(workload.model, (x, y)) == sum(
+        int(row.argmax()) == int(label) for row, label in zip(logits, y, strict=True)
+    )
+
+
+# --- datasets ---
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Rescaled(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(t * 2 for t in super().__getitem__(index))
+
+
+def test_only_a_plain_tensor_dataset_takes_the_fast_path():
+    x = torch.arange(4.0)
+    assert isinstance(as_samples(TensorDataset(x)), TensorSamples)
+    scaled = as_samples(Rescaled(x))
+    assert isinstance(scaled, DatasetSamples)
+    assert scaled.batch([3])[0].tolist() == [6.0]
+    samples = TensorSamples(x)
+    assert as_samples(samples) is samples
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Endless(), "is a Endless; expected a map-style"),
+        (DataLoader(TensorDataset(torch.zeros(3))), r"is a DataLoader; expected .* give its"),
+        (7, "is a int; expected"),
+        (TensorDataset(torch.zeros(0)), "is empty"),
+    ],
+)
+def test_other_data_is_refused(data, message):
+    with pytest.raises(UsageError, match=message):
+        as_samples(data)
+
+
+# --- the user's own model ---
+
+OWN = """
+import torch
+from helper_of_my_model import make_data
+from testbed.workload import Workload
+
+class NotAModel:
+    pass
+
+def build(width: int = 4, bias: bool = True, rate=0.5, mode: str | None = None, *, seed, data_dir):
+    model = torch.nn.Linear(width, 3, bias=bias)
+    workload = Workload(model, make_data(width), learning_rate=rate, data=f"{mode} {data_dir}")
+    workload.model.seed = seed
+    return workload
+
+def pair(width):
+    return torch.nn.Linear(int(width), 3), make_data(int(width))
+
+def with_function(width: int = 4):
+    return (*pair(width), lambda model, batch: model(batch[0]).square().mean())
+
+def with_criterion(width: int = 4):
+    x = torch.randn(8, width)
+    dataset = torch.utils.data.TensorDataset(x, x[:, :3])
+    return torch.nn.Linear(width, 3), dataset, torch.nn.MSELoss()
+
+def number():
+    return 7
+
+def four():
+    return 1, 2, 3, 4
+
+def no_model():
+    return NotAModel(), make_data(4)
+
+def no_loss():
+    return (*pair(4), "mse")
+
+def frozen():
+    model, data = pair(4)
+    return model.requires_grad_(False), data
+
+def odd(sizes: list[int] = (1, 2)):
+    return pair(4)
+
+def broken():
+    return [][1]
+
+constant = 3
+"""
+
+HELPER = """
+import torch
+
+def make_data(width):
+    return torch.utils.data.TensorDataset(torch.randn(8, width), torch.arange(8) % 3)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "my_model.py").write_text(OWN)
+    (tmp_path / "helper_of_my_model.py").write_text(HELPER)
+    yield str(tmp_path / "my_model.py")
+    sys.modules.pop("helper_of_my_model", None)
+
+
+def test_an_own_workload_gets_its_options_seed_and_folder(own):
+    spec = f"{own}:build:width=6,bias=0,rate=0.125,mode=fast"
+    path = list(sys.path)
+    workload = load_workload(spec, seed=11, data_dir="somewhere")
+    assert sys.path == path
+    assert workload.model.weight.shape == (3, 6)
+    assert workload.model.bias is None
+    assert workload.model.seed == 11
+    assert workload.learning_rate == 0.125
+    assert workload.data == "fast somewhere"
+    assert workload.name == spec
+    assert isinstance(workload.train, TensorSamples)
+    assert workload.loss(workload.model, workload.train.batch([0, 1])).isfinite()
+
+
+def test_an_own_model_may_be_a_pair_and_is_seeded(own):
+    first, again, other = (
+        load_workload(f"{own}:pair:width=5", seed=seed).model.weight for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert load_workload(f"{own}:pair:width=5", seed=1).data == "user's own"
+
+
+def test_an_own_loss_is_a_function_of_model_and_batch_or_a_criterion(own):
+    workload = load_workload(f"{own}:with_function", seed=1)
+    x, y = workload.train.batch([0, 1])
+    assert torch.equal(workload.loss(workload.model, (x, y)), workload.model(x).square().mean())
+    workload = load_workload(f"{own}:with_criterion", seed=1)
+    x, y = workload.train.batch([0, 1])
+    assert torch.equal(
+        workload.loss(workload.model, (x, y)), (workload.model(x) - y).square().mean()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        ("", r"expected a file and a function in it: .*my_model\.py:build"),
+        (":", "expected a file and a function"),
+        (":absent", r"no function 'absent'; it has: .*build, .*def build\(width"),
+        (":constant", "no function 'constant'"),
+        (":pair", r"needs width; write .*:pair:width=\.\.\."),
+        (":build:colour=red", "known options: bias, mode, rate, width"),
+        (":build:seed=3", "has no option 'seed'"),
+        (":build:width=wide", "width is 'wide'; expected int"),
+        (":odd:sizes=3", "option 'sizes' of odd is annotated"),
+        (":number", r"returned a int; expected a function that returns a model and a dataset"),
+        (":four", "returned a tuple of 4"),
+        (":no_model", "returned a NotAModel as the model"),
+        (":no_loss", "returned a str as the loss"),
+        (":frozen", "no parameter with requires_grad"),
+    ],
+)
+def test_own_models_that_cannot_be_used_are_refused(own, tail, message):
+    with pytest.raises(UsageError, match=f"(?s){message}"):
+        load_workload(own + tail, seed=1)
+
+
+def test_a_missing_file_is_refused_with_an_example(tmp_path):
+    with pytest.raises(UsageError, match="there is no file"):
+        load_workload(f"{tmp_path}/nowhere.py:build", seed=1)
+
+
+def test_a_data_folder_that_nobody_takes_is_refused(own):
+    with pytest.raises(UsageError, match=r"pair in .* takes no data_dir"):
+        load_workload(f"{own}:pair:width=3", seed=1, data_dir="somewhere")
+
+
+def test_errors_of_the_users_code_come_through_with_a_note(own):
+    with pytest.raises(IndexError) as caught:
+        load_workload(f"{own}:broken", seed=1)
+    assert "my_model.py:broken" in caught.value.__notes__[0]
+
+
+def test_a_file_with_a_syntax_error_leaves_nothing_behind(tmp_path):
+    (tmp_path / "torn.py").write_text("def build(:\n")
+    with pytest.raises(SyntaxError):
+        load_workload(f"{tmp_path}/torn.py:build", seed=1)
+    assert not [name for name in sys.modules if "torn" in name]
+
+
+def test_the_example_in_the_messages_works(tmp_path):
+    text = "\n".join(line[4:] for line in EXAMPLE.splitlines())
+    assert len(text.splitlines()) == 5
+    (tmp_path / "example.py").write_text(text)
+    workload = load_workload(f"{tmp_path}/example.py:build:width=16", seed=1)
+    assert workload.loss(workload.model, workload.train.batch([0, 5])).isfinite()
+
+
+def test_names_without_a_python_file_are_registered_ones():
+    assert parse_own_model("resnet50:image_size=64") is None
+    assert parse_own_model("a/b.py:make:x=1").options == {"x": "1"}

@@ -1,0 +1,65 @@
+"""What the parameter server refuses before anything travels."""
+
+import pytest
+import torch
+
+from testbed.backends.protocol import Group
+from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions
+from testbed.backends.zmq_ps.checks import check_request
+from testbed.control.inproc import InprocHub
+from testbed.errors import UsageError
+from testbed.nouns import Capabilities, Request, Verb
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(Verb.SUM), "has no tensor"),
+        (Request(Verb.SUM, torch.ones(4, 4).t()), "contiguous"),
+        (Request(Verb.SUM, torch.ones(2, dtype=torch.complex64)), "dtype is"),
+        (Request(Verb.SUM, torch.ones(2), "k" * 5000), "shorter"),
+        (Request(Verb.GATHER, torch.ones(2, 2)), "expected 1"),
+        (Request(Verb.BROADCAST, torch.ones(2), root=2), "root is 2"),
+        (Request(Verb.APPLY, torch.ones(2, dtype=torch.int64), "w"), "floating-point"),
+        (Request(Verb.INSTALL, torch.ones(2), "w", note="{"), "optimizer note"),
+        (Request(Verb.INSTALL, torch.ones(2), "w", note='{"momentum": -1}'), "cannot be made"),
+    ],
+)
+def test_bad_requests_are_refused(request_, message):
+    with pytest.raises(UsageError, match=message):
+        check_request(request_, Capabilities(frozenset(Verb)), 2)
+
+
+def test_verbs_that_were_not_declared_are_refused():
+    with pytest.raises(UsageError, match="cannot apply as it was opened"):
+        check_request(Request(Verb.APPLY), Capabilities(frozenset({Verb.SUM})), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "group", "message"),
+    [
+        (ZmqPsOptions(servers="dedicated:1"), {}, "the job has 0"),
+        (ZmqPsOptions(consistency="async"), {"order": "priority"}, "use order=fifo"),
+        (ZmqPsOptions(), {"device": "cuda:0"}, "use device=cpu"),
+        (ZmqPsOptions(servers="colocated:2"), {}, "ask for fewer"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(options, group, message):
+    with pytest.raises(UsageError, match=message):
+        ZMQ_PS.open(Group(0, 1, InprocHub(1).member(0), **group), options)
+
+
+def test_the_kind_can_be_asked_without_torch_or_zeromq():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.modules.update(zmq=None, torch=None)\n"
+        "from testbed.backends.zmq_ps import ZMQ_PS\n"
+        "assert ZMQ_PS.num_servers(ZMQ_PS.options(servers='dedicated:2')) == 2\n"
+        "print(ZMQ_PS.probe())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "pip install pyzmq" in done.stdout, done.stderr
