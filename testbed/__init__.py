@@ -1,4 +1,4 @@
-"""A comparative testbed for data-parallel training: which exchange of gradients is fastest, and why.
+"""A comparative testbed for data-parallel training: which exchange of gradients wins, and why.
 
 Adopt it in an existing PyTorch loop:
 
@@ -13,14 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from testbed.training.session import Session, distribute
+    from testbed.adopt import distribute
+    from testbed.training.session import Session
     from testbed.workload import Workload
 
 __all__ = ["Session", "Workload", "distribute"]
 
 _HOME = {
     "Session": "testbed.training.session",
-    "distribute": "testbed.training.session",
+    "distribute": "testbed.adopt",
     "Workload": "testbed.workload",
 }
 

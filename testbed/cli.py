@@ -1,4 +1,4 @@
-"""The `testbed` command: one verb per file in `commands/`, and one place where errors become words."""
+"""The `testbed` command: one verb per file, and one place where errors become words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_app() -> typer.Typer:
     """The command line with all its verbs."""
     app = typer.Typer(
         name="testbed",
-        help="Which way of exchanging gradients is fastest for your model on your cluster, and why.",
+        help="Which way of exchanging gradients is fastest for your model, and why.",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="markdown",

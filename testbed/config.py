@@ -93,17 +93,18 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def to_arguments(config: RunConfig) -> list[str]:
-    """The options of `testbed run` that give this configuration; defaults are left out.
+    """The options of `testbed run` that give this configuration; most defaults are left out.
 
     Example:
         >>> to_arguments(RunConfig(backend="gloo", workers=4, steps=20))
-        ['--backend', 'gloo', '--workers', '4', '--steps', '20']
+        ['--workload', 'digits-cnn', '--backend', 'gloo', '--workers', '4', '--steps', '20']
     """
     arguments: list[str] = []
     default = RunConfig()
     for name in RunConfig.__struct_fields__:
         value = getattr(config, name)
-        if name == "repeat" or value == getattr(default, name):
+        named = name in ("workload", "backend", "workers")
+        if name == "repeat" or (value == getattr(default, name) and not named):
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         arguments += [f"--{name.replace('_', '-')}", text]

@@ -1,4 +1,4 @@
-"""Part specifications: `name` or `name:key=value,...`, as the command line and recipes write them."""
+"""Part specifications: `name` or `name:key=value,...`, on the command line and in recipes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Workload:
         learning_rate: a rate at which the workload trains well with `optimizer`.
         momentum: momentum that belongs to `learning_rate`.
         weight_decay: weight decay that belongs to `learning_rate`.
-        data: where the samples come from, for the table; starts with `synthetic` if they are made up.
+        data: where the samples come from, for the table; `synthetic ...` if they are made up.
         name: filled in by the loader.
     """
 

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process; the plain reference that all other backends are held to."""
+"""Ranks that are threads of one process: the plain reference for all other backends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoopbackOptions:
 
 
 class Meeting:
-    """Where the threads of a group exchange tensors: everybody gives one, then everybody gets all."""
+    """Where the threads of a group exchange tensors: each gives one, then each gets all."""
 
     def __init__(self, size: int) -> None:
         self._size = size

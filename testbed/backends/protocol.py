@@ -36,6 +36,10 @@ class Work(Protocol):
         """
         ...
 
+    def when_done(self, hear: Callable[[], None]) -> None:
+        """Call `hear` when it is done, on the backend's thread; at once if it already is."""
+        ...
+
     @property
     def event(self) -> Event:
         """When it was submitted, started and ended; valid once done."""

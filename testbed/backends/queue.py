@@ -100,7 +100,7 @@ class RequestQueue:
             self._live.discard(work)
 
     def fail_all(self, error: BaseException) -> None:
-        """The backend's thread cannot go on: everything that waits, now and later, gets the error."""
+        """The backend's thread cannot go on: all that waits, now and later, gets the error."""
         with self._lock:
             self._failure = self._failure or error
             live = list(self._live)

@@ -15,7 +15,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+# torch.distributed does not export to type checkers the classes that it documents.
+import torch.distributed as untyped_dist
 
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request
@@ -23,6 +25,8 @@ from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
 from testbed.errors import Unavailable
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+
+dist: Any = untyped_dist
 
 VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
 
@@ -47,7 +51,7 @@ class TorchBackend:
         group: Group,
         name: str,
         device_type: str,
-        make: Callable[[Group, dist.Store], dist.ProcessGroup],
+        make: Callable[[Group, Any], Any],
     ) -> None:
         self.rank, self.size = group.rank, group.size
         self._name = name
@@ -62,7 +66,7 @@ class TorchBackend:
             for channel in range(group.num_channels)
         ]
         self._streams = [
-            torch.cuda.Stream(self._device) if device_type == "cuda" else None
+            _make_stream(self._device) if device_type == "cuda" else None
             for _ in range(group.num_channels)
         ]
         for process_group in self._groups:
@@ -109,25 +113,21 @@ class TorchBackend:
                 self._spread(group, flat, stream)
         return Combined(tensor, traffic=self._ring_traffic(request))
 
-    def _fold(
-        self, group: dist.ProcessGroup, flat: torch.Tensor, stream: torch.cuda.Stream | None
-    ) -> None:
+    def _fold(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         chunk, padded = self._pad(flat)
         padded[: flat.numel()] = flat
         padded[flat.numel() :] = 0
         mine = torch.empty(chunk, dtype=flat.dtype, device=flat.device)
-        self._settle(group.reduce_scatter([mine], [list(padded.split(chunk))]), stream)
+        self._settle(group.reduce_scatter([mine], [list(torch.split(padded, chunk))]), stream)
         own = flat[self.rank * chunk : (self.rank + 1) * chunk]
         own.copy_(mine[: own.numel()])
 
-    def _spread(
-        self, group: dist.ProcessGroup, flat: torch.Tensor, stream: torch.cuda.Stream | None
-    ) -> None:
+    def _spread(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         chunk, padded = self._pad(flat)
         mine = torch.zeros(chunk, dtype=flat.dtype, device=flat.device)
         own = flat[self.rank * chunk : (self.rank + 1) * chunk]
         mine[: own.numel()] = own
-        self._settle(group.allgather([list(padded.split(chunk))], [mine]), stream)
+        self._settle(group.allgather([list(torch.split(padded, chunk))], [mine]), stream)
         flat.copy_(padded[: flat.numel()])
 
     def _pad(self, flat: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -136,7 +136,7 @@ class TorchBackend:
         return chunk, torch.empty(chunk * self.size, dtype=flat.dtype, device=flat.device)
 
     def _gather(
-        self, group: dist.ProcessGroup, tensor: torch.Tensor, stream: torch.cuda.Stream | None
+        self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None
     ) -> Combined:
         count = torch.tensor([tensor.numel()], device=tensor.device)
         counts = [torch.empty_like(count) for _ in range(self.size)]
@@ -168,11 +168,21 @@ class TorchBackend:
         return Traffic(moved, moved, 0, 0, halves * (n - 1))
 
 
-def _open_store(group: Group) -> dist.Store:
+def _make_stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The version of NCCL that torch was built with."""
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _open_store(group: Group) -> Any:
     timeout = timedelta(seconds=60)
     if group.size == 1:
         return dist.HashStore()
-    store: dist.Store | None = None
+    store: Any = None
     port = 0
     if group.rank == 0:
         hosted = dist.TCPStore(group.address, 0, group.size, True, timeout, wait_for_workers=False)
@@ -188,7 +198,7 @@ def _open_store(group: Group) -> dist.Store:
     return store
 
 
-def _make_gloo(group: Group, store: dist.Store) -> dist.ProcessGroup:
+def _make_gloo(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
     options._timeout = timedelta(seconds=group.deadline_s)
@@ -196,7 +206,7 @@ def _make_gloo(group: Group, store: dist.Store) -> dist.ProcessGroup:
     return dist.ProcessGroupGloo(store, group.rank, group.size, options)
 
 
-def _make_nccl(group: Group, store: dist.Store) -> dist.ProcessGroup:
+def _make_nccl(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=group.deadline_s)
     return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
@@ -209,7 +219,7 @@ def _open_gloo(group: Group, options: object) -> TorchBackend:
 def _open_nccl(group: Group, options: object) -> TorchBackend:
     per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
     num_gpus = torch.cuda.device_count()
-    version = torch.cuda.nccl.version()
+    version = nccl_version()
     if per_host > num_gpus:
         words = ".".join(map(str, version))
         reason = f"{per_host} ranks share {num_gpus} GPU(s) and NCCL {words} refuses that"

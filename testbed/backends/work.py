@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from testbed.errors import DeadlineExceeded
 from testbed.nouns import Combined, Event, Request
@@ -25,6 +26,7 @@ class PendingWork:
         self._result: Combined | None = None
         self._error: BaseException | None = None
         self._submitted_s = time.perf_counter()
+        self._listeners: list[Callable[[], None]] = []
         self._started_s = self._submitted_s
         self._ended_s = self._submitted_s
 
@@ -47,6 +49,17 @@ class PendingWork:
             self._result, self._error = result, error
             self._ended_s = time.perf_counter()
             self._done.set()
+            listeners, self._listeners = self._listeners, []
+        for hear in listeners:
+            hear()
+
+    def when_done(self, hear: Callable[[], None]) -> None:
+        """See `Work.when_done`."""
+        with self._settle:
+            if not self._done.is_set():
+                self._listeners.append(hear)
+                return
+        hear()
 
     def done(self) -> bool:
         """Whether `wait` would return or raise at once."""

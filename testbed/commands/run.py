@@ -15,7 +15,7 @@ from testbed.config import RunConfig, reproduce, to_arguments
 from testbed.errors import Unavailable, UsageError
 from testbed.launch import local, mpirun, tree
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
-from testbed.records.cell import Cell, decode_cell, encode_cell
+from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.registry import WORKLOADS
 from testbed.spec import parse_spec
@@ -206,32 +206,35 @@ def _start(
     config: RunConfig, role: Role, hostfile: Path | None, interface: str | None, json: Path | None
 ) -> int:
     """Start the ranks, wait for them, and leave a record even if they fail."""
-    arguments = ["run", *to_arguments(config), "--workers", str(config.workers)]
+    arguments = ["run", *to_arguments(config)]
     arguments += ["--interface", interface] if interface else []
     arguments += ["--json", str(json.resolve())] if json else []
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
     command = tree.own_command(*arguments)
-    children: list[subprocess.Popen[bytes]]
-    if role.kind.needs_mpi or hostfile is not None:
-        hosts = str(hostfile.resolve()) if hostfile else None
-        children = [mpirun.start_ranks(command, size, threads, hosts)]
-    else:
-        children = local.start_ranks(command, size, threads)
+    children: list[subprocess.Popen[bytes]] = []
+    tee = tree.Tee()
     try:
         with tree.interruptible():
+            if role.kind.needs_mpi or hostfile is not None:
+                hosts = str(hostfile.resolve()) if hostfile else None
+                children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
+            else:
+                children += local.start_ranks(command, size, threads, tee.write_fd)
             ending = tree.wait_all(children, grace_s=config.deadline)
     except tree.Interrupted as error:
         sys.stderr.write(f"testbed: {error}; ending all ranks\n")
         return error.status
     finally:
         tree.end_all(children)
+        said = tee.close(timeout_s=5)
     if ending.status == 0:
         return 0
-    culprit = "mpirun" if len(children) == 1 else f"rank {ending.culprit}"
-    words = f"{culprit} {tree.status_of(ending.status)}"
+    alone = len(children) == 1
+    who = "mpirun" if alone else f"rank {ending.culprit}, the first to end,"
+    words = f"{who} {tree.status_of(ending.status)}"
     sys.stderr.write(f"testbed: the run failed: {words}\n")
-    if json is not None and not _is_complete(json):
+    if json is not None:
         failed = Cell(
             status="failed",
             backend=config.backend,
@@ -239,18 +242,10 @@ def _start(
             num_workers=config.workers,
             config=config,
             command=reproduce(config),
-            error=words,
+            error="\n".join([*said, words]),
         )
         write_atomically(json, encode_cell(failed))
     return 2 if ending.status == 2 else 1
-
-
-def _is_complete(path: Path) -> bool:
-    try:
-        decode_cell(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
-    return True
 
 
 def _finish(cell: Cell | None, json: Path | None) -> int:

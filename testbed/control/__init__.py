@@ -1,1 +1,1 @@
-"""The control plane: small messages between all members of a job, and the watch over their lives."""
+"""The control plane: small messages between all members of a job, and the watch over them."""

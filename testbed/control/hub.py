@@ -53,11 +53,16 @@ class Hub:
         self._names: dict[int, str] = {}
         self._left: set[int] = set()
         self._lost = False
+        self._told = threading.Event()
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._wake_in, self._wake_out = socket.socketpair()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control-hub", daemon=True)
         self._thread.start()
+
+    def wait_told(self, timeout_s: float) -> None:
+        """Wait until the first loss was told to all members; the process may then end."""
+        self._told.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait until all members have left, at most so long, then end."""
@@ -166,6 +171,7 @@ class Hub:
         if not self._lost:
             self._lost = True
             self._tell(Frame("loss", member, f"{self._names[member]}\n{why}"))
+            self._told.set()
 
     def _watch(self, started_s: float) -> None:
         now_s = time.monotonic()
@@ -173,12 +179,10 @@ class Hub:
             silent_s = now_s - peer.heard_s
             if member not in self._left and silent_s > self._silence_s:
                 self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
-        if len(self._peers) < self._size and not self._lost:
-            if now_s - started_s > self._start_s:
-                absent = sorted(set(range(self._size)) - set(self._peers))
-                self._lost = True
-                words = ", ".join(map(str, absent))
-                why = f"did not join within {self._start_s:g} s"
-                self._tell(Frame("loss", absent[0], f"rank {words}\n{why}"))
+        late = now_s - started_s > self._start_s
+        if late and len(self._peers) < self._size and not self._lost:
+            absent = sorted(set(range(self._size)) - set(self._peers))
+            self._names[absent[0]] = f"rank {', '.join(map(str, absent))}"
+            self._lose(absent[0], f"did not join within {self._start_s:g} s")
         states = tuple(self._peers[m].state if m in self._peers else b"" for m in range(self._size))
         self._tell(Frame("beat", values=states))

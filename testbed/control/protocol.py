@@ -57,7 +57,7 @@ class Control(Protocol):
         ...
 
     def on_loss(self, hear: Callable[[Loss], None]) -> None:
-        """Call `hear` once, on the control thread, when a member is lost (at once if it already is)."""
+        """Call `hear` once, on the control thread, when a member is lost (or already is)."""
         ...
 
     def set_state(self, words: str) -> None:

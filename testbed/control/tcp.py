@@ -96,6 +96,8 @@ class TcpControl:
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""
         self._send(Frame("failure", self.rank, why))
+        if self._hub is not None:
+            self._hub.wait_told(self._silence_s)
 
     def on_loss(self, hear: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""

@@ -110,7 +110,7 @@ def _read(dialect: _Dialect, environment: Mapping[str, str]) -> Identity:
     seen = {
         name: environment[name]
         for name in (dialect.rank, dialect.size, dialect.local_rank, dialect.local_size)
-        if name in environment
+        if name is not None and name in environment
     }
     local_rank = number(dialect.local_rank, rank)
     local_size = number(dialect.local_size, size or 1)

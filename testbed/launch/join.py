@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import msgspec
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
+from testbed.backends.staged import staged
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.errors import Disagreement, Unavailable, UsageError
@@ -58,7 +59,7 @@ def resolve_backend(text: str) -> tuple[BackendKind, Any]:
     """
     spec = parse_spec(text)
     kind: BackendKind = BACKENDS.load(spec.name)
-    options = parse_options(spec.name, spec.options, kind.options)
+    options: Any = parse_options(spec.name, spec.options, kind.options)
     lacking = kind.probe()
     if lacking is not None:
         raise Unavailable("backend", spec.name, *lacking)
@@ -77,13 +78,14 @@ def assign_role(
     size = identity.size
     if size is None:
         raise UsageError(
-            f"{identity.launcher} gives no number of processes; start with Open MPI's mpirun or srun"
+            f"{identity.launcher} tells no number of processes; start with mpirun or srun"
         )
     workers = size - num_servers if num_workers is None else num_workers
     if workers < 1 or workers + num_servers != size:
+        needed = max(workers, 1)
         raise UsageError(
-            f"{identity.launcher} started {size} processes, but the run needs {max(workers, 1)} workers "
-            f"and {num_servers} dedicated servers; start {max(workers, 1) + num_servers}"
+            f"{identity.launcher} started {size} processes, but the run needs {needed} workers "
+            f"and {num_servers} dedicated servers; start {needed + num_servers}"
         )
     if kind.needs_mpi and identity.launcher in ("testbed", "torchrun") and size > 1:
         raise UsageError(
@@ -161,7 +163,7 @@ def _agree(members: list[tuple[str, str, int]]) -> None:
 
 def open_backend(role: Role, group: Group) -> Backend:
     """Open the backend in the group; collective over the workers."""
-    return role.kind.open(group, role.options)
+    return staged(role.kind.open(group, role.options), group.device, group.deadline_s)
 
 
 def announce_identity(identity: Identity, stream: TextIO = sys.stderr) -> None:

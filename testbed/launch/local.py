@@ -27,7 +27,7 @@ def rank_environment(
 
 
 def start_ranks(
-    command: Sequence[str], size: int, threads: int, output: int | None = None
+    command: Sequence[str], size: int, threads: int, errors: int | None = None
 ) -> list[subprocess.Popen[bytes]]:
     """Start `size` processes of one command; rank 0 inherits the control plane's socket."""
     token = secrets.token_hex(16)
@@ -42,5 +42,5 @@ def start_ranks(
             if rank == 0:
                 environment["TESTBED_LISTENER"] = str(listener.fileno())
                 descriptors = (listener.fileno(),)
-            children.append(tree.start(command, environment, pass_fds=descriptors, output=output))
+            children.append(tree.start(command, environment, pass_fds=descriptors, errors=errors))
     return children

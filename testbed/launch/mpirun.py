@@ -1,4 +1,4 @@
-"""Starts the ranks of a job under `mpirun`: a site's own when it is first on PATH, else the wheel's."""
+"""Starts the ranks of a job under `mpirun`: a site's own if it is on PATH, else the wheel's."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ def mpirun_command(
     if hostfile is not None:
         options += ["--hostfile", hostfile]
     if launcher.is_open_mpi:
+        # Continuous: survivors of a lost rank end by themselves and say what they waited for.
         # Unbound ranks: the communication thread must be free to leave the compute thread's core.
-        options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+        options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--continuous"]
         options += [word for name in FORWARDED for word in ("-x", name)]
         if launcher.library is not None:
             options += ["-x", f"MPI4PY_LIBMPI={launcher.library}"]
@@ -92,9 +93,9 @@ def start_ranks(
     size: int,
     threads: int,
     hostfile: str | None = None,
-    output: int | None = None,
+    errors: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `size` ranks of one command under `mpirun`."""
     launcher = find_mpirun()
     environment = mpirun_environment(launcher, tree.base_environment(), size, threads)
-    return tree.start(mpirun_command(launcher, size, command, hostfile), environment, output=output)
+    return tree.start(mpirun_command(launcher, size, command, hostfile), environment, errors=errors)

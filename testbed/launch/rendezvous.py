@@ -121,7 +121,7 @@ def _exchange_by_store(
     invitation: Invitation | None,
     start_s: float,
 ) -> Invitation:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = TCPStore(

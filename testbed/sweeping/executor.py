@@ -39,8 +39,8 @@ def run_command(config: RunConfig, json_path: Path, hostfile: Path | None = None
     """The command line of one cell.
 
     Example:
-        >>> run_command(RunConfig(workers=4), Path("c.json"))[1:]
-        ['-m', 'testbed', 'run', '--workers', '4', '--json', 'c.json']
+        >>> run_command(RunConfig(workers=4), Path("c.json"))[-4:]
+        ['--workers', '4', '--json', 'c.json']
     """
     where = ["--hostfile", str(hostfile)] if hostfile else []
     run = [sys.executable, "-m", "testbed", "run", *to_arguments(config)]

@@ -1,4 +1,4 @@
-"""What ranks must agree on before the first step, so that a difference is an error and not a hang."""
+"""What ranks must agree on before the first step: a difference is an error, not a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The naive twin of the session: backward, then one blocking exchange per parameter, nothing else."""
+"""The naive twin of the session: backward, then one blocking exchange per parameter."""
 
 from __future__ import annotations
 

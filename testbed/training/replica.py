@@ -14,6 +14,7 @@ from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_
 from testbed.training.sampling import SampleOrder
 from testbed.workload import Workload
 
+DEFAULT_STEPS = 100
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -102,7 +103,7 @@ def sample_order(config: RunConfig, workload: Workload, num_workers: int) -> Sam
 
 
 def num_steps(config: RunConfig, order: SampleOrder) -> int:
-    """How many steps the run has; 100 if the user named neither steps nor epochs."""
+    """How many steps the run has; DEFAULT_STEPS if the user named neither steps nor epochs."""
     if config.epochs is not None:
         return config.epochs * order.steps_per_epoch
-    return config.steps or 100
+    return config.steps or DEFAULT_STEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class Session:
         self._works: list[tuple[int, Work]] = []
         self._absent: set[int] = set()
         self._sending = True
+        self._leave: Callable[[], None] | None = None
         self._synchronized = False
         self._step_began_s = time.perf_counter()
         self._slowest_step_s = 0.0
@@ -125,11 +126,18 @@ class Session:
         self._order = list(order)
         self._release = InOrderRelease(self._order)
 
+    def on_close(self, leave: Callable[[], None]) -> None:
+        """Call this once when the session is closed; for whoever opened the backend for it."""
+        self._leave = leave
+
     def close(self) -> None:
-        """Take the hooks off; the backend stays open for whoever opened it."""
+        """Take the hooks off; ends the backend only if the session was given that to do."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
     def _share_start(self, model: torch.nn.Module) -> None:
         backend = self.backend

@@ -90,7 +90,7 @@ def make_cell(
 def judge(
     config: RunConfig, outcomes: Sequence[Outcome], consistency: str
 ) -> tuple[bool | None, str]:
-    """Whether the cell did the work that every dense synchronous cell does, and how that is known."""
+    """Whether the cell did the work of every dense synchronous cell, and how that is known."""
     first = outcomes[0]
     if len({o.initial_digest for o in outcomes}) > 1:
         return False, "ranks started from different parameters"

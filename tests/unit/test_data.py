@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+
+from testbed.errors import Unavailable, UsageError
 from testbed.models.cifar10 import load_cifar10
 from testbed.models.image_folder import centre_crop, load_image_folder
 from testbed.models.samples import (
@@ -18,9 +21,6 @@ from testbed.models.samples import (
     synthetic_images,
 )
 from testbed.models.tokens import IGNORED, HiddenTokens, NextToken, TokenWindows, synthetic_tokens
-from torch.utils.data import Dataset, TensorDataset
-
-from testbed.errors import Unavailable, UsageError
 from testbed.workloads import load_workload
 
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from testbed.models.layers import Branches, conv_bn
-from testbed.models.resnet import PadShortcut
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.errors import UsageError
+from testbed.models.layers import Branches, conv_bn
+from testbed.models.resnet import PadShortcut
 from testbed.registry import WORKLOADS
 from testbed.workload import Workload
 from testbed.workloads import load_workload

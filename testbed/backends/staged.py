@@ -1,0 +1,187 @@
+"""GPU tensors over a backend that moves host memory, through pinned buffers.
+
+A wrapper around any backend. Copies run on a stream of their own; the thread that submits never
+waits for them. The host buffer of a key is kept, so that its memory stays where it is from step to
+step (a backend may have prepared requests for it).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from testbed.backends.protocol import Backend, Work
+from testbed.backends.work import PendingWork
+from testbed.nouns import Capabilities, Combined, Request, Traffic
+
+
+class Copier(Protocol):
+    """How bytes get off a device and back; a token stands for a copy that may still be running."""
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """A host buffer of the tensor's shape and dtype."""
+        ...
+
+    def down(self, tensor: torch.Tensor, host: torch.Tensor) -> object:
+        """Start copying to the host, after what the caller's stream has queued so far."""
+        ...
+
+    def up(self, host: torch.Tensor, tensor: torch.Tensor) -> object:
+        """Start copying back."""
+        ...
+
+    def settle(self, token: object) -> None:
+        """Block this thread until the copy is done."""
+        ...
+
+    def follow(self, token: object) -> None:
+        """Make the caller's stream wait for the copy, without blocking this thread."""
+        ...
+
+
+class CudaCopier:
+    """Copies on one extra stream of a CUDA device, through pinned memory."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Pinned memory, or the copies would not run beside the computation."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+    def down(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.cuda.Event:
+        """See `Copier.down`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return self._copy(tensor, host, tensor)
+
+    def up(self, host: torch.Tensor, tensor: torch.Tensor) -> torch.cuda.Event:
+        """See `Copier.up`."""
+        return self._copy(host, tensor, tensor)
+
+    def settle(self, token: object) -> None:
+        """See `Copier.settle`."""
+        assert isinstance(token, torch.cuda.Event)
+        token.synchronize()
+
+    def follow(self, token: object) -> None:
+        """See `Copier.follow`."""
+        assert isinstance(token, torch.cuda.Event)
+        torch.cuda.current_stream(self._device).wait_event(token)
+
+    def _copy(
+        self, source: torch.Tensor, into: torch.Tensor, on_device: torch.Tensor
+    ) -> torch.cuda.Event:
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+            done.record(self._stream)
+        on_device.record_stream(self._stream)
+        return done
+
+
+@dataclass(frozen=True)
+class _Departure:
+    work: StagedWork
+    host: torch.Tensor
+    token: object
+
+
+class StagedWork(PendingWork):
+    """A request whose result is on its way back to the device when `wait` returns.
+
+    The caller's stream waits for that copy; the host does not.
+    """
+
+    def __init__(self, request: Request, deadline_s: float, copier: Copier) -> None:
+        super().__init__(request, deadline_s)
+        self._copier = copier
+        self.landing: object | None = None
+
+    def wait(self, timeout_s: float | None = None) -> Combined:
+        """See `Work.wait`."""
+        result = super().wait(timeout_s)
+        if self.landing is not None:
+            self._copier.follow(self.landing)
+        return result
+
+
+class StagedBackend:
+    """See `Backend`; takes tensors of the device beside those that the inner backend takes."""
+
+    def __init__(self, inner: Backend, copier: Copier, device_type: str, deadline_s: float) -> None:
+        self.rank, self.size = inner.rank, inner.size
+        self._inner = inner
+        self._copier = copier
+        self._device_type = device_type
+        self._deadline_s = deadline_s
+        kinds = inner.capabilities.device_types | {device_type}
+        self.capabilities: Capabilities = replace(inner.capabilities, device_types=kinds)
+        self._buffers: dict[tuple[str, torch.Size, torch.dtype], torch.Tensor] = {}
+        self._departures: queue.SimpleQueue[_Departure | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._depart, name="staging", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> Work:
+        """See `Backend.submit`."""
+        tensor = request.tensor
+        if tensor is None or tensor.device.type != self._device_type:
+            return self._inner.submit(request)
+        work = StagedWork(request, self._deadline_s, self._copier)
+        host = self._buffer(request.key, tensor)
+        self._departures.put(_Departure(work, host, self._copier.down(tensor, host)))
+        return work
+
+    def traffic(self) -> Traffic:
+        """See `Backend.traffic`; copies between host and device are not on the wire."""
+        return self._inner.traffic()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """See `Backend.close`."""
+        self._departures.put(None)
+        self._thread.join(timeout_s)
+        self._inner.close(timeout_s)
+
+    def _buffer(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        name = (key, tensor.shape, tensor.dtype)
+        if name not in self._buffers:
+            self._buffers[name] = self._copier.buffer(tensor)
+        return self._buffers[name]
+
+    def _depart(self) -> None:
+        """Hand requests on in the order of submission, each once its bytes are on the host."""
+        while (departure := self._departures.get()) is not None:
+            work, host = departure.work, departure.host
+            try:
+                self._copier.settle(departure.token)
+                work.start()
+                inner = self._inner.submit(replace(work.request, tensor=host))
+            except Exception as error:  # belongs to whoever waits for this request
+                work.fail(error)
+                continue
+            inner.when_done(partial(self._land, inner, work, host))
+
+    def _land(self, inner: Work, work: StagedWork, host: torch.Tensor) -> None:
+        tensor = work.request.tensor
+        assert tensor is not None
+        try:
+            result = inner.wait(0)
+            work.landing = self._copier.up(host, tensor)
+            parts = tuple(part.to(tensor.device) for part in result.parts)
+        except Exception as error:  # belongs to whoever waits for this request
+            work.fail(error)
+            return
+        work.finish(replace(result, tensor=tensor, parts=parts))
+
+
+def staged(inner: Backend, device: str, deadline_s: float) -> Backend:
+    """The backend, able to take tensors of the device; itself if it already is."""
+    device_type = device.partition(":")[0]
+    if device_type in inner.capabilities.device_types:
+        return inner
+    return StagedBackend(inner, CudaCopier(device), device_type, deadline_s)
