@@ -1,5 +1,228 @@
 """`testbed comm`: the micro-benchmark."""
 
+from __future__ import annotations
 
-def comm() -> None:
-    """Being written."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+
+from testbed.errors import UsageError
+from testbed.launch import local, mpirun, tree
+from testbed.launch.join import Role, assign_role, who_am_i
+from testbed.microbench.config import CommConfig, reproduce, to_arguments
+from testbed.microbench.contestants import Contestant, resolve, together
+from testbed.records.store import write_atomically
+from testbed.spec import split_specs
+from testbed.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from testbed.records.comm import CommResult
+
+
+def comm(
+    backend: Annotated[
+        str, typer.Option(help="name[:key=value,...],name,...; see testbed list")
+    ] = "mpi-ring,mpi,gloo,zmq-ps",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="processes that exchange (alone: 2; under a launcher: what it started)",
+            show_default=False,
+        ),
+    ] = None,
+    min_bytes: Annotated[str, typer.Option("--min", help="smallest size, as 4K")] = "4K",
+    max_bytes: Annotated[str, typer.Option("--max", help="largest size, as 64M")] = "64M",
+    factor: Annotated[int, typer.Option(help="each size over the one before it")] = 4,
+    iters: Annotated[int, typer.Option(help="timed exchanges per size and backend")] = 20,
+    warmup: Annotated[int, typer.Option(help="exchanges before them that are not timed")] = 5,
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, float16, bfloat16, int64, int32 or uint8")
+    ] = "float32",
+    op: Annotated[
+        str, typer.Option(help="sum (all-reduce), fold-spread (its halves), gather or broadcast")
+    ] = "sum",
+    check: Annotated[
+        int, typer.Option(help="timed exchanges whose result is compared; 0 = none")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    deadline: Annotated[str, typer.Option(help="an exchange must end within this time")] = "10",
+    seed: Annotated[int, typer.Option(help="of the order in which backends take turns")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads per rank", show_default="cores / ranks")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Open MPI hostfile: start the ranks on these hosts")
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="network interface or address to use", show_default="decided")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the results (schema testbed.comm/1) here")
+    ] = None,
+) -> None:
+    """Time one exchange at many sizes over several backends, and check what arrived.
+
+    All backends are open in the same job and take turns, one exchange each, in random order, so
+    that whatever slows the machine slows all of them. algbw = size / time. busbw = algbw x
+    2 (n - 1) / n for a sum over n workers: the bytes that the busiest link carries in one direction
+    over the time (for a parameter server what its busiest link really carries).
+
+    Exit status: 0 fine, 1 wrong results or a failure, 2 asked for wrongly.
+
+    Examples:
+        testbed comm --backend mpi-ring,mpi,gloo,zmq-ps --workers 2 --max 16M
+
+        testbed comm --backend mpi,mpi:blocking=1 --json comm.json
+
+        mpirun --oversubscribe --allow-run-as-root -n 4 testbed comm --backend mpi-ring,gloo
+    """
+    config = make_config(
+        {
+            "backend": split_specs(backend),
+            "min_bytes": parse_bytes(min_bytes),
+            "max_bytes": parse_bytes(max_bytes),
+            "factor": factor,
+            "iters": iters,
+            "warmup": warmup,
+            "dtype": dtype,
+            "op": op,
+            "check": check,
+            "device": device,
+            "deadline": parse_seconds(deadline),
+            "seed": seed,
+            "threads": threads,
+        },
+        workers,
+    )
+    contestants = resolve(config.backend)
+    kind = together(contestants)
+    identity = who_am_i()
+    if identity.launcher != "alone":
+        role = assign_role(identity, kind, None, workers)
+        config = with_workers(config, role.num_workers)
+        raise typer.Exit(_as_member(config, contestants, role, interface, json))
+    role = Role(identity, kind, None, config.workers, kind.num_servers(None))
+    for contestant in contestants:
+        contestant.bus_factor(config)  # its options must fit before any process is started
+    if config.workers + role.num_servers == 1 and not (kind.needs_mpi or hostfile):
+        raise typer.Exit(_as_member(config, contestants, role, interface, json))
+    raise typer.Exit(_start(config, role, hostfile, interface, json))
+
+
+def make_config(given: dict[str, Any], workers: int | None) -> CommConfig:
+    """A checked configuration.
+
+    Raises:
+        UsageError: a value is not allowed; says which are.
+    """
+    for name, hint in get_type_hints(CommConfig).items():
+        allowed = get_args(hint) if get_origin(hint) is Literal else ()
+        if allowed and given[name] not in allowed:
+            raise UsageError(f"--{name} is {given[name]!r}; expected one of {', '.join(allowed)}")
+    try:
+        return msgspec.convert(
+            given | ({} if workers is None else {"workers": workers}), CommConfig
+        )
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
+
+
+def with_workers(config: CommConfig, workers: int) -> CommConfig:
+    """The configuration for as many workers as the launcher started, checked again."""
+    return msgspec.structs.replace(config, workers=workers)
+
+
+def _as_member(
+    config: CommConfig,
+    contestants: tuple[Contestant, ...],
+    role: Role,
+    interface: str | None,
+    json: Path | None,
+) -> int:
+    from testbed.backends.protocol import Group
+    from testbed.microbench.measure import SizeSamples
+    from testbed.microbench.member import Hear, run_member
+    from testbed.microbench.results import results_of, total_wrong
+    from testbed.microbench.table import footer, header, row
+
+    results: list[CommResult] = []
+    hosts: list[str] = []
+
+    def begin(group: Group) -> Hear:
+        hosts.extend(group.hosts)
+        _say(header(config, group.hosts, role.identity.launcher))
+        return hear
+
+    def hear(samples: SizeSamples) -> None:
+        rows = results_of(config, contestants, samples)
+        results.extend(rows)
+        _say("".join(row(config, result) for result in rows))
+
+    if not run_member(config, contestants, role, interface, begin):
+        return 0
+    _say(footer(config, results))
+    if json is not None:
+        _write(json, config, results, role, hosts)
+    return 1 if total_wrong(results) else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _write(
+    path: Path, config: CommConfig, results: list[CommResult], role: Role, hosts: list[str]
+) -> None:
+    from testbed.records.comm import CommRecord, encode_comm
+    from testbed.records.environment import describe_environment
+
+    environment = describe_environment(
+        launcher=role.identity.launcher,
+        launcher_variables=dict(role.identity.variables),
+        hosts=hosts,
+        num_servers=role.num_servers,
+        device=config.device,
+        seed=config.seed,
+    )
+    record = CommRecord(
+        results=results, config=config, environment=environment, command=reproduce(config)
+    )
+    write_atomically(path, encode_comm(record))
+
+
+def _start(
+    config: CommConfig, role: Role, hostfile: Path | None, interface: str | None, json: Path | None
+) -> int:
+    """Start the ranks and wait for them."""
+    arguments = ["comm", *to_arguments(config)]
+    arguments += ["--interface", interface] if interface else []
+    arguments += ["--json", str(json.resolve())] if json else []
+    size = config.workers + role.num_servers
+    threads = config.threads or max(1, (os.cpu_count() or 1) // size)
+    command = tree.own_command(*arguments)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        with tree.interruptible():
+            if role.kind.needs_mpi or hostfile is not None:
+                hosts = str(hostfile.resolve()) if hostfile else None
+                children += [mpirun.start_ranks(command, size, threads, hosts)]
+            else:
+                children += local.start_ranks(command, size, threads)
+            ending = tree.wait_all(children, grace_s=config.deadline)
+    except tree.Interrupted as error:
+        sys.stderr.write(f"testbed: {error}; ending all ranks\n")
+        return error.status
+    finally:
+        tree.end_all(children)
+    if ending.status == 0:
+        return 0
+    first = "mpirun" if len(children) == 1 else f"rank {ending.culprit}"
+    sys.stderr.write(f"testbed: {first} was the first to end: it {tree.status_of(ending.status)}\n")
+    return 2 if ending.status == 2 else 1

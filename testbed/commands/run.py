@@ -80,7 +80,7 @@ def run(
         int, typer.Option(help="steps compared with one process; 0 = do not")
     ] = 20,
     slow: Annotated[
-        str | None, typer.Option(help="hold up a worker: rank=1,delay=50ms[,every=8]")
+        str | None, typer.Option(help="hold up workers: rank=1,delay=50ms[,every=8][;...]")
     ] = None,
     channels: Annotated[int, typer.Option(help="exchanges in flight at once")] = 1,
     order: Annotated[

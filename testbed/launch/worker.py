@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 import torch
@@ -29,6 +29,8 @@ from testbed.training.trainer import Outcome, Run, train
 from testbed.workload import Workload
 from testbed.workloads import load_workload
 
+T = TypeVar("T")
+
 # Rank 0 evaluates and computes the reference while the others wait; a lost rank ends the wait.
 OUTCOME_S = 3600.0
 
@@ -43,7 +45,7 @@ class Settings:
 
 def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
     """Join, train, leave; the cell on rank 0, None elsewhere. Never returns after a failure."""
-    set_threads(config, role.identity.local_size)
+    share_cores(config.threads, role.identity.local_size)
     device = place_device(config.device, role.identity.local_rank)
     announce_identity(role.identity)
     group = join(
@@ -54,19 +56,33 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         num_channels=config.channels,
         device=device,
     )
-    who = f"rank {role.identity.rank} (host {group.host}, pid {os.getpid()})"
+
+    def live() -> Cell | None:
+        if not role.is_server:
+            return _work(msgspec.structs.replace(config, device=device), role, group)
+        assert role.kind.serve is not None
+        role.kind.serve(group, role.options)
+        return None
+
+    return as_member(role.identity.rank, group, live)
+
+
+def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
+    """Do what a member does between joining and leaving. Never returns after a failure.
+
+    Args:
+        rank: the member's number, for messages.
+        group: the job that it joined; its control plane is closed in the end.
+        live: what the member does there; whatever it raises is told to the others.
+    """
+    who = f"rank {rank} (host {group.host}, pid {os.getpid()})"
     _speak_when_ended(who, group.control)
     try:
-        if role.is_server:
-            assert role.kind.serve is not None
-            role.kind.serve(group, role.options)
-            cell = None
-        else:
-            cell = _work(msgspec.structs.replace(config, device=device), role, group)
+        result = live()
         group.control.close()
     except BaseException as error:  # the others must hear of it, whatever it is
         _fail(who, group.control, error)
-    return cell
+    return result
 
 
 def run_threads(config: RunConfig, role: Role) -> Cell | None:
@@ -107,11 +123,11 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
     return cells[0]
 
 
-def set_threads(config: RunConfig, local_size: int) -> None:
+def share_cores(threads: int | None, local_size: int) -> None:
     """Give each rank of this host its share of the cores, unless told otherwise."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     default = int(given) if given.isdigit() else max(1, (os.cpu_count() or 1) // local_size)
-    torch.set_num_threads(config.threads or default)
+    torch.set_num_threads(threads or default)
     # The communication thread needs the interpreter between two of the main thread's calls.
     sys.setswitchinterval(0.0005)
 

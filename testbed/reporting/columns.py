@@ -131,6 +131,10 @@ def _machines_text(cell: ReportCell) -> str:
     return f"{cell.num_machines}/{cell.num_processes}" if cell.num_processes else ""
 
 
+def _staleness_text(cell: ReportCell) -> str:
+    return "" if cell.staleness_max is None else str(cell.staleness_max)
+
+
 def _targets(cells: Sequence[ReportCell]) -> list[Column]:
     """A column for each accuracy that some cell was to reach; a dash where it never did."""
     targets = dict.fromkeys(t for cell in cells for t in cell.time_to_accuracy_s)
@@ -167,6 +171,7 @@ _FIGURES = (
     _figure("samples\n/s", "samples_per_s", lambda c: c.samples_per_s),
     _figure("comp.\nms", "compute_s", lambda c: c.compute_s, scale=1e3),
     _figure("exp.\nms", "exposed_comm_s", lambda c: c.exposed_comm_s, scale=1e3),
+    Column("stale\nsteps", "staleness_max", lambda c: c.staleness_max, _staleness_text),
     _figure("eff.\n%", "efficiency", lambda c: c.efficiency, scale=100),
     _figure("MB/\nstep", "wire_bytes_per_step", lambda c: c.wire_bytes_per_step, scale=1e-6),
     _figure("peak\nMB", "peak_memory_bytes", lambda c: c.peak_memory_bytes, scale=1e-6),

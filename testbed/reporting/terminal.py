@@ -18,12 +18,13 @@ from testbed.reporting.work import is_upper_bound
 
 _WIDTH = 120
 # Columns of words give way to figures, which are never broken.
-_MIN_WIDTH = {"backend": 12, "setting": 8, "same_work": 7, "status": 7}
+_MIN_WIDTH = {"backend": 14, "same_work": 7, "status": 7}
+_IN_HEADING = ("workload", "num_workers", "setting")
 _MAX_WIDTH = {"same_work": 7, "status": 14}
 
 
 def print_report(report: Report, out: TextIO) -> None:
-    """Write a table per workload and number of workers, then the notes and the provenance.
+    """Write a table per workload, number of workers and setting, then notes and provenance.
 
     A stream that is no terminal gets 120 columns, whatever the environment says.
     """
@@ -31,9 +32,17 @@ def print_report(report: Report, out: TextIO) -> None:
     console = Console(file=out, width=width, highlight=False, soft_wrap=False)
     columns = [c for c in columns_for(report.cells) if c.title and not c.wide]
     columns = [c for c in columns if any(c.text(cell) for cell in report.cells)]
-    for (workload, num_workers), cells in groupby(report.cells, key=_block):
+    setting = next((c for c in columns if c.key == "setting"), None)
+
+    def block(cell: ReportCell) -> tuple[str, int, str]:
+        return cell.workload, cell.num_workers, setting.text(cell) if setting else ""
+
+    for (workload, num_workers, words), cells in groupby(
+        sorted(report.cells, key=block), key=block
+    ):
         workers = f"{num_workers} worker{'s' if num_workers != 1 else ''}"
-        console.print(Text(f"{workload}, {workers}", style="bold"))
+        heading = f"{workload}, {workers}" + (f", {words}" if words else "")
+        console.print(Text(heading, style="bold"))
         console.print(_table(columns, list(cells), report.cells))
         console.print()
     for note in report.notes:
@@ -42,19 +51,15 @@ def print_report(report: Report, out: TextIO) -> None:
         console.print(Text(report.provenance, style="dim"))
 
 
-def _block(cell: ReportCell) -> tuple[str, int]:
-    return cell.workload, cell.num_workers
-
-
 def _table(
     columns: Sequence[Column], cells: Sequence[ReportCell], every: Sequence[ReportCell]
 ) -> Table:
     """The table of some cells, its columns as wide as those of every other table of the report.
 
-    The workload stands above the table, which leaves its room to the backends' options.
+    What a table's cells have in common stands above it, which leaves room to their options.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    columns = [column for column in columns if column.key != "workload"]
+    columns = [column for column in columns if column.key not in _IN_HEADING]
     for column in columns:
         lines = [line for cell in every for line in _lines(column, cell).split("\n")]
         longest = max(map(len, [*lines, *column.title.split("\n")]))

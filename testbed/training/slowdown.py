@@ -21,19 +21,23 @@ class Slowdown:
         return self.delay_s if rank == self.rank and step % self.every == 0 else 0.0
 
 
-def parse_slowdown(text: str) -> Slowdown:
-    """A slowdown from `rank=1,delay=50ms[,every=8]`.
+def parse_slowdowns(text: str) -> tuple[Slowdown, ...]:
+    """Slowdowns from `rank=1,delay=50ms[,every=8]`, several of them separated by semicolons.
 
     Raises:
         UsageError: a key is unknown or missing.
 
     Example:
-        >>> parse_slowdown("rank=1,delay=50ms,every=8")
-        Slowdown(rank=1, delay_s=0.05, every=8)
+        >>> parse_slowdowns("rank=1,delay=50ms,every=2;rank=0,delay=25ms")[1]
+        Slowdown(rank=0, delay_s=0.025, every=1)
     """
-    pairs = dict(piece.partition("=")[::2] for piece in text.split(","))
+    return tuple(_parse_one(piece) for piece in text.split(";"))
+
+
+def _parse_one(text: str) -> Slowdown:
+    pairs = dict(piece.strip().partition("=")[::2] for piece in text.split(","))
     unknown = set(pairs) - {"rank", "delay", "every"}
     digits = all(pairs.get(key, "1").isdigit() for key in ("rank", "every"))
     if unknown or not {"rank", "delay"} <= set(pairs) or not digits or pairs.get("every") == "0":
-        raise UsageError(f"--slow is {text!r}; expected rank=R,delay=TIME[,every=STEPS]")
+        raise UsageError(f"--slow is {text!r}; expected rank=R,delay=TIME[,every=STEPS][;...]")
     return Slowdown(int(pairs["rank"]), parse_seconds(pairs["delay"]), int(pairs.get("every", "1")))

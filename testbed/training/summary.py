@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
 from testbed.config import RunConfig, reproduce
@@ -11,6 +12,9 @@ from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import quantile
 from testbed.training.digest import RunningDigest
 from testbed.training.trainer import Outcome
+
+# Consistencies under which all ranks take a step at the same time (or, without exchange, as if).
+IN_STEP = ("bsp", "none")
 
 # Largest relative difference to the reference that rounding alone explains; float32 after 20 steps.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 5e-2, "fp16": 5e-2}
@@ -38,7 +42,7 @@ def make_cell(
         environment: of rank 0.
     """
     first = outcomes[0]
-    samples = _samples(outcomes)
+    samples = _samples(outcomes, consistency)
     steps_s = samples.step_time_s
     interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
@@ -115,11 +119,15 @@ def judge(
     )
 
 
-def _samples(outcomes: Sequence[Outcome]) -> StepSamples:
+def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
     first = outcomes[0]
     pairs = zip(first.step_time_s, first.exposed_s, strict=True)
+    # In step with each other, the slowest rank's time is the step's; otherwise each has its pace.
+    combine = max if consistency in IN_STEP else mean
     return StepSamples(
-        step_time_s=[max(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)],
+        step_time_s=[
+            combine(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)
+        ],
         compute_s=[step_s - exposed_s for step_s, exposed_s in pairs],
         exposed_comm_s=first.exposed_s,
         exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],
@@ -129,7 +137,7 @@ def _samples(outcomes: Sequence[Outcome]) -> StepSamples:
 
 
 def _samples_per_s(outcomes: Sequence[Outcome], consistency: str, median_s: float) -> float:
-    if consistency in ("bsp", "none"):
+    if consistency in IN_STEP:
         return len(outcomes) * outcomes[0].batch_size / median_s
     # Workers that do not wait for each other have a pace each; the job's is the sum.
     return sum(o.batch_size * len(o.step_time_s) / sum(o.step_time_s) for o in outcomes)

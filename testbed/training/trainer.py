@@ -26,7 +26,7 @@ from testbed.training.reference import largest_error, reference_parameters, work
 from testbed.training.replica import Replica, make_replica, num_steps, sample_order
 from testbed.training.sampling import SampleCursor, SampleOrder
 from testbed.training.session import Session
-from testbed.training.slowdown import Slowdown, parse_slowdown
+from testbed.training.slowdown import parse_slowdowns
 from testbed.training.step import backward, update
 from testbed.workload import Workload
 
@@ -136,9 +136,7 @@ class _Loop:
         self._total = total
         self._cursor = SampleCursor(order, run.rank)
         self._digest = RunningDigest()
-        self._slow: Slowdown | None = (
-            parse_slowdown(run.config.slow) if run.config.slow is not None else None
-        )
+        self._slow = parse_slowdowns(run.config.slow) if run.config.slow is not None else ()
         evaluated = replica.workload.test is not None and run.rank == 0
         every = run.config.evaluate_every or order.steps_per_epoch
         self._snapshots = Snapshots(replica.model, every if evaluated else None)
@@ -173,10 +171,9 @@ class _Loop:
         run, session = self._run, self._session
         indices = self._cursor.indices(step)
         self._digest.add(np.ascontiguousarray(indices).tobytes())
-        if self._slow is not None:
-            hold_up_s = self._slow.delay(run.rank, step)
-            if hold_up_s:
-                time.sleep(hold_up_s)
+        hold_up_s = sum(slowdown.delay(run.rank, step) for slowdown in self._slow)
+        if hold_up_s:
+            time.sleep(hold_up_s)
         loss = backward(self._replica, indices, run.config.accumulate, session.accumulating)
         session.synchronize()
         update(self._replica, run.config.clip_norm)

@@ -1,0 +1,46 @@
+"""From samples to the results that are shown and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.microbench.bandwidth import algbw_bytes_per_s, busbw_bytes_per_s
+from testbed.microbench.config import CommConfig
+from testbed.microbench.contestants import Contestant
+from testbed.microbench.measure import SizeSamples
+from testbed.records.comm import CommResult
+from testbed.statistics.summary import quantile
+
+
+def results_of(
+    config: CommConfig, contestants: Sequence[Contestant], samples: SizeSamples
+) -> list[CommResult]:
+    """The rows of one size, one per backend, in the order of `config.backend`."""
+    rows = []
+    for number, contestant in enumerate(contestants):
+        times_s = samples.samples_s[number]
+        num_bytes, time_s = samples.size.num_bytes, quantile(times_s, 0.5)
+        factor = contestant.bus_factor(config)
+        rows.append(
+            CommResult(
+                backend=contestant.label,
+                num_workers=config.workers,
+                num_bytes=num_bytes,
+                count=samples.size.count,
+                dtype=config.dtype,
+                op=config.op,
+                time_s=time_s,
+                time_p5_s=quantile(times_s, 0.05),
+                time_p95_s=quantile(times_s, 0.95),
+                algbw_bytes_per_s=algbw_bytes_per_s(num_bytes, time_s),
+                busbw_bytes_per_s=busbw_bytes_per_s(num_bytes, time_s, factor),
+                num_wrong=samples.num_wrong[number],
+                samples_s=list(times_s),
+            )
+        )
+    return rows
+
+
+def total_wrong(results: Sequence[CommResult]) -> int:
+    """Wrong elements of all results; what was not checked counts as none."""
+    return sum(r.num_wrong or 0 for r in results)

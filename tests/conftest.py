@@ -1,0 +1,31 @@
+"""What all tests share: whoever leaves something behind fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.leaks import Owned, held, wait_for_no_leaks
+from tests.harness.rank_pool import PoolKeeper
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ends_job(turn): runs last on its job's ranks, in turn")
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[PoolKeeper]:
+    """The jobs that live between tests."""
+    keeper = PoolKeeper()
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(pools: PoolKeeper) -> Iterator[None]:
+    """Threads, child processes and descriptors after a test are those before it."""
+    before = held(Owned.by(pools.live()))
+    yield
+    leaks = wait_for_no_leaks(pools.live, before, within_s=5.0)
+    assert not leaks, f"the test left behind: {leaks}"

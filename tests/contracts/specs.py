@@ -1,0 +1,120 @@
+"""The backends that the contract is held to: the registry's members, and variants of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from testbed.backends.protocol import BackendKind
+from testbed.errors import Unavailable
+from testbed.launch.join import resolve_backend
+from testbed.registry import BACKENDS
+from tests.harness.rank_agent import Setup
+from tests.harness.rank_pool import Job
+
+
+@dataclass(frozen=True)
+class Member:
+    """One backend specification under test.
+
+    Attributes:
+        text: as a user writes it.
+        quick: numbers of ranks in the default suite.
+        slow: numbers of ranks that only `-m slow` runs.
+        max_channels: channels that these options allow.
+        device: where the tensors live.
+        reason: why it cannot run here; empty = it can.
+    """
+
+    text: str
+    quick: tuple[int, ...] = (1, 2, 3)
+    slow: tuple[int, ...] = (4,)
+    max_channels: int = 3
+    device: str = "cpu"
+    reason: str = ""
+
+    @property
+    def kind(self) -> BackendKind:
+        return resolve_backend(self.text)[0]
+
+    @property
+    def is_default(self) -> bool:
+        return ":" not in self.text
+
+    @property
+    def moves(self) -> bool:
+        """Whether it communicates at all."""
+        if self.reason:
+            return True
+        kind, options = resolve_backend(self.text)
+        return kind.consistency(options) != "none"
+
+
+# What a kind does not declare and its options decide.
+VARIANTS = (
+    Member("zmq-ps:servers=dedicated:2", quick=(2,), slow=(1, 3, 4)),
+    Member("zmq-ps:servers=colocated:1", quick=(2,), slow=(1, 3, 4)),
+    Member("mpi-ring:levels=2,group_size=2", quick=(4,), slow=(2,)),
+    Member("mpi:blocking=1", quick=(2,), slow=(1, 3, 4), max_channels=1),
+)
+GPU_ONLY = frozenset({"nccl"})
+
+
+def _registered(name: str) -> Member:
+    member = Member(name, device="cuda:0" if name in GPU_ONLY else "cpu")
+    try:
+        kind, _ = resolve_backend(name)
+    except Unavailable as error:
+        return replace(member, quick=(1,), slow=(), reason=str(error))
+    return replace(member, quick=(1, 2, 3, 4), slow=()) if kind.in_process else member
+
+
+def _variant(member: Member) -> Member:
+    try:
+        resolve_backend(member.text)
+    except Unavailable as error:
+        return replace(member, quick=member.quick[:1], slow=(), reason=str(error))
+    return member
+
+
+MEMBERS = tuple(map(_registered, BACKENDS)) + tuple(map(_variant, VARIANTS))
+MOVING = tuple(m for m in MEMBERS if m.moves)
+SILENT = tuple(m for m in MEMBERS if not m.moves)
+
+
+def job_of(member: Member, num_ranks: int) -> Job:
+    """The job that holds a member's tests at this number of ranks."""
+    setup = Setup("fifo", member.max_channels)
+    return Job(member.text, num_ranks, setup, member.device)
+
+
+def jobs(
+    members: Iterable[Member],
+    counts: Callable[[int], bool] = lambda n: True,
+    quick: Sequence[int] | None = None,
+) -> list[object]:
+    """One pytest parameter per member and number of ranks.
+
+    Args:
+        members: which.
+        counts: which numbers of ranks.
+        quick: numbers of ranks that stay in the default suite; None = as the member says.
+    """
+    found = []
+    for member in members:
+        for n in sorted(filter(counts, member.quick + member.slow)):
+            is_quick = n in member.quick and (quick is None or n in quick)
+            marks = [] if is_quick or member.reason else [pytest.mark.slow]
+            if member.reason:
+                marks.append(pytest.mark.skip(reason=member.reason))
+            elif member.kind.needs_mpi:
+                marks.append(pytest.mark.mpi)
+            found.append(pytest.param(job_of(member, n), marks=marks, id=f"{member.text}-{n}"))
+    return found
+
+
+def many(num_ranks: int) -> bool:
+    """More than one rank."""
+    return num_ranks > 1

@@ -1,0 +1,54 @@
+"""A rank that dies in the middle of a sum is named on every other, and nobody lives on."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.contracts.specs import MOVING, jobs
+from tests.harness.rank_pool import Job, RankPool
+
+CASE = "tests.contracts.usage_cases:lose_a_rank"
+TOLD_S = 30.0
+GONE_S = 20.0
+
+
+def two_or_three(num_ranks: int) -> bool:
+    return num_ranks in (2, 3)
+
+
+@pytest.mark.ends_job(2)
+@pytest.mark.parametrize("job", jobs(MOVING, two_or_three))
+def test_a_lost_rank_is_named_by_all_others(job: Job, pool: RankPool) -> None:
+    check_loss(pool, victim=job.num_ranks - 1, midway=job.num_ranks == 3)
+
+
+@pytest.mark.slow
+@pytest.mark.ends_job(2)
+@pytest.mark.parametrize("job", jobs(MOVING, two_or_three))
+def test_rank_0_is_named_too(job: Job, pool: RankPool) -> None:
+    check_loss(pool, victim=0, midway=job.num_ranks == 2)
+
+
+def check_loss(pool: RankPool, victim: int, midway: bool) -> None:
+    processes = pool.ranks.processes()
+    as_process = not pool.kind.in_process
+    answers = pool.answers(CASE, victim, midway, as_process, within_s=TOLD_S)
+    for rank, answer in enumerate(answers):
+        if rank == victim:
+            assert answer is None or not as_process
+        elif answer is None:
+            # mpirun ends the survivors itself; then it says whose end was the first.
+            assert pool.kind.needs_mpi, f"rank {rank} died too\n{pool.ranks.log()}"
+        else:
+            assert not answer.error, answer.error
+            last = answer.result[-1]
+            assert f"rank {victim}" in last, last
+            assert "'weight'" in last, last
+            assert "step 8" in last, last
+    pool.leave(GONE_S)
+    assert not [p for p in processes if p.is_running()]
+    if answers.count(None) == len(answers):
+        assert re.search(rf"rank {victim}\b|,{victim}\]", pool.ranks.log()), pool.ranks.log()

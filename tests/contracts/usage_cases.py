@@ -1,0 +1,125 @@
+"""Wrong use, closing and losses, as cases that every rank runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from testbed.backends.protocol import Backend, Group
+from testbed.errors import RankLost, TestbedError, UsageError
+from testbed.launch.join import resolve_backend
+from testbed.nouns import Request, Verb
+from tests.contracts.cases import (
+    WITHIN_S,
+    assert_same,
+    device_of,
+    do,
+    integers,
+    sum_of_integers,
+)
+
+
+def _wrong_requests(backend: Backend, device: str) -> dict[str, Request]:
+    good = torch.ones(6, device=device)
+    wrong = {
+        "not contiguous": Request(Verb.SUM, torch.ones(4, 4, device=device).t()),
+        "sliced with a step": Request(Verb.SUM, torch.ones(8, device=device)[::2]),
+        "channel too large": Request(
+            Verb.SUM, good, channel=backend.capabilities.num_channels
+        ),
+        "channel negative": Request(Verb.SUM, good, channel=-1),
+        "no tensor to sum": Request(Verb.SUM),
+        "no tensor to broadcast": Request(Verb.BROADCAST),
+        "root too large": Request(Verb.BROADCAST, good, root=backend.size),
+        "root negative": Request(Verb.BROADCAST, good, root=-1),
+        "gather in two dimensions": Request(Verb.GATHER, torch.ones(2, 2, device=device)),
+        "dtype nobody adds": Request(Verb.SUM, torch.ones(3, dtype=torch.complex64)),
+        "tensor without memory": Request(Verb.SUM, torch.ones(3, device="meta")),
+    }
+    for verb in set(Verb) - backend.capabilities.verbs:
+        wrong[f"undeclared {verb}"] = Request(verb, good)
+    return wrong
+
+
+def wrong_use(backend: Backend, group: Group) -> list[str]:
+    """Names of the requests that were not refused by a UsageError; the backend goes on."""
+    device = device_of(backend)
+    accepted = []
+    for name, request in _wrong_requests(backend, device).items():
+        try:
+            work = backend.submit(request)
+        except UsageError:
+            continue
+        except Exception as error:
+            accepted.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        accepted.append(f"{name}: accepted")
+        with pytest.raises(TestbedError):  # what was accepted must not stay under way
+            work.wait(1.0)
+    return accepted
+
+
+def still_works(backend: Backend, group: Group) -> None:
+    """A sum after something went wrong."""
+    tensor = integers(group.rank, 1001, torch.float32).to(device_of(backend))
+    do(backend, Verb.SUM, tensor, key="after")
+    assert_same(tensor, sum_of_integers(group.size, 1001, torch.float32))
+
+
+def closing(backend: Backend, group: Group, spec: str, shared: bool) -> list[str]:
+    """Close twice, then submit; on a backend of its own unless `shared`."""
+    kind, options = resolve_backend(spec)
+    mine = backend if shared else kind.open(replace(group, name="to be closed"), options)
+    tensor = integers(group.rank, 100, torch.float32).to(device_of(mine))
+    do(mine, Verb.SUM, tensor, key="before close")
+    assert_same(tensor, sum_of_integers(group.size, 100, torch.float32))
+    do(mine, Verb.BARRIER, None, key="before close")
+    mine.close(WITHIN_S)
+    mine.close(WITHIN_S)
+    return [_refusal(lambda: mine.submit(Request(Verb.SUM, tensor, key="after close")))]
+
+
+def _refusal(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except UsageError:
+        return "UsageError"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def lose_a_rank(
+    backend: Backend, group: Group, victim: int, midway: bool, as_process: bool
+) -> list[str]:
+    """One rank is lost while the others are in a sum; what each survivor was told.
+
+    Args:
+        backend: opened.
+        group: the job.
+        victim: who is lost.
+        midway: it submits the same sum first.
+        as_process: it is killed; else it leaves with a report, as a failing thread does.
+    """
+    tensor = torch.ones(4_000_000, device=device_of(backend))
+    if group.rank == victim:
+        if midway:
+            backend.submit(Request(Verb.SUM, tensor, key="weight", step=7))
+        if as_process:
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.control.report_failure("it was told to leave")
+        return []
+    told = []
+    # With the victim's part already given the first sum may succeed; the next one cannot.
+    for step in (7, 8):
+        try:
+            do(backend, Verb.SUM, tensor, key="weight", step=step)
+        except RankLost as error:
+            told.append(str(error))
+    assert len(told) >= 2 - midway, told
+    return told

@@ -1,0 +1,89 @@
+"""What a rank does for the tests: opens backends in its group and runs cases on them."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from testbed.backends.protocol import Backend, Group, Order
+from testbed.launch.join import Role, open_backend
+
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a backend is opened."""
+
+    order: Order = "fifo"
+    num_channels: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.order}-{self.num_channels}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function `module:function`, to be called as `function(backend, group, *args)`."""
+
+    setup: Setup
+    function: str
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Close all backends, leave the job and end."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a case returned on one rank, or the text of what it raised."""
+
+    rank: int
+    result: Any = None
+    error: str = ""
+
+
+class Agent:
+    """One rank's backends and the cases that run on them.
+
+    Args:
+        role: which backend.
+        group: this rank's end of the job.
+    """
+
+    def __init__(self, role: Role, group: Group) -> None:
+        self._role = role
+        self._group = group
+        self._opened: dict[Setup, tuple[Backend, Group]] = {}
+
+    def perform(self, command: Case | Leave) -> Answer:
+        """Do what was asked; whatever is raised becomes the answer."""
+        try:
+            if isinstance(command, Leave):
+                return Answer(self._group.rank, self._leave())
+            module, _, name = command.function.partition(":")
+            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            backend, group = self._open(command.setup)
+            return Answer(self._group.rank, function(backend, group, *command.args))
+        except BaseException:
+            return Answer(self._group.rank, error=traceback.format_exc())
+
+    def _open(self, setup: Setup) -> tuple[Backend, Group]:
+        if setup not in self._opened:
+            group = replace(
+                self._group, name=setup.name, order=setup.order, num_channels=setup.num_channels
+            )
+            self._opened[setup] = (open_backend(self._role, group), group)
+        return self._opened[setup]
+
+    def _leave(self) -> None:
+        for backend, _ in self._opened.values():
+            backend.close(CLOSE_S)
+        self._opened.clear()
+        self._group.control.close()

@@ -1,0 +1,380 @@
+"""Ranks that are started once, through the project's own launchers, and run many cases.
+
+`RankPool` is one job; `PoolKeeper` holds the few that live at a time. A pool in which a case did
+not end in time, or a rank died, is ended and never used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import psutil
+
+from testbed.backends.protocol import Group
+from testbed.control.inproc import InprocHub
+from testbed.launch import local, mpirun, tree
+from testbed.launch.identity import Identity
+from testbed.launch.join import Role, resolve_backend
+from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
+from tests.harness.rank_main import JobSettings
+from tests.harness.wire import receive_object, send_object
+
+ROOT = Path(__file__).parents[2]
+START_S = 90.0
+DEADLINE_S = 40.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a pool is started for."""
+
+    backend: str
+    num_ranks: int
+    setup: Setup
+    device: str = "cpu"
+
+
+class BrokenPool(AssertionError):
+    """A rank died or did not answer in time; the pool is gone."""
+
+
+class CaseFailed(AssertionError):
+    """A case raised on at least one rank; all ranks answered, so the pool goes on."""
+
+
+class Ranks(Protocol):
+    """The ranks of one job, as threads or processes."""
+
+    def send(self, rank: int, command: Case | Leave) -> None: ...
+
+    def receive(self, rank: int, end_s: float) -> Answer: ...
+
+    def end(self) -> None: ...
+
+    def log(self) -> str: ...
+
+    def processes(self) -> list[psutil.Process]: ...
+
+    def threads(self) -> list[threading.Thread]: ...
+
+    def descriptors(self) -> set[int]: ...
+
+
+class RankPool:
+    """The ranks of one job and whether they can still be used."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.kind, self.options = resolve_backend(job.backend)
+        self.usable = True
+        self.ended_by_itself = False
+        self.ranks: Ranks = (
+            ThreadRanks(job) if self.kind.in_process else ProcessRanks(job, self.kind.needs_mpi)
+        )
+
+    @property
+    def num_servers(self) -> int:
+        return self.kind.num_servers(self.options)
+
+    def answers(
+        self, function: str, *args: Any, setup: Setup | None = None, within_s: float = 60.0
+    ) -> list[Answer | None]:
+        """Every rank's answer, None from a rank that died; ranks that hang break the pool."""
+        for rank in range(self.job.num_ranks):
+            self.ranks.send(rank, Case(setup or self.job.setup, function, args))
+        end_s = time.monotonic() + within_s
+        found: list[Answer | None] = []
+        for rank in range(self.job.num_ranks):
+            try:
+                found.append(self.ranks.receive(rank, end_s))
+            except EOFError:
+                found.append(None)
+            except TimeoutError:
+                self.discard()
+                raise BrokenPool(
+                    f"{self.job}: rank {rank} did not end {function}{args} in {within_s:g} s\n"
+                    f"{self.ranks.log()}"
+                ) from None
+        return found
+
+    def run(
+        self, function: str, *args: Any, setup: Setup | None = None, within_s: float = 60.0
+    ) -> list[Any]:
+        """Call `function(backend, group, *args)` on all ranks; their results in rank order.
+
+        Raises:
+            CaseFailed: it raised on a rank.
+            BrokenPool: a rank died or did not answer within `within_s`.
+        """
+        found = self.answers(function, *args, setup=setup, within_s=within_s)
+        errors = [f"rank {a.rank}: {a.error}" for a in found if a is not None and a.error]
+        dead = [rank for rank, answer in enumerate(found) if answer is None]
+        if dead:
+            self.discard()
+            raise BrokenPool(
+                "\n".join([f"{self.job}: rank {dead} died", *errors, self.ranks.log()])
+            )
+        if errors:
+            raise CaseFailed("\n".join([f"{self.job}: {function}{args}", *errors]))
+        return [answer.result for answer in found if answer is not None]
+
+    def leave(self, within_s: float = 30.0) -> list[Answer | None]:
+        """Ask the ranks that still answer to close and end; then whatever is left is ended."""
+        answers: list[Answer | None] = []
+        end_s = time.monotonic() + within_s
+        try:
+            for rank in range(self.job.num_ranks):
+                with contextlib.suppress(OSError):
+                    self.ranks.send(rank, Leave())
+            for rank in range(self.job.num_ranks):
+                try:
+                    answers.append(self.ranks.receive(rank, end_s))
+                except (EOFError, TimeoutError):
+                    answers.append(None)
+        finally:
+            self.ended_by_itself = not self.await_end(end_s)
+            self.discard()
+        return answers
+
+    def await_end(self, end_s: float) -> list[psutil.Process]:
+        """The processes that have not ended by themselves in time."""
+        limit_s = max(0.0, end_s - time.monotonic())
+        _, alive = psutil.wait_procs(self.ranks.processes(), timeout=limit_s)
+        return alive
+
+    def discard(self) -> None:
+        """End everything that belongs to the pool; it is not used again."""
+        self.usable = False
+        self.ranks.end()
+
+
+class ThreadRanks:
+    """Ranks that are threads of the test process."""
+
+    def __init__(self, job: Job) -> None:
+        kind, options = resolve_backend(job.backend)
+        hub = InprocHub(job.num_ranks)
+        self._inboxes: list[queue.SimpleQueue[Case | Leave]] = []
+        self._outboxes: list[queue.SimpleQueue[Answer]] = []
+        self._threads: list[threading.Thread] = []
+        self._strangers = set(threading.enumerate())
+        for rank in range(job.num_ranks):
+            identity = Identity("alone", rank, job.num_ranks, rank, job.num_ranks, {})
+            role = Role(identity, kind, options, job.num_ranks, 0)
+            group = Group(
+                rank,
+                job.num_ranks,
+                hub.member(rank),
+                deadline_s=0.8 * DEADLINE_S,
+                hosts=("localhost",) * job.num_ranks,
+            )
+            inbox: queue.SimpleQueue[Case | Leave] = queue.SimpleQueue()
+            outbox: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+            self._inboxes.append(inbox)
+            self._outboxes.append(outbox)
+            thread = threading.Thread(
+                target=_work, args=(Agent(role, group), inbox, outbox), daemon=True
+            )
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, rank: int, command: Case | Leave) -> None:
+        self._inboxes[rank].put(command)
+
+    def receive(self, rank: int, end_s: float) -> Answer:
+        try:
+            return self._outboxes[rank].get(timeout=max(0.001, end_s - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def end(self) -> None:
+        """Let the threads end that can; one inside a case stays, and the leak check reports it."""
+        for inbox, thread in zip(self._inboxes, self._threads, strict=True):
+            if thread.is_alive():
+                inbox.put(Leave())
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def log(self) -> str:
+        return ""
+
+    def processes(self) -> list[psutil.Process]:
+        return []
+
+    def threads(self) -> list[threading.Thread]:
+        """The ranks and whatever threads their backends started since."""
+        return [t for t in threading.enumerate() if t not in self._strangers]
+
+    def descriptors(self) -> set[int]:
+        return set()
+
+
+def _work(
+    agent: Agent, inbox: queue.SimpleQueue[Case | Leave], outbox: queue.SimpleQueue[Answer]
+) -> None:
+    command: Case | Leave | None = None
+    while not isinstance(command, Leave):
+        command = inbox.get()
+        outbox.put(agent.perform(command))
+
+
+class ProcessRanks:
+    """Ranks that are processes, started by the project's launcher or by mpirun."""
+
+    def __init__(self, job: Job, needs_mpi: bool) -> None:
+        kind, options = resolve_backend(job.backend)
+        size = job.num_ranks + kind.num_servers(options)
+        self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
+        self._log = (self._folder / "log").open("wb+")
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._connections: dict[int, socket.socket] = {}
+        address = str(self._folder / "socket")
+        settings = JobSettings(
+            address,
+            job.backend,
+            job.num_ranks,
+            job.setup.order,
+            job.setup.num_channels,
+            DEADLINE_S,
+            job.device,
+        )
+        command = [sys.executable, "-m", "tests.harness.rank_main"]
+        command.append(msgspec.json.encode(settings).decode())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(address)
+                listener.listen(size)
+                with _importable():
+                    output = self._log.fileno()
+                    self._children = (
+                        [mpirun.start_ranks(command, size, 1, output=output)]
+                        if needs_mpi
+                        else local.start_ranks(command, size, 1, output=output)
+                    )
+                self._welcome(listener, job)
+        except BaseException:
+            self.end()
+            raise
+
+    def _welcome(self, listener: socket.socket, job: Job) -> None:
+        end_s = time.monotonic() + START_S
+        listener.settimeout(0.2)
+        while len(self._connections) < job.num_ranks:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                ended = [child.returncode for child in self._children if child.poll() is not None]
+                if ended or time.monotonic() > end_s:
+                    words = f"ended with {ended}" if ended else f"did not come in {START_S:g} s"
+                    raise BrokenPool(f"{job}: ranks {words}\n{self.log()}") from None
+                continue
+            self._connections[receive_object(connection, end_s)] = connection
+
+    def send(self, rank: int, command: Case | Leave) -> None:
+        send_object(self._connections[rank], command)
+
+    def receive(self, rank: int, end_s: float) -> Answer:
+        answer: Answer = receive_object(self._connections[rank], end_s)
+        return answer
+
+    def end(self) -> None:
+        tree.end_all(self._children)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        if not self._log.closed:
+            self._text = self.log()
+            self._log.close()
+            shutil.rmtree(self._folder)
+
+    def log(self) -> str:
+        """What launcher and ranks wrote."""
+        if self._log.closed:
+            return self._text
+        data = os.pread(self._log.fileno(), 1 << 20, 0)
+        return data.decode(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """The children that live, and all their descendants."""
+        found = []
+        for child in self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.poll() is None:
+                    parent = psutil.Process(child.pid)
+                    found += [parent, *parent.children(recursive=True)]
+        return found
+
+    def threads(self) -> list[threading.Thread]:
+        return []
+
+    def descriptors(self) -> set[int]:
+        log = set() if self._log.closed else {self._log.fileno()}
+        return log | {c.fileno() for c in self._connections.values()}
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """Ranks find the tests wherever pytest was started."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+class PoolKeeper:
+    """The pools that live, least recently used first; ends the oldest beyond `max_live`."""
+
+    def __init__(self, max_live: int = 2) -> None:
+        self._max_live = max_live
+        self._live: OrderedDict[Job, RankPool] = OrderedDict()
+
+    def get(self, job: Job) -> RankPool:
+        """A usable pool for this job."""
+        pool = self._live.pop(job, None)
+        if pool is None or not pool.usable:
+            while len(self._live) >= self._max_live:
+                self._live.popitem(last=False)[1].leave()
+            pool = RankPool(job)
+        self._live[job] = pool
+        return pool
+
+    def with_setup(self, job: Job, setup: Setup) -> RankPool:
+        """A pool whose ranks can open a backend in this way.
+
+        Dedicated servers serve the one backend of their job, so these get a job of their own.
+        """
+        kind, options = resolve_backend(job.backend)
+        return self.get(replace(job, setup=setup) if kind.num_servers(options) else job)
+
+    def live(self) -> list[RankPool]:
+        """Pools whose threads, processes and descriptors are no leaks."""
+        self._live = OrderedDict((j, p) for j, p in self._live.items() if p.usable)
+        return list(self._live.values())
+
+    def close(self) -> None:
+        """End all."""
+        for pool in self._live.values():
+            if pool.usable:
+                pool.leave()
+        self._live.clear()
