@@ -95,3 +95,23 @@ WORKLOADS = Registry(
     },
     "testbed.workloads",
 )
+
+SCHEDULERS = Registry(
+    "scheduler",
+    {
+        "sequential": "testbed.scheduling.sequential:SEQUENTIAL",
+        "wfbp": "testbed.scheduling.wfbp:WFBP",
+        "bucket": "testbed.scheduling.bucket:BUCKET",
+        "cycle": "testbed.scheduling.cycle:CYCLE",
+        "mg-wfbp": "testbed.scheduling.mg_wfbp:MG_WFBP",
+        "asc-wfbp": "testbed.scheduling.asc_wfbp:ASC_WFBP",
+        "optimal": "testbed.scheduling.optimal:OPTIMAL",
+        "osf": "testbed.scheduling.osf:OSF",
+        "pace": "testbed.scheduling.pace:PACE",
+        "bytescheduler": "testbed.scheduling.bytescheduler:BYTESCHEDULER",
+        "p3": "testbed.scheduling.p3:P3",
+        "dear": "testbed.scheduling.dear:DEAR",
+        "auto": "testbed.scheduling.auto:AUTO",
+    },
+    "testbed.schedulers",
+)

@@ -54,6 +54,7 @@ class ZmqPsBackend:
             verbs=frozenset(Verb) if options.update_on_server else BASE_VERBS,
             num_channels=group.num_channels,
             consistency=options.consistency,
+            num_helper_processes=0 if own is None else 1,
             exact_order=options.staleness == 0,
         )
         self._group = group

@@ -1,0 +1,94 @@
+"""`testbed.trace/1`: how long each tensor's layer computes, and how large its gradient is."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+TRACE_SCHEMA: Final = "testbed.trace/1"
+
+ELEMENT_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
+
+
+class TraceTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One gradient.
+
+    Attributes:
+        name: the parameter's name.
+        num_elements: its size.
+        dtype: of the gradient as it travels.
+        forward_s: forward time of its layer that this tensor accounts for.
+        backward_s: time from the previous gradient's readiness (in backward order) to its own.
+    """
+
+    name: str
+    num_elements: int
+    dtype: str = "float32"
+    forward_s: float
+    backward_s: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the gradient."""
+        return self.num_elements * ELEMENT_BYTES[self.dtype]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded or derived training step, tensors in **forward** order.
+
+    Attributes:
+        name: of the workload.
+        device: where it was recorded.
+        batch_size: samples per worker.
+        tensors: in forward order; backward runs from the last to the first.
+        consumers: for each tensor the indices of tensors whose layer reads its layer's output
+            (the DAG); None = a chain.
+        extra: keys of the file that this version does not know, kept for a round trip.
+    """
+
+    name: str
+    device: str
+    batch_size: int
+    tensors: tuple[TraceTensor, ...]
+    consumers: tuple[tuple[int, ...], ...] | None = None
+    extra: dict[str, Any] = {}
+
+    @property
+    def forward_s(self) -> float:
+        """Time of the whole forward pass."""
+        return sum(t.forward_s for t in self.tensors)
+
+    @property
+    def backward_s(self) -> float:
+        """Time of the whole backward pass."""
+        return sum(t.backward_s for t in self.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(t.num_bytes for t in self.tensors)
+
+    def ready_s(self) -> list[float]:
+        """When each gradient (in forward order) is ready, from the start of backward.
+
+        Example:
+            >>> tensors = (TraceTensor(name="a", num_elements=1, forward_s=0, backward_s=2),
+            ...            TraceTensor(name="b", num_elements=1, forward_s=0, backward_s=1))
+            >>> Trace(name="t", device="cpu", batch_size=1, tensors=tensors).ready_s()
+            [3.0, 1.0]
+        """
+        ready: list[float] = []
+        now_s = 0.0
+        for tensor in reversed(self.tensors):
+            now_s += tensor.backward_s
+            ready.append(now_s)
+        return ready[::-1]

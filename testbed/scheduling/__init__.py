@@ -1,0 +1,1 @@
+"""When which bytes leave: pure planning from a trace and a link to a frozen plan."""
