@@ -13,6 +13,8 @@ from testbed.commands.report import report
 from testbed.commands.run import run
 from testbed.commands.sweep import sweep
 from testbed.errors import TestbedError, UsageError
+from testbed.launch.conduct import allocation
+from testbed.launch.join import who_am_i
 
 
 def make_app() -> typer.Typer:
@@ -33,10 +35,25 @@ def make_app() -> typer.Typer:
     return app
 
 
+def _conduct(given: list[str]) -> None:
+    """Run a sweep on rank 0 of whatever launcher started it; returns on no launcher."""
+    identity = who_am_i()
+    if identity.launcher == "alone":
+        return
+    with allocation(identity) as allocated:
+        if allocated.conducts:
+            context = {"hosts": allocated.hosts, "environment": allocated.environment}
+            make_app()(given, obj=context)
+    sys.exit(0)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb; exit status 0 = done, 1 = a run failed, 2 = it was asked for wrongly."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        make_app()(arguments)
+        if given[:1] == ["sweep"]:
+            _conduct(given)
+        make_app()(given)
     except TestbedError as error:
         sys.stderr.write(f"testbed: {type(error).__name__}: {error}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)

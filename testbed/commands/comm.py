@@ -35,8 +35,15 @@ def comm(
             show_default=False,
         ),
     ] = None,
-    min_bytes: Annotated[str, typer.Option("--min", help="smallest size, as 4K")] = "4K",
-    max_bytes: Annotated[str, typer.Option("--max", help="largest size, as 64M")] = "64M",
+    min_bytes: Annotated[
+        str, typer.Option("--min", "--minbytes", help="smallest size, as 4K")
+    ] = "4K",
+    max_bytes: Annotated[
+        str,
+        typer.Option(
+            "--max", "--maxbytes", help="largest size, as 64M (torchrun takes --max for its own)"
+        ),
+    ] = "64M",
     factor: Annotated[int, typer.Option(help="each size over the one before it")] = 4,
     iters: Annotated[int, typer.Option(help="timed exchanges per size and backend")] = 20,
     warmup: Annotated[int, typer.Option(help="exchanges before them that are not timed")] = 5,

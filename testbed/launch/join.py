@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import msgspec
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
-from testbed.backends.staged import staged
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.errors import Disagreement, Unavailable, UsageError
@@ -163,6 +162,8 @@ def _agree(members: list[tuple[str, str, int]]) -> None:
 
 def open_backend(role: Role, group: Group) -> Backend:
     """Open the backend in the group; collective over the workers."""
+    from testbed.backends.staged import staged  # needs torch, which joining alone does not
+
     return staged(role.kind.open(group, role.options), group.device, group.deadline_s)
 
 

@@ -73,7 +73,7 @@ class Exchanged:
 
 
 def run_exchange(
-    backend: Backend, operation: Operation, tensor: torch.Tensor, step: int
+    backend: Backend, operation: Operation, tensor: torch.Tensor, step: int, name: str
 ) -> Exchanged:
     """Meet the other ranks at the backend's own barrier, then exchange and time it.
 
@@ -85,12 +85,13 @@ def run_exchange(
         operation: what to do.
         tensor: flat; holds this rank's elements, then the result (gather: unchanged).
         step: number of the exchange, equal on all ranks.
+        name: of the backend, for errors; equal on all ranks.
 
     Raises:
         RankLost, DeadlineExceeded: as `Work.wait`.
     """
-    backend.submit(Request(Verb.BARRIER, key="barrier", step=step)).wait()
-    key = f"comm/{tensor.numel()}"
+    key = f"{name}/{tensor.numel()}"
+    backend.submit(Request(Verb.BARRIER, key=f"{key}/begin", step=step)).wait()
     result = Combined(tensor)
     start_s = time.perf_counter()
     for verb in VERBS[operation]:

@@ -88,7 +88,7 @@ def _measure_size(
         payload.fill(tensor, tensors.mine, turn.step)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
-        done = run_exchange(backends[turn.contestant], config.op, tensor, turn.step)
+        done = run_exchange(backends[turn.contestant], config.op, tensor, turn.step, name)
         if turn.timed:
             mine.samples_s[turn.contestant].append(done.time_s)
         if turn.checked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from testbed.microbench.config import CommConfig
@@ -56,7 +56,7 @@ class Turn:
     checked: bool
 
 
-def turns(config: CommConfig, size: Size, first_step: int) -> Sequence[Turn]:
+def turns(config: CommConfig, size: Size, first_step: int) -> Iterator[Turn]:
     """All exchanges of one size: rounds in which every backend has one turn, in a random order.
 
     The order is drawn anew for each round from the seed and the size, so a machine that grows busy
@@ -73,18 +73,14 @@ def turns(config: CommConfig, size: Size, first_step: int) -> Sequence[Turn]:
         [(10, False), (11, False), (12, True), (13, True)]
     """
     generator = random.Random(f"{config.seed}/{size.num_bytes}")
+    order = list(range(len(config.backend)))
     num_rounds = config.warmup + config.iters
-    found: list[Turn] = []
-    for round_ in range(num_rounds):
-        order = list(range(len(config.backend)))
+    for number in range(num_rounds):
         generator.shuffle(order)
-        found += [
-            Turn(
+        for place, contestant in enumerate(order):
+            yield Turn(
                 contestant,
-                first_step + len(order) * round_ + place,
-                timed=round_ >= config.warmup,
-                checked=round_ >= num_rounds - config.check,
+                first_step + len(order) * number + place,
+                timed=number >= config.warmup,
+                checked=number >= num_rounds - config.check,
             )
-            for place, contestant in enumerate(order)
-        ]
-    return found

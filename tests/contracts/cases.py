@@ -29,15 +29,24 @@ def device_of(backend: Backend) -> str:
 
 def integers(rank: int, num_elements: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
     """Small integers: their sums over a few ranks are exact in every dtype."""
-    return ((torch.arange(num_elements) * 7 + rank * 3 + salt) % 8).to(dtype)
+    return _repeat(_period(rank, salt), num_elements).to(dtype)
 
 
 def sum_of_integers(
     num_ranks: int, num_elements: int, dtype: torch.dtype, salt: int = 0
 ) -> torch.Tensor:
     """What a sum of `integers` must be, computed with integers."""
-    parts = [integers(r, num_elements, torch.int64, salt) for r in range(num_ranks)]
-    return torch.stack(parts).sum(0).to(dtype)
+    total = torch.stack([_period(rank, salt) for rank in range(num_ranks)]).sum(0)
+    return _repeat(total.to(torch.uint8), num_elements).to(dtype)
+
+
+def _period(rank: int, salt: int) -> torch.Tensor:
+    # 11 and 8 share no factor with sizes and shards here, so a shifted shard shows.
+    return ((torch.arange(11) * 7 + rank * 3 + salt) % 8).to(torch.uint8)
+
+
+def _repeat(period: torch.Tensor, num_elements: int) -> torch.Tensor:
+    return period.repeat(num_elements // 11 + 1)[:num_elements]
 
 
 def normals(rank: int, num_elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -54,7 +54,7 @@ class BrokenPool(AssertionError):
 
 
 class CaseFailed(AssertionError):
-    """A case raised on at least one rank; all ranks answered, so the pool goes on."""
+    """A case raised on at least one rank; the pool is gone."""
 
 
 class Ranks(Protocol):
@@ -130,6 +130,7 @@ class RankPool:
                 "\n".join([f"{self.job}: rank {dead} died", *errors, self.ranks.log()])
             )
         if errors:
+            self.discard()  # the ranks may have stopped at different points
             raise CaseFailed("\n".join([f"{self.job}: {function}{args}", *errors]))
         return [answer.result for answer in found if answer is not None]
 
@@ -261,11 +262,11 @@ class ProcessRanks:
                 listener.bind(address)
                 listener.listen(size)
                 with _importable():
-                    output = self._log.fileno()
+                    errors = self._log.fileno()
                     self._children = (
-                        [mpirun.start_ranks(command, size, 1, output=output)]
+                        [mpirun.start_ranks(command, size, 1, errors=errors)]
                         if needs_mpi
-                        else local.start_ranks(command, size, 1, output=output)
+                        else local.start_ranks(command, size, 1, errors=errors)
                     )
                 self._welcome(listener, job)
         except BaseException:
