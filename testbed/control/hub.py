@@ -52,7 +52,8 @@ class Hub:
         self._peers: dict[int, _Peer] = {}
         self._names: dict[int, str] = {}
         self._left: set[int] = set()
-        self._lost = False
+        self._loss: Frame | None = None
+        self._held: list[Frame] = []  # announcements made before all members had joined
         self._told = threading.Event()
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -117,6 +118,8 @@ class Hub:
             peer.state = frame.values[0]
         elif frame.kind == "value":
             self._gather(frame)
+        elif frame.kind == "announce" and len(self._peers) < self._size:
+            self._held.append(frame)
         elif frame.kind == "announce":
             self._tell(frame)
         elif frame.kind == "failure":
@@ -139,6 +142,12 @@ class Hub:
         self._peers[frame.member] = peer
         self._names[frame.member] = frame.name
         self._send(peer, Frame("welcome", members=self._size))
+        if self._loss is not None:
+            self._send(peer, self._loss)
+        if len(self._peers) == self._size:
+            for held in self._held:
+                self._tell(held)
+            self._held.clear()
         return True
 
     def _gather(self, frame: Frame) -> None:
@@ -168,9 +177,9 @@ class Hub:
 
     def _lose(self, member: int, why: str) -> None:
         self._left.add(member)
-        if not self._lost:
-            self._lost = True
-            self._tell(Frame("loss", member, f"{self._names[member]}\n{why}"))
+        if self._loss is None:
+            self._loss = Frame("loss", member, f"{self._names[member]}\n{why}")
+            self._tell(self._loss)
             self._told.set()
 
     def _watch(self, started_s: float) -> None:
@@ -180,7 +189,7 @@ class Hub:
             if member not in self._left and silent_s > self._silence_s:
                 self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
         late = now_s - started_s > self._start_s
-        if late and len(self._peers) < self._size and not self._lost:
+        if late and len(self._peers) < self._size and self._loss is None:
             absent = sorted(set(range(self._size)) - set(self._peers))
             self._names[absent[0]] = f"rank {', '.join(map(str, absent))}"
             self._lose(absent[0], f"did not join within {self._start_s:g} s")

@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import psutil
 
+from testbed.launch.identity import identify
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -180,7 +182,12 @@ def own_command(*arguments: str) -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """This process's variables without those of any launcher that started it."""
+    """This process's variables for a job of its own: without those of a launcher that started it.
+
+    Without a launcher they are left as they are: a user's MCA settings are the user's.
+    """
+    if identify(os.environ).launcher == "alone":
+        return dict(os.environ)
     prefixes = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TESTBED_", "TORCHELASTIC_", "SLURM_STEP")
     single = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     return {

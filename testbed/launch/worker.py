@@ -19,7 +19,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, UsageError
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
@@ -230,4 +230,10 @@ def _fail(who: str, control: Control, error: BaseException) -> NoReturn:
     sys.stderr.write(f"testbed: {who}: {words}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    os._exit(_status_of(error))
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 2 if isinstance(error, UsageError) else 1

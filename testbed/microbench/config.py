@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from testbed.errors import UsageError
+from testbed.nouns import Verb
 
 Operation = Literal["sum", "fold-spread", "gather", "broadcast"]
 Dtype = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8"]
@@ -21,6 +22,14 @@ ELEMENT_BYTES: Final[dict[Dtype, int]] = {
     "int64": 8,
     "int32": 4,
     "uint8": 1,
+}
+
+# What is submitted for an operation, one after the other.
+VERBS: Final[dict[Operation, tuple[Verb, ...]]] = {
+    "sum": (Verb.SUM,),
+    "fold-spread": (Verb.FOLD, Verb.SPREAD),
+    "gather": (Verb.GATHER,),
+    "broadcast": (Verb.BROADCAST,),
 }
 
 # The largest integer up to which the dtype holds every integer.

@@ -12,8 +12,7 @@ from testbed.backends.zmq_ps.placement import busiest_link_bytes
 from testbed.errors import UsageError
 from testbed.launch.join import resolve_backend
 from testbed.microbench.bandwidth import bus_factor
-from testbed.microbench.config import CommConfig
-from testbed.microbench.exchange import VERBS
+from testbed.microbench.config import VERBS, CommConfig
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,10 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.microbench import payload
-from testbed.microbench.config import CommConfig, Operation
+from testbed.microbench.config import VERBS, CommConfig, Operation
 from testbed.nouns import Combined, Request, Verb
 
 ROOT = 0
-
-VERBS: dict[Operation, tuple[Verb, ...]] = {
-    "sum": (Verb.SUM,),
-    "fold-spread": (Verb.FOLD, Verb.SPREAD),
-    "gather": (Verb.GATHER,),
-    "broadcast": (Verb.BROADCAST,),
-}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.contracts.specs import MEMBERS
@@ -34,6 +32,6 @@ def _key(item: pytest.Item) -> tuple[int, int, int]:
 
 
 @pytest.fixture
-def pool(job: Job, pools: PoolKeeper) -> Iterator[RankPool]:
+def pool(job: Job, pools: PoolKeeper) -> RankPool:
     """The ranks of the test's job."""
     return pools.get(job)

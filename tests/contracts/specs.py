@@ -51,6 +51,14 @@ class Member:
         kind, options = resolve_backend(self.text)
         return kind.consistency(options) != "none"
 
+    @property
+    def num_servers(self) -> int:
+        """Dedicated server processes of its jobs."""
+        if self.reason:
+            return 0
+        kind, options = resolve_backend(self.text)
+        return kind.num_servers(options)
+
 
 # What a kind does not declare and its options decide.
 VARIANTS = (
@@ -81,6 +89,7 @@ def _variant(member: Member) -> Member:
 
 MEMBERS = tuple(map(_registered, BACKENDS)) + tuple(map(_variant, VARIANTS))
 MOVING = tuple(m for m in MEMBERS if m.moves)
+WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
 SILENT = tuple(m for m in MEMBERS if not m.moves)
 
 
@@ -94,7 +103,7 @@ def jobs(
     members: Iterable[Member],
     counts: Callable[[int], bool] = lambda n: True,
     quick: Sequence[int] | None = None,
-) -> list[object]:
+) -> Sequence[object]:
     """One pytest parameter per member and number of ranks.
 
     Args:

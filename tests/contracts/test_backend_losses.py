@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 
+import psutil
 import pytest
 
 from tests.contracts.specs import MOVING, jobs
@@ -49,6 +49,7 @@ def check_loss(pool: RankPool, victim: int, midway: bool) -> None:
             assert "'weight'" in last, last
             assert "step 8" in last, last
     pool.leave(GONE_S)
-    assert not [p for p in processes if p.is_running()]
+    _, alive = psutil.wait_procs(processes, timeout=GONE_S)
+    assert not alive
     if answers.count(None) == len(answers):
         assert re.search(rf"rank {victim}\b|,{victim}\]", pool.ranks.log()), pool.ranks.log()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from tests.contracts.specs import MEMBERS, MOVING, jobs
+from tests.contracts.specs import MEMBERS, MOVING, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 
 CASES = "tests.contracts.usage_cases"
@@ -34,8 +32,9 @@ def test_closing_twice_and_submitting_after(job: Job, pool: RankPool) -> None:
 
 
 @pytest.mark.ends_job(3)
-@pytest.mark.parametrize("job", jobs(MEMBERS))
+@pytest.mark.parametrize("job", jobs(WITHOUT_SERVERS))
 def test_ranks_end_in_order(job: Job, pool: RankPool) -> None:
+    pool.run(f"{CASES}:still_works")
     assert_ends_in_order(pool)
 
 

@@ -29,9 +29,7 @@ def _wrong_requests(backend: Backend, device: str) -> dict[str, Request]:
     wrong = {
         "not contiguous": Request(Verb.SUM, torch.ones(4, 4, device=device).t()),
         "sliced with a step": Request(Verb.SUM, torch.ones(8, device=device)[::2]),
-        "channel too large": Request(
-            Verb.SUM, good, channel=backend.capabilities.num_channels
-        ),
+        "channel too large": Request(Verb.SUM, good, channel=backend.capabilities.num_channels),
         "channel negative": Request(Verb.SUM, good, channel=-1),
         "no tensor to sum": Request(Verb.SUM),
         "no tensor to broadcast": Request(Verb.BROADCAST),

@@ -38,23 +38,20 @@ def fold_then_spread(backend: Backend, group: Group, dtype_name: str) -> None:
 
 
 def halves_under_way(backend: Backend, group: Group) -> None:
-    """Several folds before their spreads: a server keeps them apart, by key and by step."""
-    keyed = [(f"layer {i}", step) for step in range(2) for i in range(3)]
-    tensors = {
-        (key, step): integers(group.rank, 500, torch.float32, salt=salt).to(device_of(backend))
-        for salt, (key, step) in enumerate(keyed)
-    }
-    for verb in (Verb.FOLD, Verb.SPREAD):
-        works = [
-            backend.submit(Request(verb, tensors[key, step], key=key, step=step))
-            for key, step in keyed
-        ]
-        for work in works:
-            work.wait(WITHIN_S)
-    for salt, name in enumerate(keyed):
-        assert_same(
-            tensors[name], sum_of_integers(group.size, 500, torch.float32, salt=salt), name
-        )
+    """Several folds before their spreads, which come back in another order, in two steps."""
+    for step in range(2):
+        tensors = [integers(group.rank, 500, torch.float32, salt=i) for i in range(4)]
+        tensors = [t.to(device_of(backend)) for t in tensors]
+        for verb, order in ((Verb.FOLD, (0, 1, 2, 3)), (Verb.SPREAD, (2, 0, 3, 1))):
+            works = [
+                backend.submit(Request(verb, tensors[i], key=f"layer {i}", step=step))
+                for i in order
+            ]
+            for work in works:
+                work.wait(WITHIN_S)
+        for i, tensor in enumerate(tensors):
+            expected = sum_of_integers(group.size, 500, torch.float32, salt=i)
+            assert_same(tensor, expected, (i, step))
 
 
 def halves_equal_a_sum(backend: Backend, group: Group) -> str:
@@ -136,23 +133,23 @@ def wait_can_be_repeated(backend: Backend, group: Group) -> None:
     assert_same(tensor, sum_of_integers(group.size, 5000, torch.float32))
 
 
-def traffic_of_requests(backend: Backend, group: Group) -> dict[str, Traffic]:
-    """What the counters moved by, and what the requests say, over a mixed load."""
+def traffic_of_requests(backend: Backend, group: Group) -> tuple[Traffic, Traffic, int]:
+    """What the counters moved by, what the requests say, and who else works for this rank."""
     device = device_of(backend)
     meet(group, "before counting")
     before = backend.traffic()
     meet(group, "counted before")
     works = [
-        backend.submit(Request(verb, torch.ones(size, device=device), key=f"{verb} {size}"))
+        backend.submit(Request(verb, torch.ones(size, device=device), key=f"{size} elements"))
         for verb in (Verb.SUM, Verb.BROADCAST, Verb.FOLD, Verb.SPREAD)
         for size in (12, 120_000)
     ]
     works.append(backend.submit(Request(Verb.GATHER, torch.ones(600, device=device), key="g")))
-    own = sum((work.wait(WITHIN_S).traffic for work in works), Traffic())
+    requests = sum((work.wait(WITHIN_S).traffic for work in works), Traffic())
     meet(group, "all have everything")
     counted = backend.traffic() - before
     meet(group, "counted after")
-    return {"counted": counted, "requests": own}
+    return counted, requests, backend.capabilities.num_helper_processes
 
 
 def traffic_of_one_sum(backend: Backend, group: Group, num_elements: int) -> Traffic:

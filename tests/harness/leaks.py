@@ -44,7 +44,9 @@ class Held:
     def new_to(self, before: Held) -> list[str]:
         """What came since."""
         found = [f"thread {name}" for i, name in self.threads.items() if i not in before.threads]
-        found += [f"process {line}" for i, line in self.children.items() if i not in before.children]
+        found += [
+            f"process {line}" for i, line in self.children.items() if i not in before.children
+        ]
         found += [
             f"descriptor {number} -> {target}"
             for number, target in self.descriptors.items()

@@ -66,7 +66,8 @@ class Agent:
         """Do what was asked; whatever is raised becomes the answer."""
         try:
             if isinstance(command, Leave):
-                return Answer(self._group.rank, self._leave())
+                self._leave()
+                return Answer(self._group.rank)
             module, _, name = command.function.partition(":")
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
             backend, group = self._open(command.setup)

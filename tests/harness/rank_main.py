@@ -1,4 +1,4 @@
-"""One rank of a contract test's job: `python -m tests.harness.rank_main SETTINGS`, under a launcher.
+"""One rank of a contract test's job, started by a launcher with its settings as JSON.
 
 Joins as every run does, then runs the cases that the test process sends over a local socket.
 """

@@ -89,7 +89,8 @@ class RankPool:
 
     @property
     def num_servers(self) -> int:
-        return self.kind.num_servers(self.options)
+        count: int = self.kind.num_servers(self.options)
+        return count
 
     def answers(
         self, function: str, *args: Any, setup: Setup | None = None, within_s: float = 60.0

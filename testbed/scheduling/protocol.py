@@ -1,0 +1,72 @@
+"""What a scheduler is: a pure function from a trace and a link to a frozen plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.registry import SCHEDULERS
+from testbed.scheduling.plan import Plan
+from testbed.spec import parse_options, parse_spec
+
+
+class Planner(Protocol):
+    """Decides which bytes leave together, in which order and on which channel."""
+
+    def __call__(self, trace: Trace, link: Link, options: Any, /) -> Plan:
+        """The plan for this trace on this link; deterministic, without I/O."""
+        ...
+
+
+@dataclass(frozen=True)
+class SchedulerKind:
+    """An entry of the scheduler registry.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for `testbed list`.
+        options: frozen dataclass of the options that `name:key=value` may set.
+        plan: the planner.
+        needs_profile: whether the plan depends on times; else sizes alone decide.
+        crosses_iteration: whether messages may still travel during the next forward pass.
+        probe: None when usable here, else (reason, what to install).
+    """
+
+    name: str
+    summary: str
+    options: type
+    plan: Planner
+    needs_profile: bool = True
+    crosses_iteration: bool = False
+    probe: Callable[[], tuple[str, str] | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For schedulers that have nothing to choose."""
+
+
+def make_plan(spec_text: str, trace: Trace, link: Link) -> Plan:
+    """The plan of a scheduler given as `name` or `name:key=value,...`.
+
+    Raises:
+        UnknownName: no scheduler of this name; the message lists the known ones.
+        UsageError: an option that the scheduler does not have, or a value it cannot use.
+
+    Example:
+        >>> from testbed.prediction.trace import TraceTensor
+        >>> tensor = TraceTensor(name="w", num_elements=8, forward_s=1.0, backward_s=2.0)
+        >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor, tensor))
+        >>> link = Link(backend="x", num_workers=2, latency_s=1e-3, seconds_per_byte=1e-9)
+        >>> len(make_plan("wfbp", trace, link).messages)
+        2
+    """
+    spec = parse_spec(spec_text)
+    kind: SchedulerKind = SCHEDULERS.load(spec.name)
+    options: Any = parse_options(spec.name, spec.options, kind.options)
+    return msgspec.structs.replace(kind.plan(trace, link, options), scheduler=str(spec))

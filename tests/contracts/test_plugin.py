@@ -1,0 +1,85 @@
+"""A package of somebody else adds a backend and a workload without a change to the project."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.runs import Finished, testbed
+
+PACKAGE = Path(__file__).parents[1] / "toy_plugin"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the toy package installed, built from a copy: builds write beside sources."""
+    source = tmp_path_factory.mktemp("source") / "toy_plugin"
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    into = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(into)]
+    done = subprocess.run(
+        [*command, str(source)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return into
+
+
+def with_plugin(site: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Finished:
+    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    return testbed(*arguments)
+
+
+def test_list_shows_its_parts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = with_plugin(site, monkeypatch, "list", "--json")
+    assert done.status == 0, done.err
+    document = json.loads(done.out)
+    for family, name in (("backends", "toy-notes"), ("workloads", "toy-line")):
+        found = [part for part in document[family] if part["name"] == name]
+        assert [part["available"] for part in found] == [True], document[family]
+        assert found[0]["summary"]
+
+
+def test_run_trains_with_them(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    done = with_plugin(
+        *(site, monkeypatch, "run", "--workload", "toy-line:slope=3", "--workers", "2"),
+        *(
+            "--backend",
+            "toy-notes:patience_s=20",
+            "--steps",
+            "25",
+            "--momentum",
+            "0",
+            "--json",
+            str(record),
+        ),
+    )
+    assert done.status == 0, done.err
+    cell = json.loads(record.read_text())
+    assert cell["status"] == "ok"
+    assert cell["backend"] == "toy-notes:patience_s=20"
+    assert cell["identical_work"] is True
+    assert cell["wire_bytes_per_step"] == 2 * 4  # weight and bias, to one other rank
+    assert cell["samples"]["loss"][-1] < cell["samples"]["loss"][0] / 10
+
+
+def test_its_options_are_checked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = with_plugin(
+        *(site, monkeypatch, "run", "--workload", "toy-line", "--backend", "toy-notes:pace=2"),
+    )
+    assert done.status == 2
+    assert "patience_s" in done.err
+
+
+def test_without_it_the_names_are_unknown() -> None:
+    done = testbed("run", "--workload", "toy-line", "--steps", "1")
+    assert done.status == 2
+    assert "toy-line" in done.err

@@ -1,0 +1,75 @@
+"""A backend that passes notes over the control plane: slow, and short enough to read at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from testbed.backends.channels import ChannelThreads
+from testbed.backends.checks import check_request
+from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.work import PendingWork
+from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+
+
+@dataclass(frozen=True)
+class NotesOptions:
+    """Options of `toy-notes`.
+
+    Attributes:
+        patience_s: how long a note may take.
+    """
+
+    patience_s: float = 30.0
+
+
+class NotesBackend:
+    """See `Backend`; every rank sends its whole tensor to all others and adds in rank order."""
+
+    def __init__(self, group: Group, patience_s: float) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.capabilities = Capabilities(
+            frozenset({Verb.SUM, Verb.BROADCAST, Verb.BARRIER}), num_channels=1
+        )
+        self._group = group
+        self._patience_s = patience_s
+        self._threads = ChannelThreads(group, "toy-notes", self._perform)
+
+    def submit(self, request: Request) -> PendingWork:
+        check_request("toy-notes", request, self.capabilities, self.size)
+        return self._threads.submit(request)
+
+    def traffic(self) -> Traffic:
+        return self._threads.traffic()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        self._threads.close(timeout_s)
+
+    def _perform(self, request: Request) -> Combined:
+        tensor = request.tensor
+        mine = b"" if tensor is None else bytes(tensor.detach().view(-1).view(torch.uint8).numpy())
+        notes = self._group.control.all_gather(
+            f"{self._group.name}.notes", mine, self._patience_s, members=self.size
+        )
+        if tensor is None or tensor.numel() == 0:
+            return Combined(tensor)
+        given = [torch.frombuffer(bytearray(n), dtype=tensor.dtype) for n in notes]
+        result = given[request.root] if request.verb is Verb.BROADCAST else sum(given[1:], given[0])
+        tensor.detach().view(-1).copy_(result)
+        moved = (self.size - 1) * len(mine)
+        return Combined(tensor, traffic=Traffic(moved, moved, num_messages=1))
+
+
+def open_notes(group: Group, options: object) -> NotesBackend:
+    assert isinstance(options, NotesOptions)
+    return NotesBackend(group, options.patience_s)
+
+
+TOY_NOTES = BackendKind(
+    name="toy-notes",
+    summary="whole tensors as notes over the control plane",
+    open=open_notes,
+    options=NotesOptions,
+    bus_factor=lambda n: float(n - 1),
+)

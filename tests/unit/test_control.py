@@ -1,0 +1,198 @@
+"""The control plane over TCP: meeting, announcing, and noticing who is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.control.frames import BadFrame, Frame, FrameReader, encode
+from testbed.control.protocol import Loss
+from testbed.control.tcp import TcpControl, host_control, join_control
+from testbed.errors import DeadlineExceeded, RankLost
+
+TOKEN = b"0123456789abcdef"
+WAIT_S = 20.0
+
+
+def start(size: int, silence_s: float = WAIT_S, strangers: int = 0) -> list[TcpControl]:
+    """All members of a plane, joined from one thread; the last `strangers` stay outside."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()[:2]
+    first = host_control(listener, size, TOKEN, "rank 0", silence_s, WAIT_S)
+    rest = [
+        join_control(address, r, size, TOKEN, f"rank {r}", silence_s, WAIT_S)
+        for r in range(1, size - strangers)
+    ]
+    return [first, *rest]
+
+
+@contextmanager
+def plane(size: int, silence_s: float = WAIT_S) -> Iterator[list[TcpControl]]:
+    members = start(size, silence_s)
+    try:
+        yield members
+    finally:
+        close_all(members)
+
+
+def close_all(members: list[TcpControl]) -> None:
+    # Rank 0 hosts the hub and stays until the others have left.
+    for member in reversed(members):
+        member.close()
+
+
+def in_parallel(calls: list[Callable[[], object]]) -> list[object]:
+    results: list[object] = [None] * len(calls)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = calls[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_all_gather_gives_everybody_everything_in_rank_order() -> None:
+    with plane(3) as members:
+        for turn in range(3):
+            values = [bytes([turn, m.rank]) for m in members]
+            got = in_parallel(
+                [
+                    lambda m=m, v=v: m.all_gather("x", v, WAIT_S)
+                    for m, v in zip(members, values, strict=True)
+                ]
+            )
+            assert got == [values] * 3
+
+
+def test_the_first_members_alone() -> None:
+    with plane(3) as members:
+        got = in_parallel(
+            [lambda m=m: m.all_gather("pair", b"v", WAIT_S, members=2) for m in members[:2]]
+        )
+        assert got == [[b"v", b"v"]] * 2
+
+
+def test_announcements_arrive_everywhere_in_one_order_even_before_anyone_listens() -> None:
+    with plane(3) as members:
+        for member in members:
+            for i in range(5):
+                member.announce("topic", bytes([member.rank, i]))
+        # Every member's announcements precede its contribution, and the hub keeps that order.
+        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
+        heard: list[list[bytes]] = [[] for _ in members]
+        for member, words in zip(members, heard, strict=True):
+            member.listen("topic", words.append)
+        assert heard[0] == heard[1] == heard[2]
+        assert len(heard[0]) == 15
+
+
+def mourn(member: TcpControl) -> queue.SimpleQueue[Loss]:
+    news: queue.SimpleQueue[Loss] = queue.SimpleQueue()
+    member.on_loss(news.put)
+    return news
+
+
+def test_a_connection_that_ends_without_goodbye_is_a_loss_for_all_others() -> None:
+    with plane(3) as members:
+        news = [mourn(m) for m in members[:2]]
+        members[2]._connection.shutdown(socket.SHUT_RDWR)
+        for words in news:
+            loss = words.get(timeout=WAIT_S)
+            assert (loss.member, loss.who) == (2, "rank 2")
+            assert "without a goodbye" in loss.why
+
+
+def test_a_goodbye_is_no_loss() -> None:
+    with plane(3) as members:
+        members[2].close()
+        in_parallel([lambda m=m: m.all_gather("x", b"", WAIT_S, members=2) for m in members[:2]])
+        assert members[0].loss is None
+        assert members[1].loss is None
+
+
+def test_a_failure_is_told_with_its_reason_also_by_the_hub_s_own_member() -> None:
+    for culprit in (0, 1):
+        with plane(2) as members:
+            news = mourn(members[1 - culprit])
+            members[culprit].report_failure("the disk is full")
+            loss = news.get(timeout=WAIT_S)
+            assert (loss.member, loss.why) == (culprit, "the disk is full")
+
+
+def test_waiting_members_learn_of_a_loss_at_once() -> None:
+    with plane(3) as members:
+        waiting = [lambda m=m: m.all_gather("never", b"", WAIT_S) for m in members[:2]]
+        results = in_parallel([*waiting, lambda: members[2].report_failure("broken")])
+        for result in results[:2]:
+            assert isinstance(result, RankLost)
+            assert "rank 2 is lost: broken; this rank was in 'never'" in str(result)
+
+
+def test_a_member_that_says_nothing_is_lost() -> None:
+    members = start(2, silence_s=0.5, strangers=1)
+    news = mourn(members[0])
+    with socket.create_connection(members[0]._connection.getpeername()) as silent:
+        silent.sendall(encode(Frame("hello", 1, "rank 1", values=(TOKEN,))))
+        loss = news.get(timeout=WAIT_S)
+        assert loss.member == 1
+        assert "silent for" in loss.why
+        close_all(members)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x02hi",
+        encode(Frame("hello", 1, "intruder", values=(b"wrong token",))),
+        encode(Frame("bye", 1)),
+    ],
+)
+def test_strangers_are_turned_away_and_the_plane_goes_on(noise: bytes) -> None:
+    with plane(2) as members:
+        address = members[0]._connection.getpeername()
+        with socket.create_connection(address, timeout=WAIT_S) as stranger:
+            stranger.sendall(noise)
+            assert stranger.recv(1) == b""
+        got = in_parallel([lambda m=m: m.all_gather("x", b"", WAIT_S) for m in members])
+        assert got == [[b"", b""]] * 2
+
+
+def test_who_did_not_come_is_told_by_what_everybody_does() -> None:
+    late = pytest.raises(DeadlineExceeded, match="'alone' did not end within")
+    with plane(2) as members, late:
+        members[0].all_gather("alone", b"", 0.01)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.text(max_size=8), st.binary(max_size=64)), max_size=5),
+    st.integers(1, 7),
+)
+def test_frames_survive_any_cutting(items: list[tuple[int, str, bytes]], size: int) -> None:
+    frames = [Frame("value", member, name, values=(value,)) for member, name, value in items]
+    stream = b"".join(map(encode, frames))
+    reader = FrameReader()
+    got = [f for i in range(0, len(stream), size) for f in reader.feed(stream[i : i + size])]
+    assert got == frames
+
+
+@given(st.binary(min_size=4, max_size=64))
+def test_garbage_never_raises_anything_but_bad_frame(data: bytes) -> None:
+    reader = FrameReader()
+    with contextlib.suppress(BadFrame):
+        assert all(isinstance(frame, Frame) for frame in reader.feed(data))

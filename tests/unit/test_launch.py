@@ -1,0 +1,122 @@
+"""Launchers' variables, Slurm's node lists, mpirun's command line: all pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import UsageError
+from testbed.launch.identity import identify
+from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
+from testbed.launch.network import choose_address
+from testbed.launch.rendezvous import expand_node_list
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+SLURM_TASK = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+}
+
+
+def test_nothing_means_alone() -> None:
+    assert identify({}).launcher == "alone"
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "rank", "size"),
+    [
+        (OPENMPI, "openmpi", 3, 4),
+        (TORCHRUN, "torchrun", 1, 2),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, "pmi", 1, 3),
+        ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "n"}, "pmix", 2, None),
+        (SLURM_TASK, "slurm", 5, 8),
+    ],
+)
+def test_each_launcher_is_known(
+    variables: dict[str, str], launcher: str, rank: int, size: int | None
+) -> None:
+    found = identify(variables)
+    assert (found.launcher, found.rank, found.size) == (launcher, rank, size)
+
+
+def test_the_launcher_nearest_to_the_process_wins() -> None:
+    assert identify(OPENMPI | SLURM_TASK).launcher == "openmpi"
+    assert identify(TORCHRUN | OPENMPI | SLURM_TASK).launcher == "torchrun"
+
+
+def test_a_batch_shell_is_no_task() -> None:
+    shell = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    assert identify(shell).launcher == "alone"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "4"}, "expected less"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "two"}, "expected a number"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "RANK, WORLD_SIZE is not"),
+    ],
+)
+def test_incomplete_or_wrong_variables_are_named(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        identify(variables)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node7", ["node7"]),
+        ("a[1-3]", ["a1", "a2", "a3"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ],
+)
+def test_node_lists(text: str, names: list[str]) -> None:
+    assert expand_node_list(text) == names
+
+
+def test_an_unknown_interface_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no interface 'wrong0' .* lo \(127\.0\.0\.1\)"):
+        choose_address("wrong0", single_host=True)
+    assert choose_address(None, single_host=True) == "127.0.0.1"
+    assert choose_address("lo", single_host=False) == "127.0.0.1"
+
+
+def test_mpirun_gets_what_containers_and_few_slots_need() -> None:
+    launcher = MpiLauncher(Path("/opt/mpi/bin/mpirun"), Path("/opt/mpi/lib/libmpi.so"), True)
+    command = mpirun_command(launcher, 4, ["prog", "arg"], "hosts")
+    assert command[:5] == ["/opt/mpi/bin/mpirun", "-n", "4", "--hostfile", "hosts"]
+    assert {"--oversubscribe", "--allow-run-as-root"} <= set(command)
+    assert "MPI4PY_LIBMPI=/opt/mpi/lib/libmpi.so" in command
+    assert command[-2:] == ["prog", "arg"]
+    environment = mpirun_environment(launcher, {"HOME": "/h"}, 64, 2)
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_a_site_s_own_mpirun_wins_when_it_is_first_on_path(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
+    program.chmod(0o755)
+    library = tmp_path / "lib" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    found = find_mpirun(str(program.parent))
+    assert found == MpiLauncher(program, library, True)

@@ -1,0 +1,105 @@
+"""Staging between device and host, with a copier that tells when copies run; and on a real GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from testbed.backends.loopback import LOOPBACK
+from testbed.backends.protocol import Group
+from testbed.backends.staged import StagedBackend, staged
+from testbed.control.inproc import InprocHub
+from testbed.errors import UsageError
+from testbed.nouns import Request, Verb
+
+WAIT_S = 30.0
+
+
+class RecordingCopier:
+    """Copies in host memory, and only when allowed to."""
+
+    def __init__(self) -> None:
+        self.may_arrive = threading.Event()
+        self.steps: list[str] = []
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        self.steps.append("buffer")
+        return torch.empty_like(like)
+
+    def down(self, tensor: torch.Tensor, host: torch.Tensor) -> object:
+        host.copy_(tensor)
+        return "down"
+
+    def up(self, host: torch.Tensor, tensor: torch.Tensor) -> object:
+        tensor.copy_(host)
+        self.steps.append("up")
+        return "up"
+
+    def settle(self, token: object) -> None:
+        assert self.may_arrive.wait(WAIT_S)
+
+    def follow(self, token: object) -> None:
+        self.steps.append(f"follow {token}")
+
+
+def make(copier: RecordingCopier) -> StagedBackend:
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
+    inner = LOOPBACK.open(group, LOOPBACK.options())
+    return StagedBackend(inner, copier, "cpu", WAIT_S)
+
+
+def test_submitting_does_not_wait_for_the_copy() -> None:
+    copier = RecordingCopier()
+    backend = make(copier)
+    tensor = torch.arange(4.0)
+    work = backend.submit(Request(Verb.SUM, tensor, key="w"))
+    assert not work.done()
+    copier.may_arrive.set()
+    result = work.wait()
+    assert result.tensor is tensor
+    assert copier.steps == ["buffer", "up", "follow up"]
+    backend.close()
+
+
+def test_a_key_keeps_its_buffer_and_the_tensor_gets_the_result() -> None:
+    copier = RecordingCopier()
+    copier.may_arrive.set()
+    backend = make(copier)
+    for step in range(3):
+        tensor = torch.full((5,), float(step))
+        backend.submit(Request(Verb.SUM, tensor, key="w", step=step)).wait()
+        assert tensor.tolist() == [float(step)] * 5
+    assert copier.steps.count("buffer") == 1
+    backend.close()
+
+
+def test_what_the_inner_backend_refuses_reaches_the_waiter() -> None:
+    copier = RecordingCopier()
+    copier.may_arrive.set()
+    backend = make(copier)
+    with pytest.raises(UsageError, match="channel is 9"):
+        backend.submit(Request(Verb.SUM, torch.zeros(1), key="w", channel=9)).wait()
+    backend.submit(Request(Verb.SUM, torch.zeros(1), key="w")).wait()
+    backend.close()
+
+
+def test_a_backend_that_takes_the_device_is_left_alone() -> None:
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
+    inner = LOOPBACK.open(group, LOOPBACK.options())
+    assert staged(inner, "cpu", WAIT_S) is inner
+    inner.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
+def test_cuda_tensors_travel_and_come_back() -> None:
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, device="cuda:0")
+    backend = staged(LOOPBACK.open(group, LOOPBACK.options()), "cuda:0", WAIT_S)
+    tensor = torch.arange(1_000_003, device="cuda", dtype=torch.float32)
+    expected = tensor.clone()
+    for step in range(3):
+        backend.submit(Request(Verb.SUM, tensor, key="w", step=step)).wait()
+        assert torch.equal(tensor, expected)
+    backend.close()
