@@ -1,7 +1,8 @@
-"""A command that was started on all ranks of an allocation, but that one rank carries out.
+"""A command started on all ranks of an allocation, carried out by one of them.
 
-`mpirun -n 8 testbed sweep ...` starts eight processes; a sweep is one. Rank 0 conducts it and starts
-the cells' own jobs on the hosts of the allocation; the others wait without keeping a core busy.
+`mpirun -n 8 testbed sweep ...` starts eight processes; a sweep is one. Rank 0 conducts it and
+starts the cells' own jobs on the hosts of the allocation; the others wait without keeping a core
+busy.
 """
 
 from __future__ import annotations

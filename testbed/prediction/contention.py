@@ -12,6 +12,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass
@@ -20,7 +23,7 @@ class _Transfer:
     transfer_left_s: float
 
 
-class SharedLink:
+class SharedLink(Generic[Key]):
     """The messages under way on one link, advanced from event to event.
 
     Whoever drives it starts messages at `now_s` and advances to `next_s()` or to an earlier moment
@@ -40,12 +43,12 @@ class SharedLink:
     def __init__(self, slowdown: Callable[[int], float], now_s: float = 0.0) -> None:
         self.now_s = now_s
         self._slowdown = slowdown
-        self._under_way: dict[Hashable, _Transfer] = {}
+        self._under_way: dict[Key, _Transfer] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def start(self, key: Hashable, startup_s: float, transfer_s: float) -> None:
+    def start(self, key: Key, startup_s: float, transfer_s: float) -> None:
         """A message leaves now; `key` names it until it has ended."""
         if key in self._under_way:
             raise ValueError(f"message {key!r} is under way already; expected a new key")
@@ -56,7 +59,7 @@ class SharedLink:
         factor = self._factor()
         return min((self._phase_end_s(t, factor) for t in self._under_way.values()), default=inf)
 
-    def advance(self, to_s: float) -> list[Hashable]:
+    def advance(self, to_s: float) -> list[Key]:
         """Let time pass; returns the messages that have ended, in the order of their start.
 
         Raises:

@@ -45,12 +45,12 @@ def ticked_s(
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)
         >>> ticked_s([4, 15], [7, 3], link, Ticks(5, True))
-        [(5, 16), (16, 23)]
+        [(5.0, 16.0), (16.0, 23.0)]
     """
     spans: list[tuple[float, float]] = []
     tick_s = next_s = free_s = 0.0
     for ready, size in zip(ready_s, num_bytes, strict=True):
-        if ready > tick_s or not spans:
+        if ready > tick_s:
             tick_s = ticks.at_or_after(next_s if ticks.blocking else 0.0, ready)
         start_s = max(free_s, tick_s)
         free_s = start_s + link.time_s(size)

@@ -76,9 +76,11 @@ class Session:
         self._share_start(model)
         self._order = list(reversed(range(len(named))))
         self._release = InOrderRelease(self._order)
+        # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
+        self._alone = backend.size == 1 and not self._applies
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for p in self._parameters
+            for p in ([] if self._alone else self._parameters)
         ]
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -102,7 +104,8 @@ class Session:
         """
         if self._synchronized:
             return
-        self._send_absent()
+        if not self._alone:
+            self._send_absent()
         before_s = time.perf_counter()
         results = {index: self._wait(work, self._names[index]) for index, work in self._works}
         self.exposed_s = time.perf_counter() - before_s
@@ -227,11 +230,15 @@ class Session:
 
     def _take_means(self) -> None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return
         if self.backend.capabilities.consistency != "none" and self.backend.size > 1:
             torch._foreach_div_(gradients, float(self.backend.size))
         norms = [float(n) for n in torch._foreach_norm(gradients)]
         if self._check_finite and not all(map(_is_finite, norms)):
             self._refuse_non_finite(gradients, "gradient")
+        if self._alone:
+            return
         silent = [i for i, n in enumerate(norms) if n == 0.0 and self._parameters[i].numel() > 0]
         if silent:
             self._drop_unused(silent)
@@ -262,7 +269,7 @@ class Session:
                 )
 
     def _end_step(self) -> None:
-        if self.step == 0 and self._in_order:
+        if self.step == 0 and self._in_order and not self._alone:
             self._adopt_order()
         self._release = InOrderRelease(self._order)
         self._works.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,7 @@ def _variant(member: Member) -> Member:
 MEMBERS = tuple(map(_registered, BACKENDS)) + tuple(map(_variant, VARIANTS))
 MOVING = tuple(m for m in MEMBERS if m.moves)
 WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
+WITH_SERVERS = tuple(m for m in MOVING if m.num_servers > 0)
 SILENT = tuple(m for m in MEMBERS if not m.moves)
 
 
@@ -103,7 +105,7 @@ def jobs(
     members: Iterable[Member],
     counts: Callable[[int], bool] = lambda n: True,
     quick: Sequence[int] | None = None,
-) -> Sequence[object]:
+) -> list[Any]:
     """One pytest parameter per member and number of ranks.
 
     Args:
@@ -111,7 +113,7 @@ def jobs(
         counts: which numbers of ranks.
         quick: numbers of ranks that stay in the default suite; None = as the member says.
     """
-    found = []
+    found: list[Any] = []
     for member in members:
         for n in sorted(filter(counts, member.quick + member.slow)):
             is_quick = n in member.quick and (quick is None or n in quick)

@@ -22,16 +22,20 @@ def test_one_channel_does_not_hold_another(job: Job, pool: RankPool) -> None:
     pool.run(f"{CASES}:one_channel_does_not_hold_another")
 
 
-@pytest.mark.parametrize("job", jobs(SEVERAL))
+@pytest.mark.parametrize("job", jobs(MOVING))
 def test_any_order_with_priorities(job: Job, pools: PoolKeeper) -> None:
-    setup = Setup("priority", 2)
+    setup = by_priority(job)
     pools.with_setup(job, setup).run(f"{CASES}:any_order_with_priorities", setup=setup)
 
 
 @pytest.mark.parametrize("job", jobs(MOVING, many))
 def test_the_most_urgent_goes_next(job: Job, pools: PoolKeeper) -> None:
-    setup = Setup("priority", 1)
+    setup = by_priority(job)
     ranks = pools.with_setup(job, setup)
     begun = ranks.run(f"{CASES}:most_urgent_goes_next", setup=setup)
     for keys in begun:  # of two equally urgent ones the first that rank 0 submitted
         assert keys == ["hold", "f", "d", "b", "g", "a", "e", "c"]
+
+
+def by_priority(job: Job) -> Setup:
+    return Setup("priority", min(2, job.setup.num_channels))

@@ -7,7 +7,7 @@ import re
 import psutil
 import pytest
 
-from tests.contracts.specs import MOVING, jobs
+from tests.contracts.specs import MOVING, WITH_SERVERS, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 
 CASE = "tests.contracts.usage_cases:lose_a_rank"
@@ -20,7 +20,9 @@ def two_or_three(num_ranks: int) -> bool:
 
 
 @pytest.mark.ends_job(2)
-@pytest.mark.parametrize("job", jobs(MOVING, two_or_three))
+@pytest.mark.parametrize(
+    "job", jobs(WITHOUT_SERVERS, two_or_three, quick=(3,)) + jobs(WITH_SERVERS, two_or_three)
+)
 def test_a_lost_rank_is_named_by_all_others(job: Job, pool: RankPool) -> None:
     check_loss(pool, victim=job.num_ranks - 1, midway=job.num_ranks == 3)
 

@@ -32,7 +32,7 @@ def test_closing_twice_and_submitting_after(job: Job, pool: RankPool) -> None:
 
 
 @pytest.mark.ends_job(3)
-@pytest.mark.parametrize("job", jobs(WITHOUT_SERVERS))
+@pytest.mark.parametrize("job", jobs(WITHOUT_SERVERS, quick=(1, 2, 4)))
 def test_ranks_end_in_order(job: Job, pool: RankPool) -> None:
     pool.run(f"{CASES}:still_works")
     assert_ends_in_order(pool)

@@ -133,7 +133,9 @@ def wait_can_be_repeated(backend: Backend, group: Group) -> None:
     assert_same(tensor, sum_of_integers(group.size, 5000, torch.float32))
 
 
-def traffic_of_requests(backend: Backend, group: Group) -> tuple[Traffic, Traffic, int]:
+def traffic_of_requests(
+    backend: Backend, group: Group, verbs: tuple[Verb, ...]
+) -> tuple[Traffic, Traffic, int]:
     """What the counters moved by, what the requests say, and who else works for this rank."""
     device = device_of(backend)
     meet(group, "before counting")
@@ -141,10 +143,9 @@ def traffic_of_requests(backend: Backend, group: Group) -> tuple[Traffic, Traffi
     meet(group, "counted before")
     works = [
         backend.submit(Request(verb, torch.ones(size, device=device), key=f"{size} elements"))
-        for verb in (Verb.SUM, Verb.BROADCAST, Verb.FOLD, Verb.SPREAD)
+        for verb in verbs
         for size in (12, 120_000)
     ]
-    works.append(backend.submit(Request(Verb.GATHER, torch.ones(600, device=device), key="g")))
     requests = sum((work.wait(WITHIN_S).traffic for work in works), Traffic())
     meet(group, "all have everything")
     counted = backend.traffic() - before

@@ -133,7 +133,8 @@ class RankPool:
         if errors:
             self.discard()  # the ranks may have stopped at different points
             raise CaseFailed("\n".join([f"{self.job}: {function}{args}", *errors]))
-        return [answer.result for answer in found if answer is not None]
+        results: list[Any] = [answer.result for answer in found if answer is not None]
+        return results
 
     def leave(self, within_s: float = 30.0) -> list[Answer | None]:
         """Ask the ranks that still answer to close and end; then whatever is left is ended."""

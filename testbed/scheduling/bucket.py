@@ -1,0 +1,70 @@
+"""Buckets of fixed size, as PyTorch's DistributedDataParallel makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from testbed.errors import UsageError
+from testbed.prediction.backward import Backward
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.scheduling.grouping import add_then_close, close_on_timeout, plan_of
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import SchedulerKind
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class BucketOptions:
+    """Options of `bucket`.
+
+    Attributes:
+        mib: a bucket closes with the tensor that fills it so far; 0 = every tensor alone.
+        first_mib: limit of the first bucket, small so that sending begins early.
+        timeout_ms: close also when backward has run so long since the last bucket closed, and use
+            `mib` for the first bucket too; None = never.
+    """
+
+    mib: float = 25.0
+    first_mib: float = 1.0
+    timeout_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.mib >= 0 and self.first_mib >= 0):
+            raise UsageError(
+                f"bucket: mib is {self.mib:g} and first_mib {self.first_mib:g}; "
+                "expected sizes of 0 or more, as bucket:mib=25,first_mib=1"
+            )
+        if self.timeout_ms is not None and not 0 < self.timeout_ms < inf:
+            raise UsageError(
+                f"bucket: timeout_ms is {self.timeout_ms:g}; expected a time above 0, or none"
+            )
+
+
+def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
+    """Append gradients in backward order; close a bucket with the one that fills it.
+
+    Reference:
+        Li et al., 2020, VLDB (PyTorch Distributed; 25 MiB, the first bucket 1 MiB). With
+        `timeout_ms`: Zhang et al., 2020, NetAI (64 MiB, 5 ms).
+    """
+    backward = Backward.of(trace)
+    limit = options.mib * MIB
+    if options.timeout_ms is None:
+        stops = add_then_close(backward.num_bytes, limit, options.first_mib * MIB)
+    else:
+        timeout_s = options.timeout_ms * 1e-3
+        stops = close_on_timeout(backward.ready_s, backward.num_bytes, limit, timeout_s)
+    reason = f"{len(stops)} buckets of {options.mib:g} MiB or just above"
+    return plan_of("bucket", trace, stops, reason=reason)
+
+
+BUCKET = SchedulerKind(
+    name="bucket",
+    summary="buckets of fixed size as in PyTorch DDP (mib=25,first_mib=1)",
+    options=BucketOptions,
+    plan=plan_bucket,
+    needs_profile=False,
+)

@@ -1,0 +1,61 @@
+"""ByteScheduler: tensors cut into partitions, sent by forward priority under a credit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import SchedulerKind
+from testbed.scheduling.slices import elements_in, require_positive, sliced_plan
+from testbed.units import format_bytes
+
+
+@dataclass(frozen=True)
+class ByteSchedulerOptions:
+    """Options of `bytescheduler`; the defaults are the paper's 1 M and 4 M float32 elements.
+
+    Attributes:
+        partition_kib: largest slice.
+        credit_kib: bytes under way before the next choice waits for one to end.
+    """
+
+    partition_kib: float = 4096
+    credit_kib: float = 16384
+
+
+def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) -> Plan:
+    """Slices of at most `partition_kib`, most urgent first, `credit_kib` of them under way.
+
+    While bytes under way < credit the most urgent ready slice goes out; slices under way stay in
+    their order. A slice that becomes the most urgent one therefore waits for at most
+    ceil(credit / partition) slices; each slice costs one start-up time.
+
+    Raises:
+        UsageError: an option that is not above 0, or a bad DAG in the trace.
+
+    Reference:
+        Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are not searched.
+    """
+    require_positive(
+        "bytescheduler", partition_kib=options.partition_kib, credit_kib=options.credit_kib
+    )
+    partition_bytes = int(options.partition_kib * 1024)
+    credit_bytes = max(1, int(options.credit_kib * 1024))
+    limits = [elements_in(trace, i, partition_bytes) for i in range(len(trace.tensors))]
+    reason = (
+        f"partitions of {format_bytes(partition_bytes)} by forward priority, "
+        f"{format_bytes(credit_bytes)} under way"
+    )
+    return sliced_plan("bytescheduler", trace, limits, credit_bytes=credit_bytes, reason=reason)
+
+
+BYTESCHEDULER = SchedulerKind(
+    name="bytescheduler",
+    summary="partitions by forward priority under a credit (partition_kib, credit_kib)",
+    options=ByteSchedulerOptions,
+    plan=plan_bytescheduler,
+    needs_profile=False,
+    crosses_iteration=True,
+)

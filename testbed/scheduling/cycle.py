@@ -1,0 +1,95 @@
+"""Horovod's fusion: a background loop packs what is ready at each of its ticks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import inf
+
+from testbed.errors import UsageError
+from testbed.prediction.backward import Backward
+from testbed.prediction.link import Link
+from testbed.prediction.ticks import Ticks
+from testbed.prediction.trace import Trace
+from testbed.scheduling.grouping import close_before_exceed, plan_of
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import SchedulerKind
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class CycleOptions:
+    """Options of `cycle`.
+
+    Attributes:
+        mib: largest message; a tensor above it travels alone.
+        ms: time between ticks; 0 = whenever the loop is free.
+        blocking: the loop waits for its messages before it ticks again (a backend that works in
+            the loop's own thread); 0 = messages are handed on (a device stream).
+    """
+
+    mib: float = 128.0
+    ms: float = 1.0
+    blocking: bool = True
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.ms < inf and self.mib >= 0):
+            raise UsageError(
+                f"cycle: mib is {self.mib:g} and ms {self.ms:g}; expected numbers of 0 or more, "
+                "as cycle:mib=128,ms=1"
+            )
+
+    @property
+    def ticks(self) -> Ticks:
+        """When the loop looks."""
+        return Ticks(self.ms * 1e-3, self.blocking)
+
+
+def cycle_stops(backward: Backward, link: Link, limit_bytes: float, ticks: Ticks) -> list[int]:
+    """Stops of the groups that a loop with these ticks packs.
+
+    Example:
+        >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)
+        >>> backward = Backward((2, 4, 7, 10, 15), (3, 4, 1, 1, 1))
+        >>> cycle_stops(backward, link, 4, Ticks(5, True))
+        [1, 2, 5]
+    """
+    stops: list[int] = []
+    done, next_s, free_s = 0, 0.0, 0.0
+    while done < len(backward):
+        tick_s = ticks.at_or_after(next_s, backward.ready_s[done])
+        until = bisect_right(backward.ready_s, tick_s)
+        sizes = backward.num_bytes[done:until]
+        packed = close_before_exceed(sizes, limit_bytes)
+        for start, stop in zip([0, *packed], packed, strict=False):
+            free_s = max(free_s, tick_s) + link.time_s(sum(sizes[start:stop]))
+        stops += [done + stop for stop in packed]
+        done = until
+        if ticks.blocking:
+            next_s = max(tick_s + ticks.period_s, free_s)
+    return stops
+
+
+def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
+    """The groups that Horovod's loop would form on this trace, as a plan that never changes.
+
+    Departs: Horovod forms its messages anew in every step from what all ranks have ready; here
+    the trace decides once. The phase of the ticks is ours: the first is the start of backward.
+
+    Reference:
+        Sergeev and Del Balso, 2018, arXiv 1802.05799, and Horovod's documentation of tensor
+        fusion (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms).
+    """
+    stops = cycle_stops(Backward.of(trace), link, options.mib * MIB, options.ticks)
+    how = "waits for its messages" if options.blocking else "hands its messages on"
+    reason = f"{len(stops)} messages at ticks every {options.ms:g} ms of a loop that {how}"
+    return plan_of("cycle", trace, stops, reason=reason)
+
+
+CYCLE = SchedulerKind(
+    name="cycle",
+    summary="Horovod's fusion: what is ready at a tick is packed (mib=128,ms=1)",
+    options=CycleOptions,
+    plan=plan_cycle,
+)

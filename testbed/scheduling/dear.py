@@ -1,0 +1,74 @@
+"""DeAR: the sum in two halves, one behind backward, the other behind the next forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.prediction.dag import forward_order
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.scheduling.grouping import close_before_exceed
+from testbed.scheduling.plan import Message, Part, Plan
+from testbed.scheduling.protocol import SchedulerKind
+from testbed.scheduling.slices import require_positive
+from testbed.units import format_bytes
+
+
+@dataclass(frozen=True)
+class DearOptions:
+    """Options of `dear`.
+
+    Attributes:
+        mib: fusion threshold: a group is closed before it would exceed it.
+    """
+
+    mib: float = 25
+
+
+def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
+    """Groups in forward order; each is folded during backward and spread before its own forward.
+
+    Fold is a reduce-scatter or a push, spread an all-gather or a pull. All spreads wait until
+    backward and all folds have ended, then run in forward order.
+
+    Raises:
+        UsageError: `mib` is not above 0, or a bad DAG in the trace.
+
+    Reference:
+        Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, and groups are of
+        tensors, not of whole modules.
+    """
+    require_positive("dear", mib=options.mib)
+    limit_bytes = int(options.mib * 2**20)
+    order = forward_order(trace)
+    stops = close_before_exceed([trace.tensors[i].num_bytes for i in order], limit_bytes)
+    messages: list[Message] = []
+    for start, stop in zip([0, *stops], stops, strict=False):
+        members: dict[str, list[Part]] = {}
+        for index in order[start:stop]:
+            tensor = trace.tensors[index]
+            members.setdefault(tensor.dtype, []).append(Part(index, 0, tensor.num_elements))
+        messages += [Message(parts=tuple(parts)) for parts in members.values()]
+    # Folded in the order of readiness: a group is ready with its first tensor of the trace.
+    messages.sort(key=lambda m: min(part.tensor for part in m.parts), reverse=True)
+    return Plan(
+        scheduler="dear",
+        names=tuple(t.name for t in trace.tensors),
+        num_elements=tuple(t.num_elements for t in trace.tensors),
+        dtypes=tuple(t.dtype for t in trace.tensors),
+        messages=tuple(messages),
+        crosses_iteration=True,
+        halves=True,
+        reason=f"{len(messages)} groups of up to {format_bytes(limit_bytes)} in forward order, "
+        f"folded during backward, spread before their own forward",
+    )
+
+
+DEAR = SchedulerKind(
+    name="dear",
+    summary="reduce-scatter behind backward, all-gather behind the next forward (mib)",
+    options=DearOptions,
+    plan=plan_dear,
+    needs_profile=False,
+    crosses_iteration=True,
+)

@@ -1,0 +1,107 @@
+"""Plans and timelines as plain text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.prediction.timeline import Span, Timeline, message_bytes
+from testbed.scheduling.plan import Message, Plan
+from testbed.units import format_bytes, format_seconds
+
+MAX_ROWS = 40
+LABEL_WIDTH = 10
+
+
+def plan_table(plan: Plan, max_rows: int = MAX_ROWS) -> str:
+    """One line per message: number, channel, priority, bytes and what is in it.
+
+    Args:
+        plan: to show.
+        max_rows: messages beyond so many are counted, not listed; 0 = all.
+    """
+    head = (
+        f"{plan.scheduler}: {len(plan.messages)} messages, {len(plan.names)} tensors, "
+        f"{plan.num_channels} channel{'s' if plan.num_channels > 1 else ''}, {plan.order}"
+    )
+    rows = [("message", "channel", "priority", "size", "tensors")]
+    shown = plan.messages[: max_rows or None]
+    for index, message in enumerate(shown):
+        size = format_bytes(message_bytes(plan, message))
+        rows.append(
+            (
+                str(index),
+                str(message.channel),
+                str(message.priority),
+                size,
+                _contents(plan, message),
+            )
+        )
+    widths = [max(len(row[c]) for row in rows) for c in range(4)]
+    lines = [
+        "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
+        for row in rows
+    ]
+    left = len(plan.messages) - len(shown)
+    more = [f"... and {left} more"] if left else []
+    return "\n".join([head, *([plan.reason] if plan.reason else []), *lines, *more])
+
+
+def _contents(plan: Plan, message: Message) -> str:
+    if not message.parts:
+        return "-"
+    first, last = message.parts[0], message.parts[-1]
+    if len(message.parts) > 1:
+        names = f"{plan.names[first.tensor]} .. {plan.names[last.tensor]}"
+        return f"{names} ({len(message.parts)} tensors)"
+    name = plan.names[first.tensor]
+    whole = (first.start, first.stop) == (0, plan.num_elements[first.tensor])
+    return name if whole else f"{name}[{first.start}:{first.stop}]"
+
+
+def draw(timeline: Timeline, width: int = 80) -> str:
+    """The backward pass and the messages of each channel as bars over time.
+
+    A bar is as long as its message travelled; neighbours alternate between `#` and `=`, so that
+    they can be told apart, and `.` is a message that was ready and waited. Many messages in one
+    column look like one; the last line tells their number.
+
+    Example:
+        >>> span = Span(tensors=(0,), num_bytes=4, ready_s=1.0, start_s=1.0, end_s=2.0)
+        >>> print(draw(Timeline(spans=(span,), forward_s=1.0, backward_s=1.0, iteration_s=3.0,
+        ...                     exposed_s=1.0, lower_bound_s=2.0), width=30))
+        backward   bbbbbbbbbb
+        channel 0            #########
+        0 .. 2 s; 1 message; iteration 3 s, exposed 1 s, lower bound 2 s
+    """
+    end_s = max([timeline.backward_s, *(s.end_s for s in timeline.spans)])
+    columns = max(1, width - LABEL_WIDTH - 1)
+    scale = (columns - 1) / end_s if end_s > 0 else 0.0
+    backward = "b" * (round(timeline.backward_s * scale) or 1)
+    lines = [f"{'backward':<{LABEL_WIDTH}} {backward}"]
+    for channel in sorted({s.channel for s in timeline.spans}):
+        spans = [s for s in timeline.spans if s.channel == channel]
+        bar = _bar(spans, scale, columns)
+        lines.append(f"{f'channel {channel}':<{LABEL_WIDTH}} {bar}".rstrip())
+    count = len(timeline.spans)
+    exposed = "" if timeline.exposed_s is None else f", exposed {_time(timeline.exposed_s)}"
+    lines.append(
+        f"0 .. {_time(end_s)}; {count} message{'' if count == 1 else 's'}; iteration "
+        f"{_time(timeline.iteration_s)}{exposed}, lower bound {_time(timeline.lower_bound_s)}"
+    )
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return "0 s" if seconds == 0 else format_seconds(seconds)
+
+
+def _bar(spans: Sequence[Span], scale: float, columns: int) -> str:
+    cells = [" "] * columns
+    for span in spans:
+        for column in range(round(span.ready_s * scale), round(span.start_s * scale)):
+            cells[column] = "." if cells[column] == " " else cells[column]
+    for number, span in enumerate(sorted(spans, key=lambda s: s.start_s)):
+        start = min(round(span.start_s * scale), columns - 1)
+        for column in range(start, max(start + 1, round(span.end_s * scale))):
+            cells[column] = "#="[number % 2]
+    return "".join(cells)

@@ -1,0 +1,94 @@
+"""Messages that are slices of tensors, and the priorities by which the next forward needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from testbed.errors import UsageError
+from testbed.prediction.dag import forward_order
+from testbed.prediction.trace import ELEMENT_BYTES, Trace
+from testbed.scheduling.plan import Message, Part, Plan
+
+
+def slices_of(trace: Trace, index: int, max_elements: int) -> list[Part]:
+    """A tensor in slices of so many elements, the last one shorter; an empty tensor in one.
+
+    Example:
+        >>> from testbed.prediction.trace import TraceTensor
+        >>> tensor = TraceTensor(name="w", num_elements=5, forward_s=1.0, backward_s=1.0)
+        >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor,))
+        >>> [(part.start, part.stop) for part in slices_of(trace, 0, 2)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    count = trace.tensors[index].num_elements
+    cuts = [*range(0, count, max_elements), count] if count else [0, 0]
+    return [Part(index, start, stop) for start, stop in pairwise(cuts)]
+
+
+def elements_in(trace: Trace, index: int, num_bytes: int) -> int:
+    """How many elements of a tensor make up to so many bytes; at least one."""
+    return max(1, num_bytes // ELEMENT_BYTES[trace.tensors[index].dtype])
+
+
+def forward_ranks(trace: Trace) -> list[int]:
+    """For each tensor its position in the forward pass; smaller is more urgent."""
+    ranks = [0] * len(trace.tensors)
+    for rank, index in enumerate(forward_order(trace)):
+        ranks[index] = rank
+    return ranks
+
+
+def sliced_plan(
+    scheduler: str,
+    trace: Trace,
+    max_elements: Sequence[int],
+    *,
+    credit_bytes: int | None,
+    reason: str,
+) -> Plan:
+    """Slices in the order in which backward makes them ready, sent by forward priority.
+
+    Args:
+        scheduler: specification that made it.
+        trace: the model.
+        max_elements: per slice, for each tensor.
+        credit_bytes: see `Plan`.
+        reason: in words.
+    """
+    ranks = forward_ranks(trace)
+    messages = tuple(
+        Message(parts=(part,), priority=ranks[index])
+        for index in reversed(range(len(trace.tensors)))
+        for part in slices_of(trace, index, max_elements[index])
+    )
+    return priority_plan(scheduler, trace, messages, credit_bytes=credit_bytes, reason=reason)
+
+
+def priority_plan(
+    scheduler: str,
+    trace: Trace,
+    messages: tuple[Message, ...],
+    *,
+    credit_bytes: int | None,
+    reason: str,
+) -> Plan:
+    """A plan on one channel whose messages go by priority and may end during the next forward."""
+    return Plan(
+        scheduler=scheduler,
+        names=tuple(t.name for t in trace.tensors),
+        num_elements=tuple(t.num_elements for t in trace.tensors),
+        dtypes=tuple(t.dtype for t in trace.tensors),
+        messages=messages,
+        order="priority",
+        credit_bytes=credit_bytes,
+        crosses_iteration=True,
+        reason=reason,
+    )
+
+
+def require_positive(scheduler: str, **values: float) -> None:
+    """Raise a `UsageError` naming the first option that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise UsageError(f"{scheduler}: {name} is {value}; expected a number above 0")
