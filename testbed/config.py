@@ -22,6 +22,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     workload: str = "digits-cnn"
     backend: str = "mpi-ring"
     workers: int = 2
+    scheduler: str = "wfbp"
+    trace: str | None = None
+    link: str | None = None
+    plan: str | None = None
     steps: int | None = None
     epochs: int | None = None
     warmup: int = 5
@@ -43,8 +47,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     evaluate_every: int | None = None
     verify_steps: int = 20
     slow: str | None = None
-    channels: int = 1
-    order: Literal["fifo", "priority"] = "fifo"
     deadline: float = 10.0
     checkpoint: str | None = None
     every: int | None = None
@@ -58,7 +60,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "accumulate": self.accumulate,
-            "channels": self.channels,
             "deadline": self.deadline,
             "every": self.every,
             "evaluate_every": self.evaluate_every,
@@ -88,6 +89,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
                 )
         if self.steps is not None and self.epochs is not None:
             raise UsageError("--steps and --epochs are both given; give one of them")
+        if self.plan is not None and (self.trace or self.link):
+            raise UsageError("--plan is a finished plan; leave out --trace and --link")
         if self.every is not None and self.checkpoint is None:
             raise UsageError("--every needs --checkpoint DIR: where are the checkpoints to go?")
 

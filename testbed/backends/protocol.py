@@ -86,6 +86,8 @@ class Group:
         name: what this opened backend calls itself on the control plane; unique within the job.
         order: how a channel picks its next request.
         num_channels: channels that will be used.
+        credit_bytes: with `priority`: bytes that may be chosen ahead on a channel; None = one
+            request at a time.
         device: `cpu`, or `cuda:<index>`.
         hosts: host of every worker, in rank order; empty = all on `host`.
     """
@@ -100,6 +102,7 @@ class Group:
     deadline_s: float = 30.0
     order: Order = "fifo"
     num_channels: int = 1
+    credit_bytes: int | None = None
     device: str = "cpu"
     hosts: tuple[str, ...] = ()
     name: str = "backend"

@@ -35,7 +35,10 @@ class RequestQueue:
         self._announced: list[deque[tuple[str, str, int]]] = [
             deque() for _ in range(group.num_channels)
         ]
-        self._picked = [False] * group.num_channels
+        # Rank 0 alone: requests that it chose and that have not ended, and their bytes.
+        self._chosen: list[dict[tuple[str, str, int], int]] = [
+            {} for _ in range(group.num_channels)
+        ]
         self._live: set[PendingWork] = set()
         self._failure: BaseException | None = None
         self._loss: Loss | None = None
@@ -76,6 +79,7 @@ class RequestQueue:
 
     def _take_announced(self, channel: int) -> PendingWork | None:
         announcement: bytes | None = None
+        taken: PendingWork | None = None
         with self._lock:
             waiting, announced = self._waiting[channel], self._announced[channel]
             if announced:
@@ -84,20 +88,30 @@ class RequestQueue:
                     if _identity(work) == wanted:
                         announced.popleft()
                         waiting.remove(work)
-                        self._picked[channel] = False
-                        return work
-            elif self._group.rank == 0 and waiting and not self._picked[channel]:
-                urgent = min(waiting, key=lambda w: w.request.priority)
-                announcement = msgspec.msgpack.encode((channel, *_identity(urgent)))
-                self._picked[channel] = True
+                        taken = work
+                        break
+            if self._group.rank == 0:
+                announcement = self._choose(channel)
         if announcement is not None:
             self._group.control.announce(f"{self._group.name}.order", announcement)
-        return None
+        return taken
+
+    def _choose(self, channel: int) -> bytes | None:
+        """Rank 0's next choice, while its credit lasts."""
+        chosen = self._chosen[channel]
+        free = [w for w in self._waiting[channel] if _identity(w) not in chosen]
+        credit = self._group.credit_bytes
+        if not free or (chosen and (credit is None or sum(chosen.values()) >= credit)):
+            return None
+        urgent = min(free, key=lambda w: w.request.priority)
+        chosen[_identity(urgent)] = urgent.request.num_bytes
+        return msgspec.msgpack.encode((channel, *_identity(urgent)))
 
     def retire(self, work: PendingWork) -> None:
         """The request has ended; a later loss no longer concerns it."""
         with self._lock:
             self._live.discard(work)
+            self._chosen[work.request.channel].pop(_identity(work), None)
 
     def fail_all(self, error: BaseException) -> None:
         """The backend's thread cannot go on: all that waits, now and later, gets the error."""

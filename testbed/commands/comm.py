@@ -14,8 +14,9 @@ import typer
 from testbed.errors import UsageError
 from testbed.launch import local, mpirun, tree
 from testbed.launch.join import Role, assign_role, who_am_i
-from testbed.microbench.config import CommConfig, reproduce, to_arguments
+from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
+from testbed.records.comm import CommConfig
 from testbed.records.store import write_atomically
 from testbed.spec import split_specs
 from testbed.units import parse_bytes, parse_seconds

@@ -17,8 +17,8 @@ from testbed.launch import local, mpirun, tree
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
-from testbed.registry import WORKLOADS
-from testbed.spec import parse_spec
+from testbed.registry import SCHEDULERS, WORKLOADS
+from testbed.spec import parse_options, parse_spec
 from testbed.units import parse_seconds
 
 
@@ -29,6 +29,9 @@ def run(
     backend: Annotated[
         str, typer.Option(help="name[:key=value,...]; see testbed list")
     ] = "mpi-ring",
+    scheduler: Annotated[
+        str, typer.Option(help="when gradients leave: name[:key=value,...]; see testbed list")
+    ] = "wfbp",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -82,10 +85,6 @@ def run(
     slow: Annotated[
         str | None, typer.Option(help="hold up workers: rank=1,delay=50ms[,every=8][;...]")
     ] = None,
-    channels: Annotated[int, typer.Option(help="exchanges in flight at once")] = 1,
-    order: Annotated[
-        str, typer.Option(help="within a channel: fifo or priority (first layer first)")
-    ] = "fifo",
     deadline: Annotated[str, typer.Option(help="a lost rank ends the run within this time")] = "10",
     checkpoint: Annotated[str | None, typer.Option(help="folder to save checkpoints in")] = None,
     every: Annotated[
@@ -94,6 +93,14 @@ def run(
     resume_from: Annotated[
         str | None, typer.Option(help="folder of checkpoints to go on from")
     ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="plan from this trace (testbed.trace/1)", show_default="made")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="plan for this link (testbed.link/1)", show_default="measured"),
+    ] = None,
+    plan: Annotated[str | None, typer.Option(help="run this plan (testbed.plan/1)")] = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="Open MPI hostfile: start the ranks on these hosts")
     ] = None,
@@ -129,6 +136,7 @@ def run(
     identity = who_am_i()
     kind, options = resolve_backend(config.backend)
     check_workload(config.workload)
+    check_scheduler(config.scheduler)
     if identity.launcher != "alone":
         role = assign_role(identity, kind, options, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
@@ -186,6 +194,17 @@ def check_workload(text: str) -> None:
     if lacking is not None:
         raise Unavailable("workload", spec.name, *lacking)
     kind_options(WORKLOADS.load(spec.name), spec.options)
+
+
+def check_scheduler(text: str) -> None:
+    """Fail before any process is started if the scheduler cannot be had.
+
+    Raises:
+        UnknownName, UsageError: name or options are wrong.
+    """
+    spec = parse_spec(text)
+    kind = SCHEDULERS.load(spec.name)
+    parse_options(spec.name, spec.options, kind.options)
 
 
 def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:

@@ -28,7 +28,7 @@ Reference:
 
 from __future__ import annotations
 
-from testbed.microbench.config import Operation
+from testbed.records.comm import Operation
 
 BYTES_PER_GB = 1e9
 

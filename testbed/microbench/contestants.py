@@ -12,7 +12,8 @@ from testbed.backends.zmq_ps.placement import busiest_link_bytes
 from testbed.errors import UsageError
 from testbed.launch.join import resolve_backend
 from testbed.microbench.bandwidth import bus_factor
-from testbed.microbench.config import VERBS, CommConfig
+from testbed.microbench.config import VERBS
+from testbed.records.comm import CommConfig
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.microbench import payload
-from testbed.microbench.config import VERBS, CommConfig, Operation
+from testbed.microbench.config import VERBS
 from testbed.nouns import Combined, Request, Verb
+from testbed.records.comm import CommConfig, Operation
 
 ROOT = 0
 
@@ -70,8 +71,9 @@ def run_exchange(
 ) -> Exchanged:
     """Meet the other ranks at the backend's own barrier, then exchange and time it.
 
-    The time runs from just before `submit` to the return of `wait`; the barrier is not in it. It
-    belongs to the backend, because the control plane may not speak beside the exchanges.
+    The time runs from just before `submit` to the return of `wait` (on a GPU: until the result is
+    there); the barrier is not in it. It is the backend's own, because the control plane should not
+    speak beside the exchanges.
 
     Args:
         backend: opened.
@@ -89,6 +91,8 @@ def run_exchange(
     start_s = time.perf_counter()
     for verb in VERBS[operation]:
         result = backend.submit(Request(verb, tensor, key=key, step=step, root=ROOT)).wait()
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)  # a result may still be on its way to the device
     return Exchanged(time.perf_counter() - start_s, result)
 
 

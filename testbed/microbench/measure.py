@@ -11,7 +11,6 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.microbench import payload
-from testbed.microbench.config import CommConfig
 from testbed.microbench.exchange import (
     Tensors,
     make_tensors,
@@ -19,6 +18,7 @@ from testbed.microbench.exchange import (
     wrong_elements,
 )
 from testbed.microbench.plan import Size, sizes, turns
+from testbed.records.comm import CommConfig
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 
 import torch
 
 from testbed.backends.protocol import Backend, Group
 from testbed.errors import UsageError
-from testbed.launch.join import Role, announce_identity, join
+from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.worker import as_member, place_device, share_cores
-from testbed.microbench.config import CommConfig
 from testbed.microbench.contestants import Contestant, check_opened, own_group
 from testbed.microbench.measure import SizeSamples, measure
+from testbed.records.comm import CommConfig
 
 Hear = Callable[[SizeSamples], None]
 
@@ -56,7 +57,7 @@ def run_member(
         if role.is_server:
             serve_all(contestants, group)
         else:
-            _work(config, contestants, group, begin)
+            _work(config, contestants, role, group, begin)
 
     as_member(role.identity.rank, group, live)
     return role.identity.rank == 0
@@ -65,14 +66,15 @@ def run_member(
 def _work(
     config: CommConfig,
     contestants: Sequence[Contestant],
+    role: Role,
     group: Group,
     begin: Callable[[Group], Hear],
 ) -> None:
     backends: list[Backend] = []
     for number, contestant in enumerate(contestants):
         group.control.set_state(f"opening {contestant.label}")
-        mine = own_group(group, contestants, number)
-        backends.append(contestant.kind.open(mine, contestant.options))
+        own_role = replace(role, kind=contestant.kind, options=contestant.options)
+        backends.append(open_backend(own_role, own_group(group, contestants, number)))
         check_opened(config, backends[-1], contestant.label, group.device)
     hear = begin(group) if group.rank == 0 else None
     for samples in measure(config, backends, group.control, group.device):

@@ -12,7 +12,7 @@ import random
 
 import torch
 
-from testbed.microbench.config import EXACT_UP_TO, Dtype
+from testbed.records.comm import EXACT_UP_TO, Dtype
 
 PERIOD = 8191
 LARGEST_VALUE = 16

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from testbed.microbench.config import CommConfig
+from testbed.records.comm import CommConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.microbench.bandwidth import algbw_bytes_per_s, busbw_bytes_per_s
-from testbed.microbench.config import CommConfig
 from testbed.microbench.contestants import Contestant
 from testbed.microbench.measure import SizeSamples
-from testbed.records.comm import CommResult
+from testbed.records.comm import CommConfig, CommResult
 from testbed.statistics.summary import quantile
 
 

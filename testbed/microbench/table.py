@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from testbed.microbench.bandwidth import BYTES_PER_GB
-from testbed.microbench.config import CommConfig
 from testbed.microbench.results import total_wrong
-from testbed.records.comm import CommResult
+from testbed.records.comm import CommConfig, CommResult
 
 COLUMNS = (
     ("size", "(B)", 12),

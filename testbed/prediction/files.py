@@ -28,7 +28,7 @@ def decode_trace(data: bytes, where: str = "trace") -> Trace:
     Unknown keys of a tensor are kept as a list under the key `tensors` of `Trace.extra`.
     """
     raw = _object(data, TRACE_SCHEMA, where)
-    trace = _convert(raw, Trace, where, inner={"tensors": TraceTensor})
+    trace: Trace = _convert(raw, Trace, where, inner={"tensors": TraceTensor})
     problem = _trace_problem(trace)
     if problem:
         raise UsageError(f"{where}: {problem}")
@@ -63,7 +63,7 @@ def decode_link(data: bytes, where: str = "link") -> Link:
         0.000101
     """
     raw = _object(data, LINK_SCHEMA, where)
-    link = _convert(raw, Link, where, inner={"pieces": Piece})
+    link: Link = _convert(raw, Link, where, inner={"pieces": Piece})
     problem = _link_problem(link)
     if problem:
         raise UsageError(f"{where}: {problem}")
@@ -109,7 +109,8 @@ def _convert(
     known = set(kind.__struct_fields__) - {"extra"}
     extra = {k: v for k, v in raw.items() if k not in known | {"schema"}}
     for key, struct in inner.items():
-        found = [_unknown(item, struct) for item in raw.get(key) or ()]
+        items = raw.get(key)
+        found = [_unknown(item, struct) for item in items] if isinstance(items, list) else []
         if any(found):
             extra[key] = found
     try:
@@ -129,6 +130,7 @@ def _encode(schema: str, value: Any, inner: tuple[str, ...], optional: tuple[str
     extra = raw.pop("extra")
     for key in inner:
         kept = extra.pop(key, None)
+        # A caller may have changed the list: what belonged to its former members is then dropped.
         if kept and len(kept) == len(raw[key] or ()):
             raw[key] = [item | more for item, more in zip(raw[key], kept, strict=True)]
     for key in optional:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Sequence
 
 from testbed.errors import UsageError
@@ -12,7 +12,7 @@ NUM_HEADER_LINES = 3
 
 
 def import_waits(text: str, name: str, forward_s: float, device: str = "cuda") -> Trace:
-    """A trace from `wait_us,bytes` lines in backward order, after three lines of header.
+    r"""A trace from `wait_us,bytes` lines in backward order, after three lines of header.
 
     The header is a comment, the number of batches and the number of tensors. Gradients are taken
     as float32; a negative wait counts as 0. The forward time, which such a file does not have, is
@@ -25,7 +25,7 @@ def import_waits(text: str, name: str, forward_s: float, device: str = "cuda") -
         The recordings of Zhang et al., 2020, NetAI.
 
     Example:
-        >>> import_waits("comment\\n1\\n2\\n10,8\\n-1,4\\n", "toy", 0.0).ready_s()
+        >>> import_waits("comment\n1\n2\n10,8\n-1,4\n", "toy", 0.0).ready_s()
         [1e-05, 1e-05]
     """
     lines = [line for line in text.splitlines() if line.strip()]
@@ -36,7 +36,7 @@ def import_waits(text: str, name: str, forward_s: float, device: str = "cuda") -
             f"{name}: {len(pairs)} tensors follow a header that says {promised}; expected three "
             "lines of header (comment, batches, tensors) and one `wait_us,bytes` per tensor"
         )
-    waits_s = [max(0.0, wait_us) * 1e-6 for wait_us, _ in pairs]
+    waits_s = [max(0.0, wait_us) / 1e6 for wait_us, _ in pairs]
     return _trace(name, device, waits_s, [num_bytes // 4 for _, num_bytes in pairs], forward_s)
 
 
@@ -49,30 +49,36 @@ def _pair(line: str, name: str) -> tuple[float, int]:
 
 
 def import_layer_log(text: str, name: str, forward_s: float, device: str = "cuda") -> Trace:
-    """A trace from a list of `[id, size, backward_us, comm_us, ...]` in backward order.
+    r"""A trace from lines with `[id, size, backward_us, comm_us, ...]` in forward order.
 
-    Sizes are float32 elements. Neighbours with equal backward time are the blobs of one layer:
-    its time counts once, for the one that comes first.
+    Whatever stands before a bracket is skipped, and so is what follows the first pass over the
+    ids. Sizes are float32 elements. Neighbours with equal backward time are the blobs of one
+    layer: its time counts once, so that they are ready together.
 
     Raises:
-        UsageError: the text is no such list.
+        UsageError: the text holds no such lines.
 
     Reference:
         The logs of Shi, Chu and Li, 2019, INFOCOM (K80, Caffe).
 
     Example:
-        >>> import_layer_log("[[1, 5, 20, 9], [0, 4, 20, 9]]", "toy", 0.0).ready_s()
+        >>> import_layer_log("log] [0, 5, 20, 9]\nlog] [1, 4, 20, 9]", "toy", 0.0).ready_s()
         [2e-05, 2e-05]
     """
-    try:
-        rows = ast.literal_eval(text)
-        blobs = [(int(row[1]), float(row[2])) for row in rows]
-    except (ValueError, SyntaxError, TypeError, IndexError) as error:
+    rows = re.findall(r"\[\s*(\d+)\s*,\s*(\d+)\s*,\s*([\d.eE+-]+)\s*,[^\[\]]*\]", text)
+    blobs: list[tuple[int, float]] = []
+    for blob, size, time_us in rows:
+        if int(blob) != len(blobs):
+            break
+        blobs.append((int(size), float(time_us)))
+    if not blobs:
         raise UsageError(
-            f"{name}: {error}; expected a list of [id, elements, backward_us, comm_us]"
-        ) from error
+            f"{name}: no line from id 0 on; expected lines with "
+            "[id, elements, backward_us, comm_us], ids 0, 1, ... in forward order"
+        )
+    blobs.reverse()
     waits_s = [
-        0.0 if index and blobs[index - 1][1] == time_us else time_us * 1e-6
+        0.0 if index and blobs[index - 1][1] == time_us else time_us / 1e6
         for index, (_, time_us) in enumerate(blobs)
     ]
     return _trace(name, device, waits_s, [size for size, _ in blobs], forward_s)

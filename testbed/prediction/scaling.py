@@ -9,6 +9,7 @@ from testbed.prediction.backward import Backward, serial_end_s
 from testbed.prediction.costs import phases_s
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
+from testbed.units import format_seconds
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Scaling:
     best_scaling_factor: float
 
     def in_words(self) -> str:
-        """One line for people: the factor and what it is made of, in milliseconds."""
+        """One line for people: the factor and what it is made of."""
         return (
             f"scaling factor {self.scaling_factor:.3f} with {self.num_messages} messages: "
-            f"{self.exposed_s * 1e3:.3g} ms exposed; start-ups {self.startup_s * 1e3:.3g} ms, "
-            f"transfers {self.transfer_s * 1e3:.3g} ms, first message waits "
-            f"{self.head_delay_s * 1e3:.3g} ms, last one takes {self.tail_s * 1e3:.3g} ms"
+            f"{format_seconds(self.exposed_s)} exposed; start-ups "
+            f"{format_seconds(self.startup_s)}, transfers "
+            f"{format_seconds(self.transfer_s)}, first message waits "
+            f"{format_seconds(self.head_delay_s)}, last one takes {format_seconds(self.tail_s)}"
         )
 
 

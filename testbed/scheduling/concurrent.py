@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,8 +19,21 @@ from testbed.scheduling.asc_wfbp import admit, asc_stops
 from testbed.scheduling.best_groups import optimal_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
 
-MAX_SIMULATED_MESSAGES = 60_000
+MAX_SIMULATED_MESSAGES = 200_000
 """Bound on the search's work, in messages, so that it ends in about a second on any trace."""
+
+
+MAX_EXHAUSTIVE = 9
+"""With so few tensors all 2^(L-1) groupings are tried."""
+
+
+class Found(NamedTuple):
+    """A grouping and what it comes to; the smaller of two is the better."""
+
+    end_s: float
+    num_messages: int
+    num_channels: int
+    stops: tuple[int, ...]
 
 
 @dataclass
@@ -30,19 +45,38 @@ class _Search:
     messages_left: int = MAX_SIMULATED_MESSAGES
     known: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
 
-    def end_s(self, stops: tuple[int, ...], num_channels: int) -> float:
+    def judge(self, stops: tuple[int, ...], num_channels: int) -> Found:
         key = (stops, num_channels)
         if key not in self.known:
             self.messages_left -= len(stops)
             ends = admit(self.backward, stops, self.link, num_channels).end_s
             self.known[key] = max(ends, default=0.0)
-        return self.known[key]
+        return Found(self.known[key], len(stops), num_channels, stops)
+
+
+def best_concurrent(
+    backward: Backward, link: Link, num_channels: int, serial_stops: Sequence[int]
+) -> Found:
+    """The best groups for up to so many channels; exact for few tensors, else searched for."""
+    if len(backward) <= MAX_EXHAUSTIVE:
+        return try_all(backward, link, num_channels)
+    return search_concurrent(backward, link, num_channels, serial_stops)
+
+
+def try_all(backward: Backward, link: Link, num_channels: int) -> Found:
+    """Every grouping on every number of channels."""
+    search = _Search(backward, link)
+    count = len(backward)
+    groupings = (
+        (*inner, count) for size in range(count) for inner in combinations(range(1, count), size)
+    )
+    return min(search.judge(stops, k) for stops in groupings for k in range(1, num_channels + 1))
 
 
 def search_concurrent(
     backward: Backward, link: Link, num_channels: int, serial_stops: Sequence[int]
-) -> tuple[list[int], int]:
-    """Stops and number of channels of the earliest end found.
+) -> Found:
+    """The earliest end that local search finds.
 
     Starts from the papers' groupings, from `serial_stops` and from the best groups of faster
     links, on 1 .. num_channels channels; the best ones are improved by moving, removing and adding
@@ -56,37 +90,30 @@ def search_concurrent(
     """
     search = _Search(backward, link)
     starts = _starts(backward, link, num_channels, serial_stops)
-    ranked = sorted(
-        (search.end_s(stops, k), len(stops), stops, k)
-        for stops in starts
-        for k in range(1, num_channels + 1)
-    )
+    ranked = sorted(search.judge(stops, k) for stops in starts for k in range(1, num_channels + 1))
     best = ranked[0]
     tried: set[tuple[int, ...]] = set()
-    for _, _, stops, k in ranked:
+    for start in ranked:
         if search.messages_left <= 0:
             break
-        if stops not in tried and k > 1:
-            tried.add(stops)
-            best = min(best, _improve(search, stops, k))
-    return list(best[2]), best[3]
+        if start.stops not in tried and start.num_channels > 1:
+            tried.add(start.stops)
+            best = min(best, _improve(search, start))
+    return best
 
 
-def _improve(
-    search: _Search, stops: tuple[int, ...], num_channels: int
-) -> tuple[float, int, tuple[int, ...], int]:
-    end_s = search.end_s(stops, num_channels)
+def _improve(search: _Search, found: Found) -> Found:
     improved = True
     while improved and search.messages_left > 0:
         improved = False
-        for candidate in _neighbours(stops):
-            if search.end_s(candidate, num_channels) < end_s:
-                stops, end_s = candidate, search.end_s(candidate, num_channels)
-                improved = True
+        for stops in _neighbours(found.stops):
+            candidate = search.judge(stops, found.num_channels)
+            if candidate.end_s < found.end_s:
+                found, improved = candidate, True
                 break
             if search.messages_left <= 0:
                 break
-    return end_s, len(stops), stops, num_channels
+    return found
 
 
 def _neighbours(stops: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.scheduling.asc_wfbp import admit
 from testbed.scheduling.best_groups import optimal_stops
-from testbed.scheduling.concurrent import search_concurrent
+from testbed.scheduling.concurrent import MAX_EXHAUSTIVE, best_concurrent
 from testbed.scheduling.grouping import plan_of
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import SchedulerKind
@@ -44,10 +44,17 @@ def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     if options.channels == 1 or not stops:
         reason = f"{len(stops)} messages, exact for contiguous groups on one channel"
         return plan_of("optimal", trace, stops, reason=reason)
-    stops, used = search_concurrent(backward, link, options.channels, stops)
-    reason = f"{len(stops)} messages on {used} channels, by local search over group boundaries"
-    channels = admit(backward, stops, link, used).channel
-    return plan_of("optimal", trace, stops, channels=channels, num_channels=used, reason=reason)
+    found = best_concurrent(backward, link, options.channels, stops)
+    exact = len(backward) <= MAX_EXHAUSTIVE
+    how = "all groupings tried" if exact else "by local search over group boundaries"
+    return plan_of(
+        "optimal",
+        trace,
+        found.stops,
+        channels=admit(backward, found.stops, link, found.num_channels).channel,
+        num_channels=found.num_channels,
+        reason=f"{found.num_messages} messages on {found.num_channels} channels, {how}",
+    )
 
 
 OPTIMAL = SchedulerKind(

@@ -82,7 +82,7 @@ def fuse(tensors: Tensors, window: int, ideal: bool) -> Fusion:
         forward orders or with segments it is a heuristic that never ends above the unfused oracle.
     """
     count = len(tensors)
-    bounds = Bounds.of(tensors)
+    bounds = Bounds(tensors)
     suffix = None if ideal else Suffix(tensors)
     prefixes: dict[int, Prefix] = {0: bounds.empty()}
     chosen, values_s = [0], []
@@ -96,7 +96,7 @@ def fuse(tensors: Tensors, window: int, ideal: bool) -> Fusion:
         if suffix is None:
             best, value_s = int(order[0]), float(low_s[order[0]])
         else:
-            best, value_s = suffix.best(first, jobs, order, low_s, high_s, alone_s)
+            best, value_s = suffix.best(first, jobs, order, (low_s, high_s), alone_s)
             suffix.keep(first + best, stop, jobs[best])
         prefixes[stop] = grown.row(best)
         prefixes.pop(stop - window, None)

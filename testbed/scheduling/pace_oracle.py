@@ -103,10 +103,10 @@ class Channel(NamedTuple):
     `waiting` is a heap of (-tail, order of arrival, segments left, time of each).
     """
 
-    now_s: float = 0.0
-    worst_s: float = 0.0
-    waiting: Waiting = []
-    num_arrived: int = 0
+    now_s: float
+    worst_s: float
+    waiting: Waiting
+    num_arrived: int
 
 
 def arrive(channel: Channel, job: Job, ideal: bool) -> Channel:

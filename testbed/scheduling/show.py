@@ -62,15 +62,15 @@ def draw(timeline: Timeline, width: int = 80) -> str:
     """The backward pass and the messages of each channel as bars over time.
 
     A bar is as long as its message travelled; neighbours alternate between `#` and `=`, so that
-    they can be told apart, and `.` is a message that was ready and waited. Many messages in one
-    column look like one; the last line tells their number.
+    they can be told apart, and `.` is an idle channel although a message was ready. Many messages
+    in one column look like one; the last line tells their number.
 
     Example:
         >>> span = Span(tensors=(0,), num_bytes=4, ready_s=1.0, start_s=1.0, end_s=2.0)
         >>> print(draw(Timeline(spans=(span,), forward_s=1.0, backward_s=1.0, iteration_s=3.0,
         ...                     exposed_s=1.0, lower_bound_s=2.0), width=30))
-        backward   bbbbbbbbbb
-        channel 0            #########
+        backward   bbbbbbbbb
+        channel 0           #########
         0 .. 2 s; 1 message; iteration 3 s, exposed 1 s, lower bound 2 s
     """
     end_s = max([timeline.backward_s, *(s.end_s for s in timeline.spans)])

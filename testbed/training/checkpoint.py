@@ -19,7 +19,7 @@ from testbed.training.replica import Replica
 CHECKPOINT_SCHEMA = "testbed.checkpoint/1"
 
 
-def capture(replica: Replica, *, step: int, sample_digest: str, order: list[int]) -> dict[str, Any]:
+def capture(replica: Replica, *, step: int, sample_digest: str, order: list[str]) -> dict[str, Any]:
     """The state of one rank before step `step`."""
     cuda = torch.cuda.get_rng_state_all() if replica.device.type == "cuda" else []
     return {

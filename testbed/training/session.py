@@ -1,30 +1,42 @@
-"""The driver: gradients leave as autograd makes them, and are means when the optimizer steps."""
+"""The driver: gradients leave as the plan says, and are means before parameters are updated."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from testbed.backends.protocol import Backend, Order, Work
+from testbed.backends.protocol import Backend, Work
 from testbed.control.protocol import Control
-from testbed.errors import DeadlineExceeded, NonFiniteGradient, UsageError
-from testbed.nouns import Combined, Event, Request, Verb
+from testbed.errors import UsageError
+from testbed.nouns import Event, Verb
+from testbed.scheduling.coverage import check_coverage, check_model
+from testbed.scheduling.plan import Plan
 from testbed.training.agreement import AGREE_S, agree_on
+from testbed.training.deferred import DeferredStep
 from testbed.training.digest import describe_tensors
+from testbed.training.flight import Flight
+from testbed.training.fusion import Fusion, describe_message
+from testbed.training.means import divide, refuse_non_finite, silent
 from testbed.training.optimizers import describe_optimizer
-from testbed.training.release import InOrderRelease
+from testbed.training.plans import Replan, replanner
+from testbed.training.start import install, share_start
+from testbed.training.usage import KEY, submit_votes, unused
+from testbed.training.waiting import Waiter
 
 
 class Session:
     """One rank's part in data-parallel training of a model.
 
-    Hooks itself to the model and the optimizer: `loss.backward()` sends each gradient as soon as
-    it is accumulated, `optimizer.step()` first waits until all are means over the workers. Call
-    `synchronize()` yourself only to see the means earlier (clipping, gradient scaling).
+    Hooks itself to the model and the optimizer: `loss.backward()` sends messages as soon as the
+    plan lets them go, `optimizer.step()` first waits until all gradients are means over the
+    workers. Call `synchronize()` yourself only to see the means earlier (clipping, scaling).
+
+    Under a plan that crosses the iteration `optimizer.step()` returns at once; each layer is then
+    updated just before its next forward pass. `flush()` ends what is pending, and happens by itself
+    before a `state_dict()`.
 
     With a backend that runs the optimizer on servers (`Verb.APPLY`), parameters come back instead
     of gradients, and `optimizer.step()` finds nothing left to do.
@@ -32,9 +44,11 @@ class Session:
     Args:
         model: built alike on all ranks; rank 0's parameters and buffers replace the others'.
         optimizer: any torch optimizer of the model's parameters.
-        backend: opened.
+        backend: opened with the plan's order and channels.
         control: the job's control plane.
-        order: how the backend's channels pick requests (as it was opened).
+        plan: None = one message per tensor as it gets ready (wait-free backpropagation).
+        replan: makes the plan anew, once, from the order in which the first step's gradients came
+            on rank 0; None = the given plan stays (without a plan: wait-free backpropagation).
         patience_s: how long to wait for a gradient when all ranks have been fast so far.
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
     """
@@ -46,44 +60,46 @@ class Session:
         backend: Backend,
         control: Control,
         *,
-        order: Order = "fifo",
+        plan: Plan | None = None,
+        replan: Replan | None = None,
         patience_s: float = 10.0,
         check_finite: bool = True,
     ) -> None:
         self.backend = backend
-        self.step = 0
-        self.exposed_s = 0.0
-        self.staleness: int | None = None
         self.events: list[Event] = []
         self._control = control
         self._optimizer = optimizer
-        self._patience_s = patience_s
+        self._waiter = Waiter(control, patience_s)
         self._check_finite = check_finite
-        self._in_order = order == "fifo"
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._works: list[tuple[int, Work]] = []
-        self._absent: set[int] = set()
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._sending = True
-        self._leave: Callable[[], None] | None = None
         self._synchronized = False
-        self._step_began_s = time.perf_counter()
-        self._slowest_step_s = 0.0
+        self._stepping = False
+        self._leave: Callable[[], None] | None = None
+        self._ready_names: list[str] = []
+        self._read_by_others: list[int] = []
+        self._seen_forward: set[int] = set()
+        self._root = model
         self._applies = Verb.APPLY in backend.capabilities.verbs
-        agree_on("parameters", describe_tensors(named), control, backend.size)
-        self._share_start(model)
-        self._order = list(reversed(range(len(named))))
-        self._release = InOrderRelease(self._order)
         # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
         self._alone = backend.size == 1 and not self._applies
-        self._handles: list[Any] = [
-            p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for p in ([] if self._alone else self._parameters)
-        ]
-        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        agree_on("parameters", describe_tensors(self._named), control, backend.size)
+        self._replan = None if self._applies else replan
+        if plan is None:
+            replan = replan or replanner("wfbp", self._named)
+            self._replan = None if self._applies else replan
+            plan = replan([name for name, _ in reversed(self._named)])
+        share_start(model, backend)
+        self._deferred: DeferredStep | None = None
+        self._pending: dict[int, Flight] = {}
+        self._votes: Work | None = None
+        self._vote_always = False
+        self._absent: set[int] = set()
+        self._adopt(plan)
+        self._handles: list[Any] = []
+        self._hook(model)
+
+    # -- what a training loop calls ------------------------------------------------------------
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -104,30 +120,51 @@ class Session:
         """
         if self._synchronized:
             return
+        self.flush()
         if not self._alone:
-            self._send_absent()
-        before_s = time.perf_counter()
-        results = {index: self._wait(work, self._names[index]) for index, work in self._works}
-        self.exposed_s = time.perf_counter() - before_s
-        self.events = [work.event for _, work in self._works]
-        stale = [r.staleness for r in results.values() if r.staleness is not None]
-        self.staleness = max(stale, default=None)
+            self._end_backward()
+            for number in self._flight.works:
+                self._wait(self._flight, number)
+            for tensor in range(len(self._parameters)):
+                self._parameters[tensor].grad = self._flight.collect(tensor)
         if self._applies:
-            self._take_parameters()
+            self._take_parameters(range(len(self._parameters)))
         else:
             self._take_means()
         self._end_step()
 
-    @property
-    def release_order(self) -> list[int]:
-        """The agreed order in which gradients leave; part of a checkpoint."""
-        return list(self._order)
+    def flush(self) -> None:
+        """Update every parameter whose update is still pending."""
+        self._settle(list(self._pending))
+        self._deferred = None
 
-    def resume(self, step: int, order: Sequence[int]) -> None:
-        """Go on at a step, with the order of the run that was saved."""
-        self.step = step
-        self._order = list(order)
-        self._release = InOrderRelease(self._order)
+    @property
+    def step(self) -> int:
+        """Number of the step that is being computed."""
+        return self._waiter.step
+
+    @property
+    def staleness(self) -> int | None:
+        """Servers without a barrier: how many clocks the slowest worker was behind, last seen."""
+        return self._waiter.staleness
+
+    def take_exposed_s(self) -> float:
+        """Seconds that this rank stood waiting for messages since the last call."""
+        return self._waiter.take_waited_s()
+
+    @property
+    def release_order(self) -> list[str]:
+        """Names in the order in which gradients became ready in the first step; for checkpoints."""
+        return list(self._ready_names)
+
+    def resume(self, step: int, ready_names: Sequence[str]) -> None:
+        """Go on at a step, with the plan of the run that was saved."""
+        self._waiter.step = step
+        if self._replan is not None and ready_names:
+            self._adopt(self._replan(ready_names))
+            self._replan = None
+        self._ready_names = list(ready_names)
+        self._flight = self._new_flight()
 
     def on_close(self, leave: Callable[[], None]) -> None:
         """Call this once when the session is closed; for whoever opened the backend for it."""
@@ -135,6 +172,8 @@ class Session:
 
     def close(self) -> None:
         """Take the hooks off; ends the backend only if the session was given that to do."""
+        if self._handles:
+            self.flush()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -142,22 +181,58 @@ class Session:
         if leave is not None:
             leave()
 
-    def _share_start(self, model: torch.nn.Module) -> None:
-        backend = self.backend
-        note = describe_optimizer(self._optimizer) if self._applies else ""
-        works: list[tuple[torch.Tensor, torch.Tensor, Work]] = []
-        with torch.no_grad():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                installs = self._applies and id(tensor) in self._index
-                verb = Verb.INSTALL if installs else Verb.BROADCAST
-                if tensor.dtype is torch.bool:
-                    continue  # masks are constants of the architecture
-                plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-                request = Request(verb, plain, key=name, step=-1, note=note)
-                works.append((tensor, plain, backend.submit(request)))
-            for tensor, plain, work in works:
-                work.wait(AGREE_S)
-                tensor.copy_(plain)
+    # -- setting up ----------------------------------------------------------------------------
+
+    def _adopt(self, plan: Plan) -> None:
+        check_coverage(plan)
+        sizes = [parameter.numel() for _, parameter in self._named]
+        check_model(plan, [name for name, _ in self._named], sizes)
+        lacking = {Verb.FOLD, Verb.SPREAD} - self.backend.capabilities.verbs
+        if plan.halves and (lacking or self._applies):
+            raise UsageError(
+                f"scheduler {plan.scheduler!r} sends gradients in two halves, which this backend "
+                "cannot (or, with update=server, must not); use update=worker or another scheduler"
+            )
+        agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
+        by_name = dict(self._named)
+        self.plan = plan
+        self._parameters = [by_name[name] for name in plan.names]
+        self._index = {id(p): i for i, p in enumerate(self._parameters)}
+        self._fusion = Fusion(plan, self._parameters)
+        keys = [describe_message(plan, number) for number in range(len(plan.messages))]
+        self._keys = [k if keys.count(k) == 1 else f"{k} #{i}" for i, k in enumerate(keys)]
+        if self._applies:
+            note = describe_optimizer(self._optimizer)
+            install(plan, self._parameters, self._keys, self.backend, note)
+        self._flight = self._new_flight()
+
+    def _new_flight(self) -> Flight:
+        rate = self._learning_rate if self._applies else None
+        return Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
+
+    def _hook(self, model: torch.nn.Module) -> None:
+        if self._alone:
+            watched: list[torch.nn.Parameter] = []
+        else:
+            watched = self._parameters
+        self._handles += [
+            p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for p in watched
+        ]
+        self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        if not self.plan.crosses_iteration or self._alone:
+            return
+        for module in model.modules():
+            if module is model or any(True for _ in module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(self._before_forward))
+        self._handles.append(
+            model.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                lambda module, prefix, keep_vars: self.flush()
+            )
+        )
+
+    # -- during backward -----------------------------------------------------------------------
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._sending:
@@ -167,141 +242,195 @@ class Session:
         assert gradient is not None
         if gradient.is_sparse:
             raise UsageError(
-                f"gradient of {self._names[index]!r} is a sparse tensor; dense ones are exchanged "
-                "here; build the embedding with sparse=False"
+                f"gradient of {self.plan.names[index]!r} is a sparse tensor; dense ones are "
+                "exchanged here; build the embedding with sparse=False"
             )
         if not gradient.is_contiguous():
-            parameter.grad = gradient.contiguous()
-        if self._release.is_ready(index):
+            gradient = gradient.contiguous()
+            parameter.grad = gradient
+        if self._flight.has(index):
             raise UsageError(
-                f"{self._names[index]!r} got a second gradient before optimizer.step(); to "
+                f"{self.plan.names[index]!r} got a second gradient before optimizer.step(); to "
                 "accumulate, run all backward passes but the last inside session.accumulating()"
             )
         self._synchronized = False
-        released = self._release.ready(index)
-        for item in released if self._in_order else [index]:
-            self._send(item)
+        self._flight.give(index, gradient)
 
-    def _send(self, index: int) -> None:
-        parameter = self._parameters[index]
-        request = Request(
-            Verb.APPLY if self._applies else Verb.SUM,
-            parameter.grad,
-            key=self._names[index],
-            step=self.step,
-            priority=index,
-            channel=index % self.backend.capabilities.num_channels,
-            learning_rate=self._learning_rate(parameter) if self._applies else 0.0,
-        )
-        self._works.append((index, self.backend.submit(request)))
-
-    def _send_absent(self) -> None:
-        """What this rank did not use counts as zero, if any other rank used it."""
-        rest = self._release.rest()
-        late = rest if self._in_order else [i for i in rest if not self._release.is_ready(i)]
-        for index in late:
-            if not self._release.is_ready(index):
-                self._parameters[index].grad = torch.zeros_like(
-                    self._parameters[index], memory_format=torch.contiguous_format
-                )
+    def _end_backward(self) -> None:
+        """Complete the step's messages: what this rank did not use counts as zero elsewhere."""
+        for index, parameter in enumerate(self._parameters):
+            if not self._flight.has(index):
+                zeros = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+                parameter.grad = zeros
                 self._absent.add(index)
-            self._send(index)
+        observed = list(self._flight.ready_order)
+        for index in sorted(self._absent, reverse=True):
+            gradient = self._parameters[index].grad
+            assert gradient is not None
+            self._flight.give(index, gradient)
+        self._flight.end_backward()
+        if self._waiter.first and not self._ready_names:
+            late = sorted(self._absent, reverse=True)
+            self._ready_names = [self.plan.names[i] for i in (*observed, *late)]
+        if self.plan.halves:
+            self._flight.spread(range(len(self._parameters)))
 
-    def _wait(self, work: Work, name: str) -> Combined:
-        if not work.done():
-            self._control.set_state(f"waiting for the exchange of {name!r} in step {self.step}")
-        # A rank that computes for long is no rank that hangs: what was slow may be slow again.
-        limit_s = max(self._patience_s, 2 * self._slowest_step_s)
-        if self.step == 0:
-            limit_s = max(limit_s, AGREE_S)  # first steps compile, allocate and connect
+    # -- the optimizer's step ------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._stepping:
+            return
+        crosses = self.plan.crosses_iteration and not self._waiter.first and not self._alone
+        if crosses and not self._synchronized:
+            self._defer()
+        else:
+            self.synchronize()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._stepping:
+            self._synchronized = False
+
+    def _defer(self) -> None:
+        """Remember the step; each parameter takes it when it is about to be read."""
+        self.flush()
+        self._end_backward()
+        if self._absent and not self._vote_always:
+            name = self.plan.names[min(self._absent)]
+            raise UsageError(
+                f"{name!r} got no gradient in step {self.step} although every parameter had one in "
+                f"the first; scheduler {self.plan.scheduler!r} updates across the iteration and "
+                "needs to know in the first step; use one that does not (wfbp, mg-wfbp, optimal)"
+            )
+        if self._vote_always:
+            self._votes = self._ask(range(len(self._parameters)))
+        self._deferred = DeferredStep(self._optimizer)
+        self._pending = dict.fromkeys(range(len(self._parameters)), self._flight)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._end_step()
+        self._synchronized = True
+
+    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        if self._waiter.first:
+            self._seen_forward.add(id(module))
+        if not self._pending:
+            return
+        wanted = [
+            self._index[id(p)] for p in module.parameters(recurse=False) if id(p) in self._index
+        ]
+        if module is self._root:
+            wanted += self._read_by_others
+        self._settle([index for index in wanted if index in self._pending])
+
+    def _settle(self, tensors: Sequence[int]) -> None:
+        """Wait for these tensors' messages and update their parameters."""
+        if not tensors:
+            return
+        flight = self._pending[tensors[0]]
+        for tensor in tensors:
+            del self._pending[tensor]
+            for number in flight.messages_of(tensor):
+                self._wait(flight, number)
+        unused = self._unused()
+        parameters = [self._parameters[t] for t in tensors]
+        gradients = [flight.collect(t) for t in tensors]
+        if self._applies:
+            with torch.no_grad():
+                for parameter, value in zip(parameters, gradients, strict=True):
+                    parameter.copy_(value)
+            return
+        divide(gradients, self._divisor)
+        if self._check_finite:
+            refuse_non_finite([self.plan.names[t] for t in tensors], gradients, self.step - 1)
+        assert self._deferred is not None
+        used = [None if t in unused else g for t, g in zip(tensors, gradients, strict=True)]
+        self._stepping = True
         try:
-            return work.wait(limit_s)
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{error}; {self._control.describe()}") from error
+            self._deferred.take(parameters, used)
+        finally:
+            self._stepping = False
 
-    def _take_parameters(self) -> None:
+    # -- waiting and taking --------------------------------------------------------------------
+
+    def _wait(self, flight: Flight, number: int) -> None:
+        for work in flight.works_of(number):
+            self._waiter.wait(work, flight.key(number))
+
+    def _take_parameters(self, tensors: Sequence[int]) -> None:
         with torch.no_grad():
-            for parameter in self._parameters:
+            for tensor in tensors:
+                parameter = self._parameters[tensor]
                 assert parameter.grad is not None
                 parameter.copy_(parameter.grad)
                 parameter.grad = None
         if self._check_finite:
-            self._refuse_non_finite(self._parameters, "parameter")
+            names = [self.plan.names[t] for t in tensors]
+            values = [self._parameters[t] for t in tensors]
+            refuse_non_finite(names, values, self.step, what="parameter")
 
     def _take_means(self) -> None:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if not gradients:
-            return
-        if self.backend.capabilities.consistency != "none" and self.backend.size > 1:
-            torch._foreach_div_(gradients, float(self.backend.size))
-        norms = [float(n) for n in torch._foreach_norm(gradients)]
-        if self._check_finite and not all(map(_is_finite, norms)):
-            self._refuse_non_finite(gradients, "gradient")
+        given = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
+        tensors, gradients = [i for i, _ in given], [g for _, g in given]
+        divide(gradients, self._divisor)
+        if self._check_finite:
+            refuse_non_finite([self.plan.names[i] for i in tensors], gradients, self.step)
         if self._alone:
             return
-        silent = [i for i, n in enumerate(norms) if n == 0.0 and self._parameters[i].numel() > 0]
-        if silent:
-            self._drop_unused(silent)
-
-    def _drop_unused(self, silent: Sequence[int]) -> None:
-        """A mean that is zero everywhere may come from a parameter that no rank used: ask.
-
-        All ranks hold the same means bit for bit, so all of them ask in the same step.
-        """
-        used = [0 if i in self._absent else 1 for i in silent]
-        votes = torch.tensor(used, dtype=torch.int32)
-        device = self._parameters[0].device
-        if device.type not in self.backend.capabilities.device_types or device.type != "cpu":
-            votes = votes.to(device)
-        request = Request(Verb.SUM, votes, key="(parameters in use)", step=self.step)
-        self._wait(self.backend.submit(request), request.key)
-        for index, count in zip(silent, votes.tolist(), strict=True):
-            if count == 0:
+        # A mean that is zero everywhere may come from a parameter that no rank used: ask. All
+        # ranks hold the same means bit for bit, so all of them ask in the same step.
+        doubtful = [tensors[position] for position in silent(gradients)]
+        if doubtful:
+            counts = self._waiter.wait(self._ask(doubtful), KEY).tensor
+            for index in unused(doubtful, counts):
                 self._parameters[index].grad = None
 
-    def _refuse_non_finite(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        for name, tensor in zip(self._names, tensors, strict=True):
-            if not bool(torch.isfinite(tensor).all()):
-                bad = "NaN" if bool(torch.isnan(tensor).any()) else "infinite values"
-                raise NonFiniteGradient(
-                    f"{what} of {name!r} has {bad} after the exchange of step {self.step}; "
-                    "expected finite numbers; lower the learning rate or clip with --clip-norm"
-                )
+    @property
+    def _divisor(self) -> int:
+        return 1 if self.backend.capabilities.consistency == "none" else self.backend.size
+
+    def _ask(self, tensors: Sequence[int]) -> Work:
+        device = self._parameters[0].device
+        return submit_votes(tensors, self._absent, self.backend, self.step, device)
+
+    def _unused(self) -> set[int]:
+        if self._votes is None:
+            return set()
+        counts = self._waiter.wait(self._votes, KEY).tensor
+        return unused(range(len(self._parameters)), counts)
 
     def _end_step(self) -> None:
-        if self.step == 0 and self._in_order and not self._alone:
-            self._adopt_order()
-        self._release = InOrderRelease(self._order)
-        self._works.clear()
-        self._absent.clear()
+        if self._waiter.first and not self._alone:
+            self._learn_from_first_step()
         self._synchronized = True
-        now_s = time.perf_counter()
-        if self.step > 0:
-            own_s = now_s - self._step_began_s - self.exposed_s
-            self._slowest_step_s = max(self._slowest_step_s, own_s)
-        self._step_began_s = now_s
-        self.step += 1
-        self._control.set_state(f"computing step {self.step}")
+        self.events = self._waiter.take_events()
+        self._waiter.end_step()
+        self._absent = set()
+        self._flight = self._new_flight()
 
-    def _adopt_order(self) -> None:
-        """From the second step on gradients leave in the order in which rank 0 saw them come."""
-        mine = ",".join(map(str, self._release.observed())).encode()
+    def _learn_from_first_step(self) -> None:
+        """Adopt rank 0's order of gradients, and learn whether any rank leaves parameters unused."""
+        mine = "\n".join([str(len(self._absent)), *self._ready_names]).encode()
         answers = self._control.all_gather("order", mine, AGREE_S, members=self.backend.size)
-        self._order = [int(word) for word in answers[0].decode().split(",") if word]
+        self._vote_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)
+        names = answers[0].decode().split("\n")[1:]
+        if self._replan is not None:
+            self._adopt(self._replan(names))
+        self._ready_names = names
+        if self.plan.crosses_iteration:
+            seen = {
+                id(p)
+                for module in self._root.modules()
+                if id(module) in self._seen_forward
+                for p in module.parameters(recurse=False)
+            }
+            # Read by code outside their own module: updated before anything else runs.
+            self._read_by_others = [i for i, p in enumerate(self._parameters) if id(p) not in seen]
 
-    def _learning_rate(self, parameter: torch.Tensor) -> float:
-        groups = self._optimizer.param_groups
-        if len(groups) == 1:
-            return float(groups[0]["lr"])
-        mine = next(g for g in groups if any(p is parameter for p in g["params"]))
-        return float(mine["lr"])
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.synchronize()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._synchronized = False
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
+    def _learning_rate(self, number: int) -> float:
+        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
+        if len(rates) > 1:
+            raise UsageError(
+                f"parameter groups have different learning rates ({sorted(rates)}); on a server "
+                "that runs the optimizer all must be equal; use update=worker"
+            )
+        return rates.pop()

@@ -18,10 +18,12 @@ from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Traffic, Verb
 from testbed.records.cell import Accuracy
+from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
 from testbed.training.agreement import AGREE_S
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
+from testbed.training.plans import Replan
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
 from testbed.training.replica import Replica, make_replica, num_steps, sample_order
 from testbed.training.sampling import SampleCursor, SampleOrder
@@ -65,6 +67,8 @@ class Run:
     backend: Backend
     control: Control
     build: Callable[[], Workload]
+    plan: Plan | None = None
+    replan: Replan | None = None
 
     @property
     def rank(self) -> int:
@@ -93,7 +97,8 @@ def train(run: Run, workload: Workload) -> Outcome:
         replica.optimizer,
         run.backend,
         run.control,
-        order=run.config.order,
+        plan=run.plan,
+        replan=run.replan,
         patience_s=0.8 * run.config.deadline,
         check_finite=replica.scaler is None,
     )
@@ -158,13 +163,15 @@ class _Loop:
             began_s = time.perf_counter()
             outcome.loss.append(self._step(step))
             elapsed_s = time.perf_counter() - began_s
+            exposed_s = self._session.take_exposed_s()
             time_s += elapsed_s
             if step - first >= self._run.config.warmup:
                 outcome.step_time_s.append(elapsed_s)
-                outcome.exposed_s.append(self._session.exposed_s)
+                outcome.exposed_s.append(exposed_s)
             if self._session.staleness is not None:
                 outcome.staleness.append(self._session.staleness)
             self._after(step + 1, time_s)
+        self._session.flush()
         return self._finish(backend.traffic() - before, self._total - first, time_s)
 
     def _step(self, step: int) -> float:
@@ -175,7 +182,8 @@ class _Loop:
         if hold_up_s:
             time.sleep(hold_up_s)
         loss = backward(self._replica, indices, run.config.accumulate, session.accumulating)
-        session.synchronize()
+        if run.config.clip_norm is not None or self._replica.scaler is not None:
+            session.synchronize()
         update(self._replica, run.config.clip_norm)
         if self._replica.device.type == "cuda":
             torch.cuda.synchronize(self._replica.device)
@@ -184,14 +192,17 @@ class _Loop:
     def _after(self, done: int, time_s: float) -> None:
         config = self._run.config
         if self._snapshots.due(done):
+            self._session.flush()
             self._snapshots.take(done, time_s)
         if done == min(config.verify_steps, self._total) and self._run.rank == 0:
+            self._session.flush()
             self._verified = [p.detach().cpu().clone() for p in self._replica.model.parameters()]
         last = done == self._total
         if config.checkpoint and (last or (config.every and done % config.every == 0)):
             self._save(Path(config.checkpoint), done)
 
     def _save(self, folder: Path, done: int) -> None:
+        self._session.flush()
         state = checkpoint.capture(
             self._replica,
             step=done,

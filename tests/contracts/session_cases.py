@@ -24,7 +24,7 @@ def by_session(backend: Backend, group: Group, recipe: Recipe) -> list[torch.Ten
     """Parameters after training; rank 0's start must replace those of all others."""
     model = build(recipe, seed=group.rank)
     optimizer = optimizer_of(recipe, model)
-    session = Session(model, optimizer, backend, group.control, order=group.order)
+    session = Session(model, optimizer, backend, group.control)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=True)
         *early, last = losses(recipe, model, group.rank, step)
@@ -58,7 +58,7 @@ def different_models(backend: Backend, group: Group, what: str) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = parameters_of(model)
     try:
-        Session(model, optimizer, backend, group.control, order=group.order)
+        Session(model, optimizer, backend, group.control)
     except Disagreement as error:
         after = parameters_of(model)
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

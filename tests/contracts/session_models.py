@@ -29,7 +29,7 @@ class Plain(torch.nn.Module):
         if variant == "empty":
             self.nothing = torch.nn.Parameter(torch.empty(0, 3))
         if variant == "huge":
-            self.table = torch.nn.Parameter(torch.empty(300, 1000))
+            self.table = torch.nn.Parameter(torch.empty(100, 1000))
 
     def forward(self, inputs: torch.Tensor, rank: int, step: int) -> torch.Tensor:
         hidden = torch.tanh(self.first(inputs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from testbed.backends.protocol import BackendKind
 from testbed.errors import Unavailable
@@ -41,10 +42,6 @@ class Member:
         return resolve_backend(self.text)[0]
 
     @property
-    def is_default(self) -> bool:
-        return ":" not in self.text
-
-    @property
     def moves(self) -> bool:
         """Whether it communicates at all."""
         if self.reason:
@@ -72,11 +69,14 @@ GPU_ONLY = frozenset({"nccl"})
 
 
 def _registered(name: str) -> Member:
-    member = Member(name, device="cuda:0" if name in GPU_ONLY else "cpu")
+    member = Member(name, device="cuda" if name in GPU_ONLY else "cpu")
     try:
         kind, _ = resolve_backend(name)
     except Unavailable as error:
         return replace(member, quick=(1,), slow=(), reason=str(error))
+    if name in GPU_ONLY:
+        few = tuple(n for n in member.quick if n <= torch.cuda.device_count())
+        return replace(member, quick=few, slow=())
     return replace(member, quick=(1, 2, 3, 4), slow=()) if kind.in_process else member
 
 
@@ -90,9 +90,17 @@ def _variant(member: Member) -> Member:
 
 MEMBERS = tuple(map(_registered, BACKENDS)) + tuple(map(_variant, VARIANTS))
 MOVING = tuple(m for m in MEMBERS if m.moves)
-WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
-WITH_SERVERS = tuple(m for m in MOVING if m.num_servers > 0)
 SILENT = tuple(m for m in MEMBERS if not m.moves)
+WITH_SERVERS = tuple(m for m in MOVING if m.num_servers > 0)
+WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
+DEFAULTS = tuple(m for m in MOVING if ":" not in m.text)
+
+
+def samples_of_each_sort() -> tuple[Member, ...]:
+    """One default member of each sort of start: threads, own processes, an MPI launcher."""
+    able = [m for m in DEFAULTS if not m.reason and m.device == "cpu"]
+    sorts = {(m.kind.in_process, m.kind.needs_mpi): m for m in able}
+    return tuple(sorts.values())
 
 
 def job_of(member: Member, num_ranks: int) -> Job:

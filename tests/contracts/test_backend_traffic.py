@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from testbed.nouns import Traffic, Verb
-from tests.contracts.specs import MOVING, WITHOUT_SERVERS, jobs
+from tests.contracts.specs import DEFAULTS, MOVING, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 
 CASES = "tests.contracts.verb_cases"
 NUM_ELEMENTS = 3 * 4 * 1024 * 256  # divisible by 1, 2, 3 and 4; beyond every switch for small sums
 HALVED = (Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER)
-DEFAULTS = tuple(member for member in MOVING if member.is_default)
 
 
 @pytest.mark.parametrize("job", jobs(MOVING))

@@ -9,19 +9,22 @@ import torch
 
 from testbed.training.digest import digest_tensors
 from tests.contracts.session_models import DIFFERENT, RECIPES, Recipe, build, reference
-from tests.contracts.specs import MOVING, jobs
+from tests.contracts.specs import DEFAULTS, jobs, samples_of_each_sort
 from tests.harness.rank_pool import Job, RankPool
 
 CASES = "tests.contracts.session_cases"
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-DEFAULTS = tuple(member for member in MOVING if member.is_default)
+QUICK = samples_of_each_sort()
+REST = tuple(member for member in DEFAULTS if member not in QUICK)
 
 
 def two_or_three(num_ranks: int) -> bool:
     return num_ranks in (2, 3)
 
 
-every_job = pytest.mark.parametrize("job", jobs(DEFAULTS, two_or_three, quick=(2,)))
+every_job = pytest.mark.parametrize(
+    "job", jobs(QUICK, two_or_three, quick=(2,)) + jobs(REST, two_or_three, quick=())
+)
 
 
 @every_job
@@ -48,7 +51,7 @@ def check(
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("job", jobs(DEFAULTS, two_or_three, quick=(2,)))
+@every_job
 def test_unused_parameters_keep_their_start(job: Job, pool: RankPool) -> None:
     """Weight decay must not touch what no rank used."""
     recipe = Recipe("unused everywhere")
@@ -59,7 +62,7 @@ def test_unused_parameters_keep_their_start(job: Job, pool: RankPool) -> None:
         assert torch.equal(trained[name], parameter) == name.startswith("spare"), name
 
 
-@pytest.mark.parametrize("job", jobs(DEFAULTS, two_or_three, quick=(2,)))
+@every_job
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_different_models_are_refused_on_every_rank(job: Job, pool: RankPool, what: str) -> None:
     for words in pool.run(f"{CASES}:different_models", what):

@@ -16,6 +16,7 @@ import torch
 
 from testbed.backends.protocol import Order
 from testbed.launch.join import assign_role, join, resolve_backend, who_am_i
+from testbed.launch.worker import place_device
 from tests.harness.rank_agent import Agent, Leave
 from tests.harness.wire import receive_object, send_object
 
@@ -45,7 +46,7 @@ def main(text: str) -> None:
         deadline_s=settings.deadline_s,
         order=settings.order,
         num_channels=settings.num_channels,
-        device=settings.device,
+        device=place_device(settings.device, role.identity.local_rank),
         # Dedicated servers open under the name that the group was joined with.
         name=f"{settings.order}-{settings.num_channels}",
     )

@@ -157,7 +157,7 @@ class RankPool:
     def await_end(self, end_s: float) -> list[psutil.Process]:
         """The processes that have not ended by themselves in time."""
         limit_s = max(0.0, end_s - time.monotonic())
-        _, alive = psutil.wait_procs(self.ranks.processes(), timeout=limit_s)
+        alive: list[psutil.Process] = psutil.wait_procs(self.ranks.processes(), limit_s)[1]
         return alive
 
     def discard(self) -> None:

@@ -10,10 +10,10 @@ from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.errors import RankLost
 from testbed.microbench import payload
-from testbed.microbench.config import ELEMENT_BYTES, EXACT_UP_TO, CommConfig
 from testbed.microbench.exchange import Exchanged, make_tensors, wrong_elements
 from testbed.microbench.measure import measure
 from testbed.nouns import Combined, Verb
+from testbed.records.comm import ELEMENT_BYTES, EXACT_UP_TO, CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
 

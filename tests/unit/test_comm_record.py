@@ -5,13 +5,13 @@ import json
 import msgspec
 import pytest
 
-from testbed.microbench.config import CommConfig, reproduce
+from testbed.microbench.config import reproduce
 from testbed.microbench.contestants import resolve
 from testbed.microbench.measure import SizeSamples
 from testbed.microbench.plan import Size
 from testbed.microbench.results import results_of, total_wrong
 from testbed.microbench.table import footer, header, row
-from testbed.records.comm import CommRecord, decode_comm, encode_comm
+from testbed.records.comm import CommConfig, CommRecord, decode_comm, encode_comm
 
 NAMES = ("mpi-ring", "zmq-ps:servers=dedicated:1")
 CONFIG = CommConfig(backend=NAMES, workers=4, iters=3)

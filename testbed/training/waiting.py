@@ -1,0 +1,78 @@
+"""Waiting for messages: with patience, with a record of how long it took, and what it was for."""
+
+from __future__ import annotations
+
+import time
+
+from testbed.backends.protocol import Work
+from testbed.control.protocol import Control
+from testbed.errors import DeadlineExceeded
+from testbed.nouns import Combined, Event
+from testbed.training.agreement import AGREE_S
+
+
+class Waiter:
+    """Where one rank stands still.
+
+    Args:
+        control: told what this rank waits for; asked what the others do.
+        patience_s: how long to wait for a message when all ranks have been fast so far.
+    """
+
+    def __init__(self, control: Control, patience_s: float) -> None:
+        self.step = 0
+        self.first = True
+        self.staleness: int | None = None
+        self._control = control
+        self._patience_s = patience_s
+        self._slowest_step_s = 0.0
+        self._step_began_s = time.perf_counter()
+        self._waited_s = 0.0
+        self._step_waited_s = 0.0
+        self._events: list[Event] = []
+
+    def wait(self, work: Work, name: str) -> Combined:
+        """The result of an exchange.
+
+        Raises:
+            RankLost: a rank was lost.
+            DeadlineExceeded: all ranks are alive, but somebody did not come; says what each does.
+        """
+        if not work.done():
+            self._control.set_state(f"waiting for the exchange of {name!r} in step {self.step}")
+        before_s = time.perf_counter()
+        # A rank that computes for long is no rank that hangs: what was slow may be slow again.
+        limit_s = max(self._patience_s, 2 * self._slowest_step_s)
+        if self.first:
+            limit_s = max(limit_s, AGREE_S)  # first steps compile, allocate and connect
+        try:
+            result = work.wait(limit_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; {self._control.describe()}") from error
+        waited_s = time.perf_counter() - before_s
+        self._waited_s += waited_s
+        self._step_waited_s += waited_s
+        if result.staleness is not None:
+            self.staleness = result.staleness
+        self._events.append(work.event)
+        return result
+
+    def end_step(self) -> None:
+        """A step is over: learn from it how long steps take here."""
+        now_s = time.perf_counter()
+        if not self.first:
+            own_s = now_s - self._step_began_s - self._step_waited_s
+            self._slowest_step_s = max(self._slowest_step_s, own_s)
+        self._step_began_s, self._step_waited_s, self.first = now_s, 0.0, False
+        self.step += 1
+        self._control.set_state(f"computing step {self.step}")
+
+    def take_waited_s(self) -> float:
+        """Seconds waited since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def take_events(self) -> list[Event]:
+        """Exchanges that were waited for since the last call."""
+        events, self._events = self._events, []
+        return events
