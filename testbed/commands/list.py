@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from testbed.errors import Unavailable
-from testbed.registry import BACKENDS, WORKLOADS, Registry
+from testbed.registry import BACKENDS, SCHEDULERS, WORKLOADS, Registry
 
 
 def list_parts(
     json: Annotated[bool, typer.Option("--json", help="as JSON, schema testbed.list/1")] = False,
 ) -> None:
-    """List backends and workloads, each available or with the reason why not.
+    """List backends, schedulers and workloads, each available or with the reason why not.
 
     Examples:
         testbed list
@@ -25,6 +25,7 @@ def list_parts(
     """
     families = {
         "backends": [_describe(BACKENDS, name) for name in BACKENDS],
+        "schedulers": [_describe(SCHEDULERS, name) for name in SCHEDULERS],
         "workloads": [_describe(WORKLOADS, name) for name in WORKLOADS],
     }
     if json:

@@ -16,8 +16,6 @@ from testbed.launch.join import Role, open_backend
 from testbed.prediction.files import load_link, load_trace
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
-from testbed.profiling.link import measure_link
-from testbed.profiling.recorder import record_trace
 from testbed.registry import SCHEDULERS
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
@@ -30,6 +28,7 @@ from testbed.training.step import backward
 from testbed.workload import Workload
 
 PLAN_S = 600.0
+PROBE = "probe"  # what the backend is called that only measures the link
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,12 @@ def resolve_scheduler(text: str) -> SchedulerKind:
     checked: Any = parse_options(spec.name, spec.options, kind.options)
     del checked
     return kind
+
+
+def measures_link(config: RunConfig) -> bool:
+    """Whether a run opens the backend once more, before training, to measure the link."""
+    profiled = resolve_scheduler(config.scheduler).needs_profile
+    return profiled and config.plan is None and config.link is None
 
 
 def prepare(
@@ -96,6 +101,8 @@ def group_for(plan: Plan, group: Group) -> Group:
 
 def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
     """Rank 0's times, measured while all ranks compute, as they will in training."""
+    from testbed.profiling.recorder import record_trace
+
     group.control.set_state("profiling the workload")
     order = sample_order(config, workload, group.size)
     replica = make_replica(workload, config, 1)
@@ -120,8 +127,10 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
 
 
 def _measure(config: RunConfig, role: Role, group: Group) -> Link:
+    from testbed.profiling.link import measure_link
+
     group.control.set_state("measuring the link")
-    probe = replace(group, name="probe", order="fifo", num_channels=1)
+    probe = replace(group, name=PROBE)
     backend = open_backend(role, probe)
     link = measure_link(backend, group.control, num_workers=group.size, deadline_s=group.deadline_s)
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn, TypeVar
 
@@ -21,6 +21,7 @@ from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.errors import TestbedError, UsageError
 from testbed.launch.join import Role, announce_identity, join, open_backend
+from testbed.launch.planning import PROBE, group_for, measures_link, prepare
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
@@ -52,16 +53,13 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         role,
         interface=settings.interface,
         deadline_s=config.deadline,
-        order=config.order,
-        num_channels=config.channels,
         device=device,
     )
 
     def live() -> Cell | None:
         if not role.is_server:
             return _work(msgspec.structs.replace(config, device=device), role, group)
-        assert role.kind.serve is not None
-        role.kind.serve(group, role.options)
+        _serve(config, role, group)
         return None
 
     return as_member(role.identity.rank, group, live)
@@ -102,8 +100,6 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             role.num_workers,
             hub.member(rank),
             deadline_s=0.8 * config.deadline,
-            order=config.order,
-            num_channels=config.channels,
             hosts=("localhost",) * role.num_workers,
         )
         try:
@@ -156,8 +152,10 @@ def _work(
     group.control.set_state("building the workload")
     make = build or (lambda: _build(config))
     workload = make()
-    backend = open_backend(role, group)
-    outcome = train(Run(config, backend, group.control, make), workload)
+    planned = prepare(config, role, group, workload, make)
+    backend = open_backend(role, group_for(planned.plan, group))
+    run = Run(config, backend, group.control, make, planned.plan, planned.replan)
+    outcome = train(run, workload)
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
@@ -181,6 +179,14 @@ def _work(
             device=_device_name(config.device),
         ),
     )
+
+
+def _serve(config: RunConfig, role: Role, group: Group) -> None:
+    """A dedicated server: once for the measurement of the link, if there is one, then for good."""
+    assert role.kind.serve is not None
+    if measures_link(config):
+        role.kind.serve(replace(group, name=PROBE), role.options)
+    role.kind.serve(group, role.options)
 
 
 def _resolved(config: RunConfig, workload: Workload) -> RunConfig:

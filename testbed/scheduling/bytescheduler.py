@@ -24,6 +24,11 @@ class ByteSchedulerOptions:
     partition_kib: float = 4096
     credit_kib: float = 16384
 
+    def __post_init__(self) -> None:
+        require_positive(
+            "bytescheduler", partition_kib=self.partition_kib, credit_kib=self.credit_kib
+        )
+
 
 def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) -> Plan:
     """Slices of at most `partition_kib`, most urgent first, `credit_kib` of them under way.
@@ -38,9 +43,6 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
     Reference:
         Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are not searched.
     """
-    require_positive(
-        "bytescheduler", partition_kib=options.partition_kib, credit_kib=options.credit_kib
-    )
     partition_bytes = int(options.partition_kib * 1024)
     credit_bytes = max(1, int(options.credit_kib * 1024))
     limits = [elements_in(trace, i, partition_bytes) for i in range(len(trace.tensors))]

@@ -24,6 +24,9 @@ class DearOptions:
 
     mib: float = 25
 
+    def __post_init__(self) -> None:
+        require_positive("dear", mib=self.mib)
+
 
 def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
     """Groups in forward order; each is folded during backward and spread before its own forward.
@@ -38,7 +41,6 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, and groups are of
         tensors, not of whole modules.
     """
-    require_positive("dear", mib=options.mib)
     limit_bytes = int(options.mib * 2**20)
     order = forward_order(trace)
     stops = close_before_exceed([trace.tensors[i].num_bytes for i in order], limit_bytes)

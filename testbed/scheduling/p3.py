@@ -21,6 +21,9 @@ class P3Options:
 
     slice_elements: int = 50_000
 
+    def __post_init__(self) -> None:
+        require_positive("p3", slice_elements=self.slice_elements)
+
 
 def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
     """Slices of `slice_elements`, one at a time, the most urgent ready one first.
@@ -34,7 +37,6 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
         Jayarajan et al., 2019, MLSys (P3). Departs: it works over every backend; how slices spread
         over servers is the parameter server's own choice.
     """
-    require_positive("p3", slice_elements=options.slice_elements)
     limits = [options.slice_elements] * len(trace.tensors)
     reason = f"slices of {options.slice_elements} elements by forward priority, one at a time"
     return sliced_plan("p3", trace, limits, credit_bytes=None, reason=reason)

@@ -88,7 +88,11 @@ def priority_plan(
 
 
 def require_positive(scheduler: str, **values: float) -> None:
-    """Raise a `UsageError` naming the first option that is not above 0."""
+    """Check options that must be finite and above 0.
+
+    Raises:
+        UsageError: names the first one that is not.
+    """
     for name, value in values.items():
-        if not value > 0:
-            raise UsageError(f"{scheduler}: {name} is {value}; expected a number above 0")
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{scheduler}: {name} is {value}; expected a finite number above 0")

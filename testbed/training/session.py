@@ -12,7 +12,7 @@ from testbed.backends.protocol import Backend, Work
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Event, Verb
-from testbed.scheduling.coverage import check_coverage, check_model
+from testbed.scheduling.check import check_plan
 from testbed.scheduling.plan import Plan
 from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.deferred import DeferredStep
@@ -184,9 +184,8 @@ class Session:
     # -- setting up ----------------------------------------------------------------------------
 
     def _adopt(self, plan: Plan) -> None:
-        check_coverage(plan)
         sizes = [parameter.numel() for _, parameter in self._named]
-        check_model(plan, [name for name, _ in self._named], sizes)
+        check_plan(plan, [name for name, _ in self._named], sizes)
         lacking = {Verb.FOLD, Verb.SPREAD} - self.backend.capabilities.verbs
         if plan.halves and (lacking or self._applies):
             raise UsageError(

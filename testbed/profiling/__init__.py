@@ -1,0 +1,5 @@
+"""Measures what planners need: how long each layer computes, and what a message costs.
+
+`recorder` runs training steps and returns a `Trace`, `link` runs exchanges and returns a `Link`.
+Neither reads nor writes files, and neither knows the command line: a run calls both in its warm-up.
+"""

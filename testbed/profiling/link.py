@@ -1,0 +1,198 @@
+"""Measures what a message costs on an opened backend; collective over its workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from testbed.backends.protocol import Backend
+from testbed.control.protocol import Control
+from testbed.errors import UsageError
+from testbed.nouns import Request, Verb
+from testbed.prediction.fit import fit_link, fit_slowdown
+from testbed.prediction.link import Link
+from testbed.profiling.sweep import (
+    Exchange,
+    LinkSweep,
+    exchanges_of,
+    num_rounds,
+    quick,
+    shuffled,
+)
+
+KEY = "link"
+
+
+def measure_link(
+    backend: Backend,
+    control: Control,
+    *,
+    name: str,
+    num_workers: int,
+    deadline_s: float,
+    sweep: LinkSweep | None = None,
+    device: str = "cpu",
+) -> Link:
+    """Start-up and per-byte time of a sum, and how concurrent sums slow each other.
+
+    Every rank calls it at the same point and gets rank 0's fit. The time of an exchange runs from
+    `submit` after the backend's own barrier to the last `wait`, on the slowest rank. Sizes take
+    turns in a random order that all ranks share. Times are told over the control plane between
+    exchanges, never during one. The first exchange of each size is not a sample: it allocates and
+    connects, and its time only decides what the budget allows.
+
+    Concurrent messages are measured where the backend was opened with several channels; without,
+    `Link.concurrency_slowdown` is None: one message at a time is all there is.
+
+    Args:
+        backend: opened, with nothing under way.
+        control: the job's control plane.
+        name: of the backend, for the link.
+        num_workers: n; with one worker nothing is measured.
+        deadline_s: within which an exchange must be done and the ranks must answer.
+        sweep: what to send; None = `quick()`.
+        device: where the tensors are: `cpu`, or `cuda:<index>`.
+
+    Returns:
+        The link; `Link.extra` holds the `fit` with its residuals, and `measured` with what was
+        sent.
+
+    Raises:
+        UsageError: the backend cannot sum, or moves nothing.
+        RankLost, DeadlineExceeded: as `Work.wait` and `Control.all_gather`.
+    """
+    lacking = {Verb.SUM, Verb.BARRIER} - backend.capabilities.verbs
+    if lacking or backend.capabilities.consistency == "none":
+        raise UsageError(
+            f"backend {name!r} moves no sums; there is no link to measure: choose another backend"
+        )
+    if num_workers == 1:
+        return fit_link(name, 1, ())
+    chosen = sweep or quick()
+    measurement = _Measurement(backend, control, chosen, deadline_s, device)
+    sizes, round_s = measurement.probe()
+    rounds = num_rounds(chosen, round_s)
+    times = measurement.take_rounds(sizes, rounds)
+    link = _fit(name, num_workers, times) if backend.rank == 0 else None
+    told = control.all_gather(
+        "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
+    )
+    return msgspec.json.decode(told[0], type=Link)
+
+
+def _fitting_s(deadline_s: float) -> float:
+    """The others wait while rank 0 computes, for a second or so; a lost rank ends the wait."""
+    return max(deadline_s, 30.0)
+
+
+Times = list[tuple[Exchange, float]]
+
+
+class _Measurement:
+    """The exchanges of one rank; all ranks do the same ones in the same order."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        control: Control,
+        sweep: LinkSweep,
+        deadline_s: float,
+        device: str,
+    ) -> None:
+        self._backend = backend
+        self._control = control
+        self._sweep = sweep
+        self._deadline_s = deadline_s
+        self._step = 0
+        self._concurrent = min(sweep.max_concurrent, backend.capabilities.num_channels)
+        largest = max(*sweep.sizes, sweep.concurrent_bytes)
+        self._tensors = [
+            torch.zeros(n // 4, device=device)
+            for n in [largest, *[sweep.concurrent_bytes] * (self._concurrent - 1)]
+        ]
+
+    def probe(self) -> tuple[list[int], float]:
+        """The sizes that the budget allows, and how long a round of them takes.
+
+        From small to large, and no further once a single exchange takes so long that the least
+        number of rounds of all sizes so far would not fit.
+        """
+        self._control.set_state("getting to know the link")
+        fitting: list[int] = []
+        round_s = 0.0
+        for size in self._sweep.sizes:
+            (_, time_s) = self._tell([self._exchange(Exchange(size))])[0]
+            allowed = len(fitting) < 2 or self._fits(round_s + time_s)
+            if not allowed:
+                break
+            fitting.append(size)
+            round_s += time_s
+        for exchange in self._exchanges(fitting)[len(fitting) :]:
+            (_, time_s) = self._tell([self._exchange(exchange)])[0]
+            round_s += time_s
+        return fitting, round_s
+
+    def _fits(self, round_s: float) -> bool:
+        return round_s * self._sweep.min_repeats <= self._sweep.budget_s
+
+    def _exchanges(self, sizes: Sequence[int]) -> list[Exchange]:
+        together = min(self._sweep.concurrent_bytes, sizes[-1])
+        return exchanges_of(sizes, self._concurrent, together)
+
+    def take_rounds(self, sizes: Sequence[int], rounds: int) -> Times:
+        """All samples, each of its slowest rank."""
+        self._control.set_state("measuring the link")
+        mine: Times = []
+        for number in range(rounds):
+            for exchange in shuffled(self._exchanges(sizes), self._sweep.seed, number):
+                mine.append(self._exchange(exchange))
+        return self._tell(mine)
+
+    def _exchange(self, exchange: Exchange) -> tuple[Exchange, float]:
+        backend, step = self._backend, self._step
+        self._step += 1
+        backend.submit(Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)).wait(self._deadline_s)
+        start_s = time.perf_counter()
+        works = [
+            backend.submit(
+                Request(
+                    Verb.SUM,
+                    self._tensors[channel][: exchange.num_bytes // 4],
+                    key=f"{KEY}/{exchange.num_bytes}/{channel}",
+                    step=step,
+                    channel=channel,
+                )
+            )
+            for channel in range(exchange.num_messages)
+        ]
+        for work in works:
+            work.wait(self._deadline_s)
+        return exchange, time.perf_counter() - start_s
+
+    def _tell(self, mine: Times) -> Times:
+        """The same exchanges with the time of the slowest rank."""
+        told = self._control.all_gather(
+            "link times",
+            msgspec.msgpack.encode([time_s for _, time_s in mine]),
+            self._deadline_s,
+            members=self._backend.size,
+        )
+        of_ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
+        slowest = [max(times) for times in zip(*of_ranks, strict=True)]
+        return [(exchange, time_s) for (exchange, _), time_s in zip(mine, slowest, strict=True)]
+
+
+def _fit(name: str, num_workers: int, times: Times) -> Link:
+    alone = [(e.num_bytes, t) for e, t in times if e.num_messages == 1]
+    link = fit_link(name, num_workers, alone)
+    together = {e.num_bytes for e, _ in times if e.num_messages > 1}
+    samples = [(e.num_messages, e.num_bytes, t) for e, t in times if e.num_bytes in together]
+    measured = {"num_samples": len(times), "concurrent_bytes": max(together, default=None)}
+    return msgspec.structs.replace(
+        link,
+        concurrency_slowdown=fit_slowdown(link, samples) if samples else None,
+        extra={**link.extra, "measured": measured},
+    )

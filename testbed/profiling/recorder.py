@@ -1,0 +1,224 @@
+"""Runs training steps and records when each layer begins and when each gradient is ready."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from testbed.errors import UsageError
+from testbed.prediction.trace import ELEMENT_BYTES, Trace, TraceTensor
+from testbed.profiling.attribution import backward_times_s, forward_shares_s, spread
+from testbed.profiling.clocks import Clock, clock_of
+from testbed.profiling.dag import Dag, consumers_of
+from testbed.profiling.preserve import forget_gradients, preserved
+from testbed.profiling.step import Step
+from testbed.profiling.survey import Survey, survey_step
+
+MAX_PLAIN_STEPS = 5
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """Seconds of one step: both halves, and moments within them (NaN: did not happen)."""
+
+    forward_s: float
+    backward_s: float
+    begins_s: tuple[float, ...] = ()
+    model_end_s: float = float("nan")
+    ready_s: tuple[float, ...] = ()
+
+
+def record_trace(
+    model: torch.nn.Module,
+    step: Step,
+    *,
+    name: str,
+    device: str,
+    batch_size: int,
+    warmup: int = 5,
+    repeats: int = 20,
+    find_dag: bool = True,
+) -> Trace:
+    """Forward and backward time of each tensor, in forward order; leaves the model as it was.
+
+    On a GPU moments are events in its own queue and nothing waits for the device before a step is
+    over. A few steps in between run without hooks; their totals stand in `Trace.extra` beside
+    those with hooks and show what the hooks cost.
+
+    `Trace.extra` holds `recorded` (how, totals, what ran before the first layer, as loss and after
+    the last gradient; all three are part of the tensors' times), `activation_bytes` (output bytes
+    of each leaf module in one step) and `dag` (where the consumers come from).
+
+    Args:
+        model: in the mode in which it trains, without hooks that communicate.
+        step: on one fixed batch on the device; see `training_step`.
+        name: of the workload.
+        device: `cpu` or `cuda[:index]`, where the model is.
+        batch_size: samples in the batch.
+        warmup: steps before any is timed: the first allocate, tune kernels and fill caches.
+        repeats: timed steps; times are medians.
+        find_dag: look for the branches of the model; otherwise the trace is a chain.
+
+    Raises:
+        UsageError: no repeats, no gradient, or a dtype that no trace can hold.
+
+    Reference:
+        Shi, Chu and Li, 2019, INFOCOM (MG-WFBP), profile backward times in gradient hooks. Departs:
+        they synchronise the device in every hook, which prolongs what it measures.
+    """
+    if repeats < 1 or warmup < 0:
+        raise UsageError(f"repeats is {repeats} and warmup {warmup}; expected >= 1 and >= 0")
+    place = torch.device(device)
+    clock = clock_of(place)
+    with preserved(model, place):
+        for _ in range(warmup):
+            _run_plain(model, step, clock)
+        survey = survey_step(model, step)
+        timed, plain = _take_samples(model, step, clock, survey, repeats)
+        dag = _find_dag(model, survey) if find_dag else Dag(None, "chain", "not looked for")
+    return Trace(
+        name=name,
+        device=device,
+        batch_size=batch_size,
+        tensors=_tensors(survey, timed),
+        consumers=dag.consumers,
+        extra={
+            "recorded": _facts(timed, plain, warmup),
+            "activation_bytes": survey.activation_bytes,
+            "dag": {"source": dag.source, "reason": dag.reason},
+        },
+    )
+
+
+def _take_samples(
+    model: torch.nn.Module, step: Step, clock: Clock, survey: Survey, repeats: int
+) -> tuple[list[_Halves], list[_Halves]]:
+    timed: list[_Halves] = []
+    plain: list[_Halves] = []
+    stride = -(-repeats // MAX_PLAIN_STEPS)
+    for number in range(repeats):
+        timed.append(_run_hooked(model, step, clock, survey))
+        if number % stride == 0:
+            plain.append(_run_plain(model, step, clock))
+    return timed, plain
+
+
+def _run_plain(model: torch.nn.Module, step: Step, clock: Clock) -> _Halves:
+    start, middle, end = _run(model, step, clock)
+    return _Halves(clock.between_s(start, middle), clock.between_s(middle, end))
+
+
+def _run(model: torch.nn.Module, step: Step, clock: Clock) -> tuple[Any, Any, Any]:
+    forget_gradients(model)
+    clock.settle()
+    start = clock.mark()
+    loss = step.forward()
+    middle = clock.mark()
+    step.backward(loss)
+    end = clock.mark()
+    clock.settle()
+    return start, middle, end
+
+
+def _run_hooked(model: torch.nn.Module, step: Step, clock: Clock, survey: Survey) -> _Halves:
+    begins: list[Any] = [None] * len(survey.layers)
+    ready: list[Any] = [None] * len(survey.parameters)
+    model_ends: list[Any] = []
+
+    def begin(layer: int, module: torch.nn.Module, arguments: Any) -> None:
+        if begins[layer] is None:
+            begins[layer] = clock.mark()
+
+    def end_model(module: torch.nn.Module, arguments: Any, output: Any) -> None:
+        model_ends.append(clock.mark())
+
+    def become_ready(index: int, parameter: torch.Tensor) -> None:
+        ready[index] = clock.mark()
+
+    with ExitStack() as hooks:
+        for number, layer in enumerate(survey.layers):
+            handle = layer.module.register_forward_pre_hook(partial(begin, number))
+            hooks.callback(handle.remove)
+        hooks.callback(model.register_forward_hook(end_model).remove)
+        for index, parameter in enumerate(survey.parameters):
+            hook: Any = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(become_ready, index)
+            )
+            hooks.callback(hook.remove)
+        start, middle, end = _run(model, step, clock)
+
+    def since(origin: Any, moments: list[Any]) -> tuple[float, ...]:
+        missing = float("nan")
+        return tuple(missing if m is None else clock.between_s(origin, m) for m in moments)
+
+    return _Halves(
+        clock.between_s(start, middle),
+        clock.between_s(middle, end),
+        since(start, begins),
+        since(start, model_ends)[-1] if model_ends else float("nan"),
+        since(middle, ready),
+    )
+
+
+def _tensors(survey: Survey, timed: list[_Halves]) -> tuple[TraceTensor, ...]:
+    count = len(survey.names)
+    totals_s = [t.forward_s for t in timed]
+    if survey.layers:
+        shares = forward_shares_s([t.begins_s for t in timed], totals_s)
+        forward_s = spread(list(shares), [layer.tensors for layer in survey.layers], count)
+    else:  # no layer is ever called as such: all tensors are read by whoever came first
+        forward_s = spread([statistics.median(totals_s)], [(0,)], count)
+    backward_s = backward_times_s([t.ready_s for t in timed], [t.backward_s for t in timed])
+    return tuple(
+        TraceTensor(
+            name=name,
+            num_elements=parameter.numel(),
+            dtype=_dtype(name, parameter),
+            forward_s=forward_s[index],
+            backward_s=float(backward_s[index]),
+        )
+        for index, (name, parameter) in enumerate(zip(survey.names, survey.parameters, strict=True))
+    )
+
+
+def _dtype(name: str, parameter: torch.Tensor) -> str:
+    found = str(parameter.dtype).removeprefix("torch.")
+    if found not in ELEMENT_BYTES:
+        raise UsageError(
+            f"parameter {name!r} is of {found}; a trace holds {', '.join(ELEMENT_BYTES)}"
+        )
+    return found
+
+
+def _find_dag(model: torch.nn.Module, survey: Survey) -> Dag:
+    if survey.arguments is None:
+        return Dag(None, "chain", "the loss never calls the model as a whole")
+    arguments, keywords = survey.arguments
+    return consumers_of(model, arguments, keywords, survey.names)
+
+
+def _facts(timed: list[_Halves], plain: list[_Halves], warmup: int) -> dict[str, Any]:
+    def median(values: list[float]) -> float | None:
+        known = [v for v in values if v == v]
+        return statistics.median(known) if known else None
+
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "warmup": warmup,
+        "repeats": len(timed),
+        "forward_s": median([t.forward_s for t in timed]),
+        "backward_s": median([t.backward_s for t in timed]),
+        "unhooked_forward_s": median([t.forward_s for t in plain]),
+        "unhooked_backward_s": median([t.backward_s for t in plain]),
+        "before_first_layer_s": median([min(t.begins_s, default=0.0) for t in timed]),
+        "loss_s": median([t.forward_s - t.model_end_s for t in timed]),
+        "after_last_gradient_s": median(
+            [t.backward_s - max(r for r in t.ready_s if r == r) for t in timed]
+        ),
+    }

@@ -1,0 +1,167 @@
+"""One untimed step that tells the order of the layers, what they put out and what the model gets.
+
+Forward order: tensors stand where the layer that owns them first runs; a tied weight where the
+first of its layers runs, once. A tensor whose layer is never called as such (a weight that another
+layer reads) stands behind the layer whose gradient comes next after its own. Tensors that get no
+gradient stand last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from testbed.errors import UsageError
+from testbed.profiling.step import Step
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module that owns tensors which no layer before it owns.
+
+    Attributes:
+        module: it; its first call in a step begins its time.
+        tensors: indices of its tensors, in forward order.
+    """
+
+    module: nn.Module
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one step showed.
+
+    Attributes:
+        names: of the tensors, in forward order.
+        parameters: the tensors.
+        layers: in the order in which they first run.
+        activation_bytes: name of each leaf module -> bytes of its outputs in one step.
+        arguments: of the model's first call; None if the loss never called the model as a whole.
+    """
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    layers: tuple[Layer, ...]
+    activation_bytes: dict[str, int]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+
+
+@dataclass
+class _Seen:
+    runs: list[nn.Module] = field(default_factory=list)
+    known: set[nn.Module] = field(default_factory=set)
+    ready: list[int] = field(default_factory=list)
+    activation_bytes: dict[str, int] = field(default_factory=dict)
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+
+def survey_step(model: nn.Module, step: Step) -> Survey:
+    """Run the step once and look.
+
+    Raises:
+        UsageError: the step gave no parameter a gradient.
+    """
+    seen = _Seen()
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    with ExitStack() as hooks:
+        _watch(model, named, seen, hooks)
+        step()
+    if not seen.ready:
+        raise UsageError(
+            "the step gave no parameter of the model a gradient; expected a loss that depends on "
+            "parameters with requires_grad"
+        )
+    places = _places(model, named, seen)
+    order = sorted(range(len(named)), key=lambda i: places[i])
+    return Survey(
+        tuple(named[i][0] for i in order),
+        tuple(named[i][1] for i in order),
+        _layers([places[i] for i in order], seen.runs),
+        seen.activation_bytes,
+        seen.arguments,
+    )
+
+
+def _watch(
+    model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], seen: _Seen, hooks: ExitStack
+) -> None:
+    def begin(module: nn.Module, arguments: Any) -> None:
+        if module not in seen.known:
+            seen.known.add(module)
+            seen.runs.append(module)
+
+    def end(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        before = seen.activation_bytes.get(name, 0)
+        seen.activation_bytes[name] = before + tensor_bytes(output)
+
+    def begin_model(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        if seen.arguments is None:
+            seen.arguments = (arguments, keywords)
+
+    def ready(index: int, parameter: torch.Tensor) -> None:
+        if index in seen.ready:
+            seen.ready.remove(index)  # the last accumulation counts
+        seen.ready.append(index)
+
+    root = model.register_forward_pre_hook(begin_model, with_kwargs=True)
+    hooks.callback(root.remove)
+    for name, module in model.named_modules():
+        hooks.callback(module.register_forward_pre_hook(begin).remove)
+        if next(module.children(), None) is None:
+            hooks.callback(module.register_forward_hook(partial(end, name)).remove)
+    for index, (_, parameter) in enumerate(named):
+        hook: Any = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            partial(ready, index)
+        )
+        hooks.callback(hook.remove)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all tensors in nested tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(tensor_bytes(v) for v in value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(tensor_bytes(v) for v in value)
+    return 0
+
+
+# Where a tensor stands: number of the run that it belongs to, whether it belongs there only by the
+# order of gradients, and its number among its like.
+_Place = tuple[float, int, int]
+
+
+def _places(
+    model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], seen: _Seen
+) -> list[_Place]:
+    run_of = {module: number for number, module in enumerate(seen.runs)}
+    first_run: dict[int, int] = {}
+    for module in model.modules():
+        if module not in run_of:
+            continue
+        for parameter in module.parameters(recurse=False):
+            earlier = first_run.get(id(parameter), run_of[module])
+            first_run[id(parameter)] = min(earlier, run_of[module])
+    places: list[_Place] = [(float("inf"), 0, index) for index in range(len(named))]
+    run = -1  # what is ready last and has no run stands before all layers
+    for number, index in enumerate(reversed(seen.ready)):
+        own = first_run.get(id(named[index][1]))
+        run = run if own is None else own
+        places[index] = (run, 0, index) if own is not None else (run, 1, number)
+    return places
+
+
+def _layers(places: Sequence[_Place], runs: Sequence[nn.Module]) -> tuple[Layer, ...]:
+    tensors: dict[int, list[int]] = {}
+    for index, (run, borrowed, _) in enumerate(places):
+        if not borrowed and run != float("inf"):
+            tensors.setdefault(int(run), []).append(index)
+    return tuple(Layer(runs[run], tuple(found)) for run, found in sorted(tensors.items()))

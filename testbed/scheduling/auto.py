@@ -1,0 +1,166 @@
+"""`auto`: the scheduler and parameters that are predicted to be fastest, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from testbed.errors import UsageError
+from testbed.prediction.crossing import predict
+from testbed.prediction.link import Link
+from testbed.prediction.timeline import Timeline
+from testbed.prediction.trace import Trace
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import SchedulerKind, make_plan
+from testbed.units import format_seconds
+
+# From the simplest to the most involved: of equal predictions the first one is taken.
+WITHIN_BACKWARD: Final = (
+    "sequential",
+    "wfbp",
+    "bucket",
+    "bucket:mib=4,first_mib=1",
+    "bucket:mib=8,first_mib=1",
+    "cycle",
+    "mg-wfbp",
+    "osf",
+    "optimal",
+    "asc-wfbp",
+    "asc-wfbp:channels=4",
+)
+ACROSS_ITERATIONS: Final = (
+    "dear",
+    "dear:mib=4",
+    "dear:mib=8",
+    "bytescheduler",
+    "bytescheduler:partition_kib=8192,credit_kib=32768",
+    "p3",
+    "pace:segment_kib=1024",
+    "pace",
+    "pace:segment_kib=16384",
+)
+DEFAULT_NOISE: Final = 0.03
+NOISE_KEY: Final = "relative_residual"
+MANY_TENSORS: Final = 1000
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """Options of `auto`.
+
+    Attributes:
+        noise: relative difference that measurements cannot tell from none; None = the link's key
+            `relative_residual`, or 0.03 without one.
+        crossing: whether messages may still travel during the next forward pass.
+    """
+
+    noise: float | None = None
+    crossing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.noise is not None and not 0 <= self.noise < 1:
+            raise UsageError(f"auto: noise is {self.noise}; expected 0 <= noise < 1, as in 0.03")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scheduler, its plan and what the plan is predicted to take."""
+
+    scheduler: str
+    plan: Plan
+    predicted: Timeline
+
+
+def plan_auto(trace: Trace, link: Link, options: AutoOptions) -> Plan:
+    """The candidate with the smallest predicted iteration time; of equal ones the simplest.
+
+    The plan's reason names the runners-up, the lower bound, and whether the differences can be
+    measured at all.
+
+    Raises:
+        UsageError: a bad option, or a bad DAG in the trace.
+    """
+    candidates = [_simulated(s, trace, link) for s in candidate_specs(trace, options.crossing)]
+    best = min(candidates, key=lambda c: c.predicted.iteration_s)
+    noise = noise_of(link, options)
+    return msgspec.structs.replace(best.plan, reason=explain(best, candidates, noise))
+
+
+def candidate_specs(trace: Trace, crossing: bool) -> tuple[str, ...]:
+    """What `auto` tries; pace's segment sizes are not searched for models of very many tensors."""
+    if not crossing:
+        return WITHIN_BACKWARD
+    if len(trace.tensors) <= MANY_TENSORS:
+        return WITHIN_BACKWARD + ACROSS_ITERATIONS
+    plain = tuple(s for s in ACROSS_ITERATIONS if not s.startswith("pace:"))
+    return WITHIN_BACKWARD + plain
+
+
+def noise_of(link: Link, options: AutoOptions) -> float:
+    """The relative difference below which two predictions count as equal."""
+    if options.noise is not None:
+        return options.noise
+    measured = link.extra.get(NOISE_KEY)
+    if isinstance(measured, bool) or not isinstance(measured, int | float):
+        return DEFAULT_NOISE
+    return float(measured)
+
+
+def explain(best: Candidate, candidates: list[Candidate], noise: float) -> str:
+    """Why this one, in words and numbers: against the families beside it and against the bound."""
+    others = _best_of_other_families(best, candidates)
+    time_s = best.predicted.iteration_s
+    bound_s = best.predicted.lower_bound_s
+    words = [f"auto chose {best.scheduler} of {len(candidates)} candidates: {_time(time_s)}"]
+    if bound_s > 0:
+        words.append(f"{time_s / bound_s - 1:.1%} above the lower bound of {_time(bound_s)}")
+    beside = ", ".join(
+        f"{c.scheduler} {_time(c.predicted.iteration_s)} (+{_above(c, time_s):.1%})"
+        for c in others[:3]
+    )
+    words.append(f"next: {beside}")
+    alike = [c.scheduler for c in others if _above(c, time_s) < noise]
+    if alike:
+        words.append(
+            f"the predicted difference to {', '.join(alike)} is smaller than the noise of "
+            f"{noise:.1%}: a measurement may not tell them apart"
+        )
+    else:
+        words.append(f"the difference is larger than the noise of {noise:.1%}")
+    return "; ".join([*words, best.plan.reason] if best.plan.reason else words)
+
+
+def _best_of_other_families(best: Candidate, candidates: list[Candidate]) -> list[Candidate]:
+    """The fastest parameters of each other scheduler, fastest first."""
+    families: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda c: c.predicted.iteration_s):
+        families.setdefault(_family(candidate), candidate)
+    return [c for name, c in families.items() if name != _family(best)]
+
+
+def _family(candidate: Candidate) -> str:
+    return candidate.scheduler.partition(":")[0]
+
+
+def _above(candidate: Candidate, time_s: float) -> float:
+    return candidate.predicted.iteration_s / time_s - 1 if time_s > 0 else 0.0
+
+
+def _simulated(scheduler: str, trace: Trace, link: Link) -> Candidate:
+    plan = make_plan(scheduler, trace, link)
+    return Candidate(scheduler, plan, predict(plan, trace, link))
+
+
+def _time(seconds: float) -> str:
+    return format_seconds(seconds) if seconds > 0 else "0 s"
+
+
+AUTO = SchedulerKind(
+    name="auto",
+    summary="the scheduler and parameters predicted to be fastest, with reasons (noise, crossing)",
+    options=AutoOptions,
+    plan=plan_auto,
+    crosses_iteration=True,
+)
