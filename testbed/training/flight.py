@@ -22,7 +22,7 @@ class Flight:
         keys: name of each message, equal on all ranks.
         backend: opened with the plan's order and channels.
         step: number of the step.
-        learning_rate: of a message, for servers that run the optimizer; None = they do not.
+        learning_rate: of this step, for servers that run the optimizer; None = they do not.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Flight:
         keys: Sequence[str],
         backend: Backend,
         step: int,
-        learning_rate: Callable[[int], float] | None,
+        learning_rate: Callable[[], float] | None,
     ) -> None:
         self.works: dict[int, Work] = {}
         self._folds: dict[int, Work] = {}
@@ -118,5 +118,5 @@ class Flight:
             step=self._step,
             priority=message.priority,
             channel=message.channel,
-            learning_rate=self._learning_rate(number) if self._learning_rate is not None else 0.0,
+            learning_rate=self._learning_rate() if self._learning_rate is not None else 0.0,
         )

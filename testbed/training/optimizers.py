@@ -88,3 +88,18 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
                 "give all parameters the same settings, or use update=worker"
             )
     return json.dumps({"optimizer": name, **words})
+
+
+def common_learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The one learning rate of all parameter groups.
+
+    Raises:
+        UsageError: they have different ones, which a server cannot tell apart.
+    """
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    if len(rates) > 1:
+        raise UsageError(
+            f"parameter groups have different learning rates ({sorted(rates)}); on a server that "
+            "runs the optimizer all must be equal; use update=worker"
+        )
+    return rates.pop()

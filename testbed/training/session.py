@@ -20,8 +20,9 @@ from testbed.training.digest import describe_tensors
 from testbed.training.flight import Flight
 from testbed.training.fusion import Fusion, describe_message
 from testbed.training.means import divide, refuse_non_finite, silent
-from testbed.training.optimizers import describe_optimizer
+from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.plans import Replan, replanner
+from testbed.training.reading import ReadWatch
 from testbed.training.start import install, share_start
 from testbed.training.usage import KEY, submit_votes, unused
 from testbed.training.waiting import Waiter
@@ -77,9 +78,7 @@ class Session:
         self._stepping = False
         self._leave: Callable[[], None] | None = None
         self._ready_names: list[str] = []
-        self._read_by_others: list[int] = []
-        self._seen_forward: set[int] = set()
-        self._root = model
+        self._reads: ReadWatch | None = None
         self._applies = Verb.APPLY in backend.capabilities.verbs
         # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
         self._alone = backend.size == 1 and not self._applies
@@ -206,14 +205,12 @@ class Session:
         self._flight = self._new_flight()
 
     def _new_flight(self) -> Flight:
-        rate = self._learning_rate if self._applies else None
+        optimizer = self._optimizer
+        rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
         return Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
 
     def _hook(self, model: torch.nn.Module) -> None:
-        if self._alone:
-            watched: list[torch.nn.Parameter] = []
-        else:
-            watched = self._parameters
+        watched = [] if self._alone else self._parameters
         self._handles += [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for p in watched
@@ -222,9 +219,8 @@ class Session:
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         if not self.plan.crosses_iteration or self._alone:
             return
-        for module in model.modules():
-            if module is model or any(True for _ in module.parameters(recurse=False)):
-                self._handles.append(module.register_forward_pre_hook(self._before_forward))
+        self._reads = ReadWatch(model, self._about_to_read)
+        self._handles += self._reads.handles
         self._handles.append(
             model.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
                 lambda module, prefix, keep_vars: self.flush()
@@ -309,17 +305,10 @@ class Session:
         self._end_step()
         self._synchronized = True
 
-    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        if self._waiter.first:
-            self._seen_forward.add(id(module))
-        if not self._pending:
-            return
-        wanted = [
-            self._index[id(p)] for p in module.parameters(recurse=False) if id(p) in self._index
-        ]
-        if module is self._root:
-            wanted += self._read_by_others
-        self._settle([index for index in wanted if index in self._pending])
+    def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        if self._pending:
+            wanted = [self._index.get(id(parameter), -1) for parameter in parameters]
+            self._settle([index for index in wanted if index in self._pending])
 
     def _settle(self, tensors: Sequence[int]) -> None:
         """Wait for these tensors' messages and update their parameters."""
@@ -415,21 +404,5 @@ class Session:
         if self._replan is not None:
             self._adopt(self._replan(names))
         self._ready_names = names
-        if self.plan.crosses_iteration:
-            seen = {
-                id(p)
-                for module in self._root.modules()
-                if id(module) in self._seen_forward
-                for p in module.parameters(recurse=False)
-            }
-            # Read by code outside their own module: updated before anything else runs.
-            self._read_by_others = [i for i, p in enumerate(self._parameters) if id(p) not in seen]
-
-    def _learning_rate(self, number: int) -> float:
-        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
-        if len(rates) > 1:
-            raise UsageError(
-                f"parameter groups have different learning rates ({sorted(rates)}); on a server "
-                "that runs the optimizer all must be equal; use update=worker"
-            )
-        return rates.pop()
+        if self._reads is not None:
+            self._reads.learn()

@@ -1,0 +1,53 @@
+"""Noticing that a parameter is about to be read by a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Parameters = list[torch.nn.Parameter]
+
+
+class ReadWatch:
+    """Calls back before a module's forward pass with the parameters that it reads.
+
+    A module reads its own parameters. Parameters whose module is never called itself (others read
+    them directly) are announced before anything else of the model runs.
+
+    Args:
+        model: watched as a whole.
+        about_to_read: called with parameters, on the thread that runs the forward pass.
+    """
+
+    def __init__(self, model: torch.nn.Module, about_to_read: Callable[[Parameters], None]) -> None:
+        self._model = model
+        self._about_to_read = about_to_read
+        self._called: set[int] = set()
+        self._learning = True
+        self._read_by_others: Parameters = []
+        self.handles: list[Any] = [
+            module.register_forward_pre_hook(self._before_forward)
+            for module in model.modules()
+            if module is model or any(True for _ in module.parameters(recurse=False))
+        ]
+
+    def learn(self) -> None:
+        """A whole step has run: from now on it is known which modules are called."""
+        read = {
+            id(parameter)
+            for module in self._model.modules()
+            if id(module) in self._called
+            for parameter in module.parameters(recurse=False)
+        }
+        self._read_by_others = [p for p in self._model.parameters() if id(p) not in read]
+        self._learning = False
+
+    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        if self._learning:
+            self._called.add(id(module))
+        wanted = list(module.parameters(recurse=False))
+        if module is self._model:
+            wanted += self._read_by_others
+        self._about_to_read(wanted)
