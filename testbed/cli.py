@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -50,6 +51,9 @@ def _conduct(given: list[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb; exit status 0 = done, 1 = a run failed, 2 = it was asked for wrongly."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Large tensors on huge pages, for every backend alike: copies between processes of one host are
+    # otherwise bound by the kernel's work per 4 KiB page. Torch reads this when it first allocates.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         if given[:1] == ["sweep"]:
             _conduct(given)

@@ -248,16 +248,16 @@ def _residuals(link: Link, sizes: _Sizes) -> dict[str, Any]:
     rows = []
     everything: list[float] = []
     for num_bytes, middle_s, times in zip(
-        sizes.num_bytes, sizes.time_s, sizes.samples, strict=True
+        sizes.num_bytes.tolist(), sizes.time_s.tolist(), sizes.samples, strict=True
     ):
         fitted_s = link.time_s(num_bytes)
         residuals = [t / fitted_s - 1 for t in times]
         everything += residuals
         rows.append(
             {
-                "num_bytes": float(num_bytes),
+                "num_bytes": num_bytes,
                 "num_samples": len(times),
-                "time_s": float(middle_s),
+                "time_s": middle_s,
                 "fitted_s": fitted_s,
                 "relative_residual_median": median(residuals),
                 "relative_residual_max": max(residuals, key=abs),

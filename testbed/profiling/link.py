@@ -30,9 +30,9 @@ def measure_link(
     backend: Backend,
     control: Control,
     *,
-    name: str,
     num_workers: int,
     deadline_s: float,
+    name: str = "unnamed",
     sweep: LinkSweep | None = None,
     device: str = "cpu",
 ) -> Link:
@@ -50,9 +50,9 @@ def measure_link(
     Args:
         backend: opened, with nothing under way.
         control: the job's control plane.
-        name: of the backend, for the link.
         num_workers: n; with one worker nothing is measured.
         deadline_s: within which an exchange must be done and the ranks must answer.
+        name: of the backend, for the link.
         sweep: what to send; None = `quick()`.
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 

@@ -208,7 +208,7 @@ def _facts(timed: list[_Halves], plain: list[_Halves], warmup: int) -> dict[str,
         return statistics.median(known) if known else None
 
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "warmup": warmup,
         "repeats": len(timed),

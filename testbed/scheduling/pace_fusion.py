@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from testbed.scheduling.pace_bounds import Bounds, Prefix
+from testbed.scheduling.pace_bounds import Bounds
 from testbed.scheduling.pace_oracle import Job, Tensors, finish_s
 from testbed.scheduling.pace_suffix import Suffix
 
@@ -56,6 +56,8 @@ def fuse_plainly(tensors: Tensors, window: int, ideal: bool) -> Fusion:
         ideal: the oracle's preemption, see `finish_s`.
     """
     count = len(tensors)
+    # Segments already sent count from the compute time on; with ideal preemption none are sent.
+    floor_s = 0.0 if ideal else tensors.compute_s
     best: list[list[int]] = [[]]
     values_s: list[float] = []
     for stop in range(1, count + 1):
@@ -64,7 +66,7 @@ def fuse_plainly(tensors: Tensors, window: int, ideal: bool) -> Fusion:
         for start in range(tensors.first_partner(stop, window), stop):
             stops = [*best[start], stop]
             value_s = finish_s(jobs_of(tensors, stops + singles), tensors.compute_s, ideal)
-            alone_s = finish_s(jobs_of(tensors, stops), 0.0, ideal=True)
+            alone_s = finish_s(jobs_of(tensors, stops), floor_s, ideal)
             candidates.append((value_s, alone_s, start, stops))
         chosen = min(candidates)
         best.append(chosen[3])
@@ -82,22 +84,28 @@ def fuse(tensors: Tensors, window: int, ideal: bool) -> Fusion:
         forward orders or with segments it is a heuristic that never ends above the unfused oracle.
     """
     count = len(tensors)
-    bounds = Bounds(tensors)
+    bounds = Bounds(tensors, ideal)
     suffix = None if ideal else Suffix(tensors)
-    prefixes: dict[int, Prefix] = {0: bounds.empty()}
+    prefixes = {0: bounds.empty()}
     chosen, values_s = [0], []
     for stop in range(1, count + 1):
         first = tensors.first_partner(stop, window)
         jobs = [tensors.job(start, stop) for start in range(first, stop)]
+        if suffix is not None:
+            for start in range(first, stop):
+                state = suffix.advance(start, tensors.release_s[stop - 1])
+                prefixes[start] = prefixes[start].advanced(
+                    state.now_s, state.worst_s, idle=not state.waiting
+                )
         grown = bounds.grow([prefixes[i] for i in range(first, stop)], jobs)
-        low_s, high_s = bounds.around(grown, stop, ideal)
+        low_s, high_s = bounds.around(grown, stop)
         alone_s = bounds.alone(grown)
-        order = np.lexsort((np.arange(len(jobs)), alone_s, low_s))
+        order = np.lexsort((np.arange(len(jobs)), alone_s, low_s)).tolist()
         if suffix is None:
-            best, value_s = int(order[0]), float(low_s[order[0]])
+            best, value_s = order[0], float(low_s[order[0]])
         else:
             best, value_s = suffix.best(first, jobs, order, (low_s, high_s), alone_s)
-            suffix.keep(first + best, stop, jobs[best])
+            suffix.keep(first + best, stop, jobs[best], window)
         prefixes[stop] = grown.row(best)
         prefixes.pop(stop - window, None)
         chosen.append(first + best)

@@ -27,9 +27,17 @@ class Suffix:
         self._states = {0: Channel(0.0, tensors.compute_s, [], 0)}
         self._from_idle_s = {count: 0.0}
 
-    def keep(self, start: int, stop: int, job: Job) -> None:
+    def advance(self, start: int, until_s: float) -> Channel:
+        """Let the schedule of the first `start` tensors go on until a moment; returns its state."""
+        now_s, worst_s, waiting, number = self._states[start]
+        now_s, worst_s = work(waiting, now_s, worst_s, until_s, ideal=False)
+        self._states[start] = Channel(max(now_s, until_s), worst_s, waiting, number)
+        return self._states[start]
+
+    def keep(self, start: int, stop: int, job: Job, window: int) -> None:
         """Remember the schedule of the first `stop` tensors, whose last group is this job."""
         self._states[stop] = arrive(self._states[start], job, ideal=False)
+        self._states.pop(stop - window, None)
 
     def best(
         self,

@@ -396,7 +396,7 @@ class Session:
         self._flight = self._new_flight()
 
     def _learn_from_first_step(self) -> None:
-        """Adopt rank 0's order of gradients, and learn whether any rank leaves parameters unused."""
+        """Adopt rank 0's order of gradients; learn whether any rank leaves parameters unused."""
         mine = "\n".join([str(len(self._absent)), *self._ready_names]).encode()
         answers = self._control.all_gather("order", mine, AGREE_S, members=self.backend.size)
         self._vote_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)

@@ -1,0 +1,154 @@
+"""`testbed comm --fit`: the cost of a message on each backend, fitted to measured times."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.errors import UsageError
+
+if TYPE_CHECKING:
+    from testbed.backends.protocol import Backend, Group
+    from testbed.launch.join import Role
+    from testbed.records.comm import CommConfig
+    from testbed.microbench.contestants import Contestant
+    from testbed.prediction.link import Link
+
+MAX_CHANNELS = 4
+
+
+def fit_arguments(output: Path | None) -> list[str]:
+    """What the ranks that `testbed comm --fit` starts are told beside its configuration."""
+    return ["--fit", *(["-o", str(output.resolve())] if output else [])]
+
+
+def link_path(output: Path, label: str, num_backends: int) -> Path:
+    """Where a backend's link goes: `-o` itself for one backend, beside it for several.
+
+    Example:
+        >>> str(link_path(Path("link.json"), "mpi:blocking=1", 2))
+        'link-mpi-blocking-1.json'
+    """
+    if num_backends == 1:
+        return output
+    return output.with_name(f"{output.stem}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}{output.suffix}")
+
+
+def check_fit(config: CommConfig, output: Path | None) -> None:
+    """Refuse what cannot be fitted, before any process is started.
+
+    Raises:
+        UsageError: another operation or dtype than the model's, or a folder that is not there.
+    """
+    if config.op != "sum" or config.dtype != "float32":
+        raise UsageError(
+            f"--fit measures sums of float32, and --op is {config.op}, --dtype {config.dtype}; "
+            "leave both out"
+        )
+    if config.max_bytes < 2048:
+        raise UsageError(
+            f"--max is {config.max_bytes} bytes; expected 2K or more: --fit sends 1K and up, twice "
+            "as much each time"
+        )
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"-o is {output}, in a folder that does not exist; make it first")
+
+
+def fit_member(
+    config: CommConfig,
+    contestants: Sequence[Contestant],
+    role: Role,
+    interface: str | None,
+    output: Path | None,
+) -> int:
+    """One process of the job, from joining to leaving; never returns if it fails.
+
+    Returns:
+        Exit status.
+    """
+    import torch
+
+    from testbed.launch.join import announce_identity, join
+    from testbed.launch.worker import as_member, place_device, share_cores
+    from testbed.microbench.member import serve_all
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device is cuda but no CUDA device is visible; use --device cpu")
+    share_cores(config.threads, role.identity.local_size)
+    device = place_device(config.device, role.identity.local_rank)
+    announce_identity(role.identity)
+    group = join(role, interface=interface, deadline_s=config.deadline, device=device)
+
+    def live() -> None:
+        if role.kind.needs_mpi:
+            # MPI starts on all processes of the launcher or on none.
+            importlib.import_module("mpi4py.MPI")
+        if role.is_server:
+            serve_all(contestants, _with_channels(group, MAX_CHANNELS))
+        else:
+            _work(config, contestants, group, output)
+
+    as_member(role.identity.rank, group, live)
+    return 0
+
+
+def _work(
+    config: CommConfig, contestants: Sequence[Contestant], group: Group, output: Path | None
+) -> None:
+    from testbed.microbench.contestants import check_opened
+    from testbed.profiling.link import measure_link
+    from testbed.profiling.sweep import thorough
+
+    for number, contestant in enumerate(contestants):
+        group.control.set_state(f"opening {contestant.label}")
+        backend, note = _open(contestants, number, group)
+        check_opened(config, backend, contestant.label, group.device)
+        link = measure_link(
+            backend,
+            group.control,
+            name=contestant.label,
+            num_workers=group.size,
+            deadline_s=config.deadline,
+            sweep=thorough(config.max_bytes),
+            device=group.device,
+        )
+        backend.close(group.deadline_s)
+        if group.rank == 0:
+            path = link_path(output, contestant.label, len(contestants)) if output else None
+            _show(link, note, path)
+    group.control.set_state("leaving")
+
+
+def _open(contestants: Sequence[Contestant], number: int, group: Group) -> tuple[Backend, str]:
+    """The backend with several channels, or with one and a note why; collective."""
+    from testbed.microbench.contestants import own_group
+
+    contestant = contestants[number]
+    mine = own_group(group, contestants, number)
+    try:
+        several = _with_channels(mine, MAX_CHANNELS)
+        return contestant.kind.open(several, contestant.options), ""
+    except UsageError as error:  # its options allow one channel; every rank is refused alike
+        return contestant.kind.open(mine, contestant.options), str(error)
+
+
+def _with_channels(group: Group, num_channels: int) -> Group:
+    return replace(group, num_channels=num_channels)
+
+
+def _show(link: Link, note: str, path: Path | None) -> None:
+    from testbed.prediction.files import save_link
+    from testbed.profiling.table import link_table
+
+    text = link_table(link)
+    text += f"# concurrent messages not measured: {note}\n" if note else ""
+    if path is not None:
+        save_link(link, path)
+        text += f"# written to {path}\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()

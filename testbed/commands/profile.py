@@ -1,0 +1,109 @@
+"""`testbed profile`: how long each layer of a workload computes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from testbed.config import Precision, RunConfig
+from testbed.errors import UsageError
+
+if TYPE_CHECKING:
+    from testbed.prediction.trace import Trace
+
+
+def profile(
+    workload: Annotated[
+        str, typer.Option(help="name[:key=value,...] or file.py:function; see testbed list")
+    ] = "digits-cnn",
+    device: Annotated[str, typer.Option(help="cpu or cuda[:index]")] = "cpu",
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", "--batch", help="samples", show_default="the workload's own"),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads", show_default="torch's own choice")
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="steps before any is timed")] = 5,
+    repeats: Annotated[int, typer.Option(help="timed steps")] = 20,
+    precision: Annotated[str, typer.Option(help="float32, float64, bf16 or fp16")] = "float32",
+    data: Annotated[
+        str | None, typer.Option(help="folder of the data set", show_default="synthetic")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the weights and of synthetic samples")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write the trace (testbed.trace/1) here")
+    ] = None,
+) -> None:
+    """Record forward and backward time of each tensor of a workload, its sizes and its DAG.
+
+    Steps run on one fixed batch; times are medians. On a GPU they are taken from the GPU's own
+    queue. The trace is what `testbed simulate --trace` and schedulers plan with.
+
+    Example:
+        testbed profile --workload resnet20 --batch-size 32 --threads 1 -o trace.json
+    """
+    if warmup < 0 or repeats < 1:
+        raise UsageError(
+            f"--warmup is {warmup} and --repeats {repeats}; expected 0 or more and 1 or more"
+        )
+    if precision not in get_args(Precision):
+        raise UsageError(
+            f"--precision is {precision!r}; expected one of {', '.join(get_args(Precision))}"
+        )
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"-o is {output}, in a folder that does not exist; make it first")
+    given: dict[str, Any] = {"precision": precision}
+    config = RunConfig(
+        workload=workload,
+        device=device,
+        batch_size=batch_size,
+        threads=threads,
+        data=data,
+        seed=seed,
+        **given,
+    )
+    trace = profile_workload(config, warmup=warmup, repeats=repeats)
+    from testbed.profiling.table import trace_table
+
+    sys.stdout.write(trace_table(trace))
+    if output is not None:
+        from testbed.prediction.files import save_trace
+
+        save_trace(trace, output)
+
+
+def profile_workload(config: RunConfig, *, warmup: int, repeats: int) -> Trace:
+    """Build the workload as a run does, and record its step on its first samples.
+
+    Raises:
+        UsageError: workload, device or precision cannot be used.
+    """
+    import torch
+
+    from testbed.profiling.recorder import record_trace
+    from testbed.profiling.step import training_step
+    from testbed.training.replica import make_replica
+    from testbed.workloads import load_workload
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+    replica = make_replica(workload, config, total_steps=1)
+    replica.model.train()
+    batch_size = config.batch_size or workload.batch_size
+    # A data set smaller than the batch is gone through again.
+    indices = [i % len(workload.train) for i in range(batch_size)]
+    batch = replica.to_device(workload.train.batch(indices))
+    return record_trace(
+        replica.model,
+        training_step(replica.loss, batch, replica.scaler),
+        name=workload.name,
+        device=config.device,
+        batch_size=batch_size,
+        warmup=warmup,
+        repeats=repeats,
+    )
