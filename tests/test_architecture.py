@@ -21,18 +21,21 @@ PROTOCOLS = {"backends.protocol", "control.protocol"}
 ALLOWED = {
     "base": BASE,
     "statistics": BASE,
-    "prediction": BASE | {"statistics"},
+    "prediction": BASE | {"statistics", "scheduling.plan"},
     "scheduling": BASE | {"prediction", "statistics"},
-    "records": BASE,
+    "records": BASE | {"prediction"},
     "control": BASE,
     "backends": BASE | {"control"},
     "models": BASE,
     "training": BASE | PROTOCOLS | {"records", "statistics", "scheduling", "prediction"},
+    "profiling": BASE | PROTOCOLS | {"prediction", "statistics", "training"},
     "launch": BASE
-    | {"control", "backends", "training", "records", "statistics", "workloads", "own_model"},
+    | {"control", "backends", "training", "profiling", "records", "statistics"}
+    | {"scheduling", "prediction", "workloads", "own_model"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol"},
-    "microbench": BASE | {"control", "backends", "records", "statistics", "launch"},
+    "microbench": BASE
+    | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"},
     "workloads": BASE | {"models", "own_model"},
     "own_model": BASE | {"workloads"},
     "adopt": BASE | {"control.protocol", "launch", "training"},

@@ -23,7 +23,7 @@ BACKENDS = (
 
 
 def recipe() -> Sweep:
-    """A parameter server under all consistency rules, with one worker slowed in fits or for good."""
+    """A parameter server under all consistency rules, one worker slowed in fits or for good."""
     return Sweep("consistency", (*_cells(FITFUL), *_cells(LASTING)), repeats=1)
 
 

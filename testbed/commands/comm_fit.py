@@ -15,9 +15,9 @@ from testbed.errors import UsageError
 if TYPE_CHECKING:
     from testbed.backends.protocol import Backend, Group
     from testbed.launch.join import Role
-    from testbed.records.comm import CommConfig
     from testbed.microbench.contestants import Contestant
     from testbed.prediction.link import Link
+    from testbed.records.comm import CommConfig
 
 MAX_CHANNELS = 4
 
@@ -39,12 +39,17 @@ def link_path(output: Path, label: str, num_backends: int) -> Path:
     return output.with_name(f"{output.stem}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}{output.suffix}")
 
 
-def check_fit(config: CommConfig, output: Path | None) -> None:
+def check_fit(config: CommConfig, output: Path | None, fit: bool) -> None:
     """Refuse what cannot be fitted, before any process is started.
 
     Raises:
-        UsageError: another operation or dtype than the model's, or a folder that is not there.
+        UsageError: `-o` without `--fit`, another operation or dtype than a link speaks of, or a
+            folder that is not there.
     """
+    if not fit:
+        if output is not None:
+            raise UsageError("-o is given without --fit; add --fit, or write results with --json")
+        return
     if config.op != "sum" or config.dtype != "float32":
         raise UsageError(
             f"--fit measures sums of float32, and --op is {config.op}, --dtype {config.dtype}; "
@@ -104,10 +109,14 @@ def _work(
     from testbed.profiling.link import measure_link
     from testbed.profiling.sweep import thorough
 
+    # All are opened before any is measured: dedicated servers wait for their workers already.
+    opened: list[tuple[Contestant, Backend, str]] = []
     for number, contestant in enumerate(contestants):
         group.control.set_state(f"opening {contestant.label}")
         backend, note = _open(contestants, number, group)
         check_opened(config, backend, contestant.label, group.device)
+        opened.append((contestant, backend, note))
+    for contestant, backend, note in opened:
         link = measure_link(
             backend,
             group.control,
@@ -117,11 +126,12 @@ def _work(
             sweep=thorough(config.max_bytes),
             device=group.device,
         )
-        backend.close(group.deadline_s)
         if group.rank == 0:
             path = link_path(output, contestant.label, len(contestants)) if output else None
             _show(link, note, path)
     group.control.set_state("leaving")
+    for _, backend, _ in opened:
+        backend.close(group.deadline_s)
 
 
 def _open(contestants: Sequence[Contestant], number: int, group: Group) -> tuple[Backend, str]:

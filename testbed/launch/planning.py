@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from testbed.backends.protocol import Group
 from testbed.config import RunConfig
@@ -16,6 +15,9 @@ from testbed.launch.join import Role, open_backend
 from testbed.prediction.files import load_link, load_trace
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
+from testbed.profiling.link import measure_link
+from testbed.profiling.recorder import record_trace
+from testbed.profiling.step import Step
 from testbed.registry import SCHEDULERS
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
@@ -24,7 +26,6 @@ from testbed.spec import parse_options, parse_spec
 from testbed.training.plans import Replan, replanner
 from testbed.training.replica import make_replica, sample_order
 from testbed.training.sampling import SampleCursor
-from testbed.training.step import backward
 from testbed.workload import Workload
 
 PLAN_S = 600.0
@@ -101,38 +102,35 @@ def group_for(plan: Plan, group: Group) -> Group:
 
 def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
     """Rank 0's times, measured while all ranks compute, as they will in training."""
-    from testbed.profiling.recorder import record_trace
-
     group.control.set_state("profiling the workload")
     order = sample_order(config, workload, group.size)
     replica = make_replica(workload, config, 1)
     replica.model.train()
     indices = SampleCursor(order, group.rank).indices(0)
-    random_state = torch.get_rng_state()
-
-    def step() -> None:
-        replica.optimizer.zero_grad(set_to_none=True)
-        backward(replica, indices, config.accumulate)
-
+    batch = replica.to_device(replica.workload.train.batch(indices))
     trace = record_trace(
         replica.model,
-        step,
+        Step(lambda: replica.loss(batch)),
         name=config.workload,
         device=config.device,
         batch_size=order.batch_size,
     )
-    torch.set_rng_state(random_state)
     shared = _from_rank_0(group, "trace", msgspec.json.encode(trace))
     return msgspec.json.decode(shared, type=Trace)
 
 
 def _measure(config: RunConfig, role: Role, group: Group) -> Link:
-    from testbed.profiling.link import measure_link
-
     group.control.set_state("measuring the link")
     probe = replace(group, name=PROBE)
     backend = open_backend(role, probe)
-    link = measure_link(backend, group.control, num_workers=group.size, deadline_s=group.deadline_s)
+    link = measure_link(
+        backend,
+        group.control,
+        num_workers=group.size,
+        deadline_s=group.deadline_s,
+        name=config.backend,
+        device=config.device,
+    )
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
     backend.close(group.deadline_s)
     shared = _from_rank_0(group, "link", msgspec.json.encode(link))

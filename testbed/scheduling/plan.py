@@ -62,6 +62,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             soon as its own messages have ended.
         halves: the sum is cut in two: fold (reduce-scatter, push) during backward, spread
             (all-gather, pull) before and during the next forward, first layers first.
+        tick_s: messages were packed at ticks of a background loop with this period; None = none.
+            The simulator starts them at ticks; the engine as soon as they are ready, which is at
+            most one period earlier.
+        tick_blocking: the loop waits for its messages before it ticks again.
         reason: in words, why the scheduler decided so.
     """
 
@@ -76,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     after_backward: bool = False
     crosses_iteration: bool = False
     halves: bool = False
+    tick_s: float | None = None
+    tick_blocking: bool = False
     reason: str = ""
 
     def digest(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -89,6 +90,13 @@ class Fusion:
             )
         size = sum(part.stop - part.start for part in message.parts)
         return torch.zeros(size, dtype=owners[0].dtype, device=owners[0].device)
+
+
+def describe_messages(plan: Plan) -> list[str]:
+    """Names of all messages, each different from the others."""
+    names = [describe_message(plan, number) for number in range(len(plan.messages))]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return [f"{name} #{i}" if name in twice else name for i, name in enumerate(names)]
 
 
 def describe_message(plan: Plan, number: int) -> str:

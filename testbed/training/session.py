@@ -18,7 +18,7 @@ from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.deferred import DeferredStep
 from testbed.training.digest import describe_tensors
 from testbed.training.flight import Flight
-from testbed.training.fusion import Fusion, describe_message
+from testbed.training.fusion import Fusion, describe_messages
 from testbed.training.means import divide, refuse_non_finite, silent
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.plans import Replan, replanner
@@ -97,8 +97,6 @@ class Session:
         self._adopt(plan)
         self._handles: list[Any] = []
         self._hook(model)
-
-    # -- what a training loop calls ------------------------------------------------------------
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -180,8 +178,6 @@ class Session:
         if leave is not None:
             leave()
 
-    # -- setting up ----------------------------------------------------------------------------
-
     def _adopt(self, plan: Plan) -> None:
         sizes = [parameter.numel() for _, parameter in self._named]
         check_plan(plan, [name for name, _ in self._named], sizes)
@@ -197,8 +193,7 @@ class Session:
         self._parameters = [by_name[name] for name in plan.names]
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._fusion = Fusion(plan, self._parameters)
-        keys = [describe_message(plan, number) for number in range(len(plan.messages))]
-        self._keys = [k if keys.count(k) == 1 else f"{k} #{i}" for i, k in enumerate(keys)]
+        self._keys = describe_messages(plan)
         if self._applies:
             note = describe_optimizer(self._optimizer)
             install(plan, self._parameters, self._keys, self.backend, note)
@@ -226,8 +221,6 @@ class Session:
                 lambda module, prefix, keep_vars: self.flush()
             )
         )
-
-    # -- during backward -----------------------------------------------------------------------
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._sending:
@@ -269,8 +262,6 @@ class Session:
             self._ready_names = [self.plan.names[i] for i in (*observed, *late)]
         if self.plan.halves:
             self._flight.spread(range(len(self._parameters)))
-
-    # -- the optimizer's step ------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._stepping:
@@ -337,8 +328,6 @@ class Session:
             self._deferred.take(parameters, used)
         finally:
             self._stepping = False
-
-    # -- waiting and taking --------------------------------------------------------------------
 
     def _wait(self, flight: Flight, number: int) -> None:
         for work in flight.works_of(number):

@@ -1,0 +1,134 @@
+"""A link measured on real backends: all ranks agree, and the budget decides what is sent."""
+
+import threading
+
+import pytest
+import torch
+
+from testbed.backends.loopback import LOOPBACK, LoopbackOptions
+from testbed.backends.none import NONE
+from testbed.backends.protocol import Group
+from testbed.control.inproc import InprocHub
+from testbed.errors import UsageError
+from testbed.nouns import Verb
+from testbed.profiling.link import measure_link
+from testbed.profiling.sweep import LinkSweep, exchanges_of, num_rounds, quick, shuffled, thorough
+from testbed.profiling.table import link_table
+
+SMALL = LinkSweep(
+    sizes=(64, 1024, 16384), repeats=3, min_repeats=2, budget_s=5.0, concurrent_bytes=1024
+)
+
+
+def on_threads(num_workers, num_channels, body):
+    """body(rank, opened backend, control) on every rank; results in rank order."""
+    hub = InprocHub(num_workers)
+    results, errors = {}, []
+
+    def live(rank):
+        group = Group(rank, num_workers, hub.member(rank), num_channels=num_channels)
+        try:
+            backend = LOOPBACK.open(group, LoopbackOptions())
+            results[rank] = body(rank, backend, group.control)
+            backend.close()
+        except BaseException as error:
+            errors.append(error)
+            group.control.report_failure(str(error))
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(num_workers)]
+
+
+def measured(num_workers, num_channels, sweep=SMALL):
+    def body(rank, backend, control):
+        return measure_link(
+            backend,
+            control,
+            name="loopback",
+            num_workers=num_workers,
+            deadline_s=20.0,
+            sweep=sweep,
+        )
+
+    return on_threads(num_workers, num_channels, body)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_all_ranks_get_the_same_link(num_workers):
+    links = measured(num_workers, 4)
+    assert all(link == links[0] for link in links)
+    link = links[0]
+    assert (link.backend, link.num_workers) == ("loopback", num_workers)
+    assert len(link.concurrency_slowdown) == 4
+    assert link.concurrency_slowdown[0] == 1.0
+    assert list(link.concurrency_slowdown) == sorted(link.concurrency_slowdown)
+    assert [row["num_bytes"] for row in link.extra["fit"]["sizes"]] == [64, 1024, 16384]
+    assert link.time_s(1024) > 0
+    assert "slow-down of 1, 2, ... messages at once: 1.00" in link_table(link)
+
+
+def test_one_channel_says_nothing_of_concurrency():
+    link = measured(2, 1)[0]
+    assert link.concurrency_slowdown is None
+    assert "not measured (one channel)" in link_table(link)
+
+
+def test_one_worker_is_free():
+    link = measured(1, 1)[0]
+    assert link.time_s(1 << 20) == 0
+    assert "nothing is sent" in link_table(link)
+
+
+def test_a_budget_of_nothing_leaves_two_sizes_and_the_least_rounds():
+    sweep = LinkSweep(sizes=(64, 1024, 16384), repeats=9, min_repeats=2, budget_s=1e-9)
+    rows = measured(2, 1, sweep)[0].extra["fit"]["sizes"]
+    assert [(row["num_bytes"], row["num_samples"]) for row in rows] == [(64, 2), (1024, 2)]
+
+
+def test_it_can_be_measured_twice_and_then_be_used():
+    def body(rank, backend, control):
+        for _ in range(2):
+            measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
+        from testbed.nouns import Request
+
+        tensor = torch.ones(4)
+        backend.submit(Request(Verb.SUM, tensor, key="after", step=0)).wait()
+        return tensor.tolist()
+
+    assert on_threads(2, 1, body) == [[2.0] * 4] * 2
+
+
+def test_a_backend_that_moves_nothing_has_no_link():
+    control = InprocHub(1).member(0)
+    backend = NONE.open(Group(0, 2, control), NONE.options())
+    with pytest.raises(UsageError, match="moves no sums"):
+        measure_link(backend, control, name="none", num_workers=2, deadline_s=1.0)
+
+
+def test_rounds_hold_every_exchange_once_in_a_shared_random_order():
+    exchanges = exchanges_of(quick().sizes, 4, quick().concurrent_bytes)
+    assert [e.num_messages for e in exchanges[-3:]] == [2, 3, 4]
+    rounds = [shuffled(exchanges, 1, number) for number in range(3)]
+    key = lambda e: (e.num_bytes, e.num_messages)  # noqa: E731
+    assert all(sorted(r, key=key) == sorted(exchanges, key=key) for r in rounds)
+    assert rounds[0] != rounds[1]
+    assert rounds[1] == shuffled(exchanges, 1, 1)
+
+
+def test_the_concurrent_size_is_measured_alone_as_well():
+    assert sum(e.num_bytes == 96 and e.num_messages == 1 for e in exchanges_of([64], 2, 96)) == 1
+
+
+def test_sweeps_are_checked():
+    assert thorough(1 << 20).sizes[-1] == 1 << 20
+    assert num_rounds(SMALL, 100.0) == 2
+    for wrong in ({"sizes": (8,)}, {"sizes": (8, 10)}, {"sizes": (16, 8)}, {"min_repeats": 4}):
+        given = {"sizes": (4, 8), "repeats": 3, "min_repeats": 2, "budget_s": 1.0}
+        with pytest.raises(UsageError, match="expected"):
+            LinkSweep(**{**given, **wrong})
