@@ -10,8 +10,10 @@ import typer
 
 from testbed.commands.comm import comm
 from testbed.commands.list import list_parts
+from testbed.commands.profile import profile
 from testbed.commands.report import report
 from testbed.commands.run import run
+from testbed.commands.simulate import simulate
 from testbed.commands.sweep import sweep
 from testbed.errors import TestbedError, UsageError
 from testbed.launch.conduct import allocation
@@ -33,6 +35,8 @@ def make_app() -> typer.Typer:
     app.command()(report)
     app.command(name="list")(list_parts)
     app.command()(comm)
+    app.command()(profile)
+    app.command()(simulate)
     return app
 
 

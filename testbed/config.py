@@ -26,6 +26,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     trace: str | None = None
     link: str | None = None
     plan: str | None = None
+    predict: bool = False
     steps: int | None = None
     epochs: int | None = None
     warmup: int = 5
@@ -109,8 +110,12 @@ def to_arguments(config: RunConfig) -> list[str]:
         named = name in ("workload", "backend", "workers")
         if name == "repeat" or (value == getattr(default, name) and not named):
             continue
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            arguments.append(option)
+            continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        arguments += [f"--{name.replace('_', '-')}", text]
+        arguments += [option, text]
     return arguments
 
 

@@ -1,8 +1,9 @@
 """Names to parts: the project's own by import path, third parties' by Python entry point.
 
 A part is loaded only when somebody asks for it, so that a missing library of one part never
-hinders another. Entry-point groups: `testbed.backends`, `testbed.workloads`, `testbed.schedulers`; the
-value is the same object that the project's own modules hold (`BackendKind`, ...).
+hinders another. Entry-point groups: `testbed.backends`, `testbed.schedulers`,
+`testbed.workloads`; the value is the same object that the project's own modules hold
+(`BackendKind`, `SchedulerKind`, `WorkloadKind`).
 """
 
 from __future__ import annotations

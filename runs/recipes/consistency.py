@@ -24,7 +24,8 @@ BACKENDS = (
 
 def recipe() -> Sweep:
     """A parameter server under all consistency rules, one worker slowed in fits or for good."""
-    return Sweep("consistency", (*_cells(FITFUL), *_cells(LASTING)), repeats=1)
+    cells = (*_cells(FITFUL), *_cells(LASTING))
+    return Sweep("consistency", cells, repeats=1, summary=recipe.__doc__ or "")
 
 
 def _cells(slow: str) -> tuple[RunConfig, ...]:

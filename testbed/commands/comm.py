@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 
+from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
 from testbed.errors import UsageError
 from testbed.launch import local, mpirun, tree
 from testbed.launch.join import Role, assign_role, who_am_i
@@ -72,6 +75,13 @@ def comm(
     json: Annotated[
         Path | None, typer.Option(help="write the results (schema testbed.comm/1) here")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="fit start-up and per-byte time instead; up to --max")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="--fit: write the link (schema testbed.link/1) here"),
+    ] = None,
 ) -> None:
     """Time one exchange at many sizes over several backends, and check what arrived.
 
@@ -86,6 +96,8 @@ def comm(
         testbed comm --backend mpi-ring,mpi,gloo,zmq-ps --workers 2 --max 16M
 
         testbed comm --backend mpi,mpi:blocking=1 --json comm.json
+
+        testbed comm --fit --backend gloo --workers 2 -o link.json
 
         mpirun --oversubscribe --allow-run-as-root -n 4 testbed comm --backend mpi-ring,gloo
     """
@@ -107,19 +119,22 @@ def comm(
         },
         workers,
     )
+    check_fit(config, output, fit)
+    as_member = partial(fit_member, output=output) if fit else partial(_as_member, json=json)
     contestants = resolve(config.backend)
     kind = together(contestants)
     identity = who_am_i()
     if identity.launcher != "alone":
         role = assign_role(identity, kind, None, workers)
         config = with_workers(config, role.num_workers)
-        raise typer.Exit(_as_member(config, contestants, role, interface, json))
+        raise typer.Exit(as_member(config, contestants, role, interface))
     role = Role(identity, kind, None, config.workers, kind.num_servers(None))
     for contestant in contestants:
         contestant.bus_factor(config)  # its options must fit before any process is started
     if config.workers + role.num_servers == 1 and not (kind.needs_mpi or hostfile):
-        raise typer.Exit(_as_member(config, contestants, role, interface, json))
-    raise typer.Exit(_start(config, role, hostfile, interface, json))
+        raise typer.Exit(as_member(config, contestants, role, interface))
+    more = fit_arguments(output) if fit else []
+    raise typer.Exit(_start(config, role, hostfile, interface, json, more))
 
 
 def make_config(given: dict[str, Any], workers: int | None) -> CommConfig:
@@ -206,10 +221,15 @@ def _write(
 
 
 def _start(
-    config: CommConfig, role: Role, hostfile: Path | None, interface: str | None, json: Path | None
+    config: CommConfig,
+    role: Role,
+    hostfile: Path | None,
+    interface: str | None,
+    json: Path | None,
+    more: Sequence[str],
 ) -> int:
     """Start the ranks and wait for them."""
-    arguments = ["comm", *to_arguments(config)]
+    arguments = ["comm", *to_arguments(config), *more]
     arguments += ["--interface", interface] if interface else []
     arguments += ["--json", str(json.resolve())] if json else []
     size = config.workers + role.num_servers

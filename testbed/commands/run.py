@@ -101,6 +101,9 @@ def run(
         typer.Option(help="plan for this link (testbed.link/1)", show_default="measured"),
     ] = None,
     plan: Annotated[str | None, typer.Option(help="run this plan (testbed.plan/1)")] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="profile first, and predict the step time")
+    ] = False,
     hostfile: Annotated[
         Path | None, typer.Option(help="Open MPI hostfile: start the ranks on these hosts")
     ] = None,

@@ -12,12 +12,13 @@ import msgspec
 from testbed.backends.protocol import Group
 from testbed.config import RunConfig
 from testbed.launch.join import Role, open_backend
+from testbed.prediction.crossing import predict
 from testbed.prediction.files import load_link, load_trace
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
 from testbed.profiling.recorder import record_trace
-from testbed.profiling.step import Step
+from testbed.profiling.step import training_step
 from testbed.registry import SCHEDULERS
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
@@ -64,7 +65,7 @@ def resolve_scheduler(text: str) -> SchedulerKind:
 
 def measures_link(config: RunConfig) -> bool:
     """Whether a run opens the backend once more, before training, to measure the link."""
-    profiled = resolve_scheduler(config.scheduler).needs_profile
+    profiled = config.predict or resolve_scheduler(config.scheduler).needs_profile
     return profiled and config.plan is None and config.link is None
 
 
@@ -80,14 +81,14 @@ def prepare(
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
         return Planned(load_plan(Path(config.plan)))
-    if not kind.needs_profile:
-        replan = replanner(config.scheduler, named)
+    replan = None if kind.needs_profile else replanner(config.scheduler, named)
+    if replan is not None and not config.predict:
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     trace = load_trace(Path(config.trace)) if config.trace else _profile(config, group, build())
     link = load_link(Path(config.link)) if config.link else _measure(config, role, group)
     plan = make_plan(config.scheduler, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
-    return Planned(msgspec.json.decode(shared, type=Plan), None, trace, link)
+    return Planned(msgspec.json.decode(shared, type=Plan), replan, trace, link)
 
 
 def group_for(plan: Plan, group: Group) -> Group:
@@ -110,7 +111,7 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
     batch = replica.to_device(replica.workload.train.batch(indices))
     trace = record_trace(
         replica.model,
-        Step(lambda: replica.loss(batch)),
+        training_step(replica.loss, batch, replica.scaler),
         name=config.workload,
         device=config.device,
         batch_size=order.batch_size,
@@ -129,7 +130,7 @@ def _measure(config: RunConfig, role: Role, group: Group) -> Link:
         num_workers=group.size,
         deadline_s=group.deadline_s,
         name=config.backend,
-        device=config.device,
+        device=group.device,
     )
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
     backend.close(group.deadline_s)
@@ -141,3 +142,13 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
     """Rank 0's value on all ranks: ranks measure different times and must not plan differently."""
     given = mine if group.rank == 0 else b""
     return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
+
+
+def predicted_step_s(planned: Planned) -> float | None:
+    """What the model says a step takes; None without trace and link.
+
+    The optimizer's own time is not part of a trace, and so not of the prediction.
+    """
+    if planned.trace is None or planned.link is None:
+        return None
+    return predict(planned.plan, planned.trace, planned.link).iteration_s

@@ -21,7 +21,13 @@ from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.errors import TestbedError, UsageError
 from testbed.launch.join import Role, announce_identity, join, open_backend
-from testbed.launch.planning import PROBE, group_for, measures_link, prepare
+from testbed.launch.planning import (
+    PROBE,
+    group_for,
+    measures_link,
+    predicted_step_s,
+    prepare,
+)
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
@@ -166,6 +172,8 @@ def _work(
     return make_cell(
         _resolved(config, workload),
         outcomes,
+        plan=planned.plan,
+        predicted_s=predicted_step_s(planned),
         data=workload.data,
         consistency=role.kind.consistency(role.options),
         num_servers=role.num_servers,

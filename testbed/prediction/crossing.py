@@ -90,7 +90,7 @@ def prioritised_s(
 
     Example:
         >>> prioritised_s([0, 1, 1], [2, 1, 0], [4, 4, 4], [5.0, 5.0, 5.0], None)
-        [(0, 5.0), (10.0, 15.0), (5.0, 10.0)]
+        [(0.0, 5.0), (10.0, 15.0), (5.0, 10.0)]
     """
     arrivals = sorted(range(len(ready_s)), key=ready_s.__getitem__)
     spans: list[tuple[float, float]] = [(0.0, 0.0)] * len(ready_s)

@@ -36,7 +36,6 @@ def symbolic_graph(
     bound = inspect.signature(model.forward).bind(*arguments, **keywords)
     bound.apply_defaults()
     constants = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-    # fx warns of what it guards; nothing is executed from this graph.
     traced = fx.symbolic_trace(model, concrete_args=constants or None)
     names = _names(model)
 

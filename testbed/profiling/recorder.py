@@ -125,43 +125,54 @@ def _run(model: torch.nn.Module, step: Step, clock: Clock) -> tuple[Any, Any, An
     return start, middle, end
 
 
-def _run_hooked(model: torch.nn.Module, step: Step, clock: Clock, survey: Survey) -> _Halves:
-    begins: list[Any] = [None] * len(survey.layers)
-    ready: list[Any] = [None] * len(survey.parameters)
-    model_ends: list[Any] = []
+class _Marks:
+    """The moments of one hooked step; None where something did not happen."""
 
-    def begin(layer: int, module: torch.nn.Module, arguments: Any) -> None:
-        if begins[layer] is None:
-            begins[layer] = clock.mark()
+    def __init__(self, clock: Clock, survey: Survey) -> None:
+        self._clock = clock
+        self.begins: list[Any] = [None] * len(survey.layers)
+        self.ready: list[Any] = [None] * len(survey.parameters)
+        self.model_end: Any = None
 
-    def end_model(module: torch.nn.Module, arguments: Any, output: Any) -> None:
-        model_ends.append(clock.mark())
-
-    def become_ready(index: int, parameter: torch.Tensor) -> None:
-        ready[index] = clock.mark()
-
-    with ExitStack() as hooks:
+    def hook(self, model: torch.nn.Module, survey: Survey, hooks: ExitStack) -> None:
+        """Have all moments marked until the stack unwinds."""
         for number, layer in enumerate(survey.layers):
-            handle = layer.module.register_forward_pre_hook(partial(begin, number))
-            hooks.callback(handle.remove)
-        hooks.callback(model.register_forward_hook(end_model).remove)
+            begin = partial(self._begin, number)
+            hooks.callback(layer.module.register_forward_pre_hook(begin).remove)
+        hooks.callback(model.register_forward_hook(self._end_model).remove)
         for index, parameter in enumerate(survey.parameters):
-            hook: Any = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(become_ready, index)
+            handle: Any = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._become_ready, index)
             )
-            hooks.callback(hook.remove)
-        start, middle, end = _run(model, step, clock)
+            hooks.callback(handle.remove)
 
-    def since(origin: Any, moments: list[Any]) -> tuple[float, ...]:
+    def since(self, start: Any, moments: list[Any]) -> tuple[float, ...]:
+        """Seconds from the start to each moment, NaN for those that did not come."""
         missing = float("nan")
-        return tuple(missing if m is None else clock.between_s(origin, m) for m in moments)
+        return tuple(missing if m is None else self._clock.between_s(start, m) for m in moments)
 
+    def _begin(self, layer: int, module: torch.nn.Module, arguments: Any) -> None:
+        if self.begins[layer] is None:
+            self.begins[layer] = self._clock.mark()
+
+    def _end_model(self, module: torch.nn.Module, arguments: Any, output: Any) -> None:
+        self.model_end = self._clock.mark()
+
+    def _become_ready(self, index: int, parameter: torch.Tensor) -> None:
+        self.ready[index] = self._clock.mark()  # the last accumulation counts
+
+
+def _run_hooked(model: torch.nn.Module, step: Step, clock: Clock, survey: Survey) -> _Halves:
+    marks = _Marks(clock, survey)
+    with ExitStack() as hooks:
+        marks.hook(model, survey, hooks)
+        start, middle, end = _run(model, step, clock)
     return _Halves(
         clock.between_s(start, middle),
         clock.between_s(middle, end),
-        since(start, begins),
-        since(start, model_ends)[-1] if model_ends else float("nan"),
-        since(middle, ready),
+        marks.since(start, marks.begins),
+        marks.since(start, [marks.model_end])[0],
+        marks.since(middle, marks.ready),
     )
 
 

@@ -1,9 +1,9 @@
 """One untimed step that tells the order of the layers, what they put out and what the model gets.
 
 Forward order: tensors stand where the layer that owns them first runs; a tied weight where the
-first of its layers runs, once. A tensor whose layer is never called as such (a weight that another
-layer reads) stands behind the layer whose gradient comes next after its own. Tensors that get no
-gradient stand last.
+first of its layers runs, once (a leaf counts before a module around it). A tensor whose layer is
+never called as such (a weight that another layer reads) stands behind the layer whose gradient
+comes next after its own. Tensors that get no gradient stand last.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def survey_step(model: nn.Module, step: Step) -> Survey:
             "the step gave no parameter of the model a gradient; expected a loss that depends on "
             "parameters with requires_grad"
         )
-    places = _places(model, named, seen)
+    places = _places(named, seen)
     order = sorted(range(len(named)), key=lambda i: places[i])
     return Survey(
         tuple(named[i][0] for i in order),
@@ -139,17 +139,15 @@ def tensor_bytes(value: Any) -> int:
 _Place = tuple[float, int, int]
 
 
-def _places(
-    model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], seen: _Seen
-) -> list[_Place]:
+def _places(named: Sequence[tuple[str, nn.Parameter]], seen: _Seen) -> list[_Place]:
     run_of = {module: number for number, module in enumerate(seen.runs)}
     first_run: dict[int, int] = {}
-    for module in model.modules():
-        if module not in run_of:
-            continue
+    # A module with children runs before them and may read its own parameters after them: where a
+    # leaf has the same parameter, the leaf's run counts.
+    is_leaf = {m: next(m.children(), None) is None for m in seen.runs}
+    for module in sorted(seen.runs, key=lambda m: (not is_leaf[m], run_of[m])):
         for parameter in module.parameters(recurse=False):
-            earlier = first_run.get(id(parameter), run_of[module])
-            first_run[id(parameter)] = min(earlier, run_of[module])
+            first_run.setdefault(id(parameter), run_of[module])
     places: list[_Place] = [(float("inf"), 0, index) for index in range(len(named))]
     run = -1  # what is ready last and has no run stands before all layers
     for number, index in enumerate(reversed(seen.ready)):

@@ -73,6 +73,11 @@ class Cell(msgspec.Struct, kw_only=True):
         sample_digest: digest of every sample index of every rank, in order.
         initial_digest: digest of the initial parameters.
         final_digest: digest of the final parameters of rank 0.
+        scheduler: when gradients leave, as given.
+        num_messages: messages of one step.
+        plan_digest: digest of the plan that all ranks carried out.
+        plan_reason: in words, why the scheduler planned so.
+        predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.
         accuracy_curve: evaluations in the order they were made.
@@ -115,6 +120,11 @@ class Cell(msgspec.Struct, kw_only=True):
     initial_digest: str = ""
     final_digest: str = ""
     consistency: str = "bsp"
+    scheduler: str = ""
+    num_messages: int | None = None
+    plan_digest: str = ""
+    plan_reason: str = ""
+    predicted_step_time_s: float | None = None
     staleness_max: int | None = None
     samples: StepSamples = msgspec.field(default_factory=StepSamples)
     accuracy_curve: list[Accuracy] = []

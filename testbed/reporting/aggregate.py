@@ -19,6 +19,8 @@ _MEDIANS = (
     "wire_bytes_per_step",
     "received_bytes_per_step",
     "final_loss",
+    "predicted_step_time_s",
+    "num_messages",
     "test_accuracy",
     "training_time_s",
 )

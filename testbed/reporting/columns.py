@@ -40,6 +40,10 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
         _words("workload", "workload", lambda c: c.workload),
         _words("backend", "backend", lambda c: c.backend),
     ]
+    if len({cell.scheduler for cell in cells}) > 1:
+        fixed.append(_words("scheduler", "scheduler", lambda c: c.scheduler))
+    else:
+        fixed.append(_hidden("scheduler", lambda c: c.scheduler))
     varied = _varied(cells)
     if varied:
         fixed.append(_words("setting", "setting", lambda c: settings(c.config, varied)))
@@ -64,7 +68,7 @@ def short_error(cell: ReportCell) -> str:
 
 
 def _varied(cells: Sequence[ReportCell]) -> list[str]:
-    shown = ("workload", "backend", "workers", "repeat")
+    shown = ("workload", "backend", "workers", "scheduler", "predict", "repeat")
     # A failed run records its settings as they were asked for, which would look like others.
     configs = [cell.config for cell in cells if cell.status == "ok"]
     return [
@@ -131,6 +135,13 @@ def _machines_text(cell: ReportCell) -> str:
     return f"{cell.num_machines}/{cell.num_processes}" if cell.num_processes else ""
 
 
+def prediction_error(cell: ReportCell) -> float | None:
+    """(predicted - measured) / measured step time; negative where the model is too fast."""
+    if cell.predicted_step_time_s is None or not cell.step_time_s:
+        return None
+    return cell.predicted_step_time_s / cell.step_time_s - 1
+
+
 def _staleness_text(cell: ReportCell) -> str:
     return "" if cell.staleness_max is None else str(cell.staleness_max)
 
@@ -164,6 +175,9 @@ _FIGURES = (
     Column("work-\ners", "num_workers", lambda c: c.num_workers, _workers_text),
     _hidden("num_servers", lambda c: c.num_servers),
     Column("step ms\n[95 %]", "step_time_s", lambda c: c.step_time_s, _step_text),
+    _figure("pred.\nms", "predicted_step_time_s", lambda c: c.predicted_step_time_s, scale=1e3),
+    _figure("pred.\nerr %", "prediction_error", lambda c: prediction_error(c), scale=100),
+    _hidden("num_messages", lambda c: c.num_messages),
     _hidden("step_time_low_s", lambda c: c.step_time_low_s),
     _hidden("step_time_high_s", lambda c: c.step_time_high_s),
     _figure("p5 ms", "step_time_p5_s", lambda c: c.step_time_p5_s, scale=1e3, wide=True),

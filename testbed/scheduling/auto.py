@@ -42,7 +42,7 @@ ACROSS_ITERATIONS: Final = (
     "pace:segment_kib=16384",
 )
 DEFAULT_NOISE: Final = 0.03
-NOISE_KEY: Final = "relative_residual"
+NOISE_KEY: Final = "relative_residual_median"
 MANY_TENSORS: Final = 1000
 
 
@@ -102,7 +102,8 @@ def noise_of(link: Link, options: AutoOptions) -> float:
     """The relative difference below which two predictions count as equal."""
     if options.noise is not None:
         return options.noise
-    measured = link.extra.get(NOISE_KEY)
+    fit = link.extra.get("fit")
+    measured = fit.get(NOISE_KEY) if isinstance(fit, dict) else link.extra.get(NOISE_KEY)
     if isinstance(measured, bool) or not isinstance(measured, int | float):
         return DEFAULT_NOISE
     return float(measured)

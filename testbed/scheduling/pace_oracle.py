@@ -131,7 +131,7 @@ def finish_s(jobs: Iterable[Job], compute_s: float, ideal: bool) -> float:
     Example:
         >>> jobs = [Job(2, 1, 0, 0, 9), Job(4, 7, 0, 0, 2)]
         >>> finish_s(jobs, 10, ideal=True), finish_s(jobs, 10, ideal=False)
-        (14.0, 20.0)
+        (14, 20)
     """
     waiting: Waiting = []
     now_s, worst_s, number = 0.0, float(compute_s), 0

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappush
 from math import inf
 
 from testbed.scheduling.pace_bounds import Floats
-from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, push, work
+from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, work
 
 ROUNDING = 1 + 1e-12
+
+# When a tensor is released, and (-tail, number, time of each) of its full segments and of the last.
+Segments = tuple[float, list[tuple[float, int, float]]]
+
+
+def segments_of(job: Job) -> Segments:
+    """A job in the form in which the inner loop hands it to the channel, as `push` does."""
+    full = [(-job.tail_s, job.num_full, job.full_s)] if job.num_full else []
+    return job.release_s, [*full, (-job.tail_s, 1, job.last_s)]
 
 
 class Suffix:
@@ -24,6 +34,7 @@ class Suffix:
     def __init__(self, tensors: Tensors) -> None:
         count = len(tensors)
         self._singles = [tensors.job(i, i + 1) for i in range(count)]
+        self._segments = [segments_of(job) for job in self._singles]
         self._states = {0: Channel(0.0, tensors.compute_s, [], 0)}
         self._from_idle_s = {count: 0.0}
 
@@ -82,11 +93,16 @@ class Suffix:
         """Send until the channel is idle when a tensor gets ready: that tensor, largest C + q."""
         now_s, worst_s, waiting, number = state
         for index in range(position, len(self._singles)):
-            job = self._singles[index]
-            now_s, worst_s = work(waiting, now_s, worst_s, job.release_s, ideal=False)
-            if worst_s > cut_s or (not waiting and now_s <= job.release_s):
+            release_s, segments = self._segments[index]
+            if now_s < release_s:
+                now_s, worst_s = work(waiting, now_s, worst_s, release_s, ideal=False)
+                if not waiting and now_s <= release_s:
+                    return index, worst_s
+            if worst_s > cut_s:
                 return index, worst_s
-            number = push(waiting, job, number, ideal=False)
+            for negative_tail_s, count, segment_s in segments:
+                heappush(waiting, (negative_tail_s, number, count, segment_s))
+                number += 1
         return len(self._singles), work(waiting, now_s, worst_s, inf, ideal=False)[1]
 
     def _idle_value_s(self, position: int) -> float:

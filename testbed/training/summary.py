@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed.config import RunConfig, reproduce
 from testbed.records.cell import Accuracy, Cell, StepSamples
+from testbed.scheduling.plan import Plan
 from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import quantile
 from testbed.training.digest import RunningDigest
@@ -24,6 +25,8 @@ def make_cell(
     config: RunConfig,
     outcomes: Sequence[Outcome],
     *,
+    plan: Plan,
+    predicted_s: float | None,
     data: str,
     consistency: str,
     num_servers: int,
@@ -35,6 +38,8 @@ def make_cell(
     Args:
         config: resolved configuration.
         outcomes: of all workers, in rank order.
+        plan: that was carried out.
+        predicted_s: step time that the model gives; None = no profile.
         data: where the samples came from.
         consistency: of the backend.
         num_servers: dedicated server processes.
@@ -80,6 +85,11 @@ def make_cell(
         initial_digest=first.initial_digest,
         final_digest=first.final_digest,
         consistency=consistency,
+        scheduler=config.scheduler,
+        num_messages=len(plan.messages),
+        plan_digest=plan.digest(),
+        plan_reason=plan.reason,
+        predicted_step_time_s=predicted_s,
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
         if any(o.staleness for o in outcomes)
         else None,

@@ -12,6 +12,14 @@ from testbed.profiling.survey import survey_step
 from testbed.workloads import load_workload
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def dag_of(model, *arguments):
     names = [name for name, _ in model.named_parameters()]
     return names, consumers_of(model, arguments, {}, names)

@@ -12,6 +12,14 @@ from testbed.profiling.step import Step, training_step
 from testbed.profiling.survey import survey_step
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Shuffled(nn.Module):
     """Layers defined in another order than they run in; a tied, a borrowed and an unused one."""
 
@@ -168,6 +176,7 @@ def test_medians_of_moments_add_up():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 def test_a_gpu_is_timed_by_its_own_events():
     model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)).cuda()
     x = torch.ones(512, 2048, device="cuda")

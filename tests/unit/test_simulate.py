@@ -170,8 +170,8 @@ def test_auto_can_stay_within_the_backward_pass():
     ("option", "extra", "noise"),
     [
         (None, {}, 0.03),
-        (None, {"relative_residual": 0.1}, 0.1),
-        (0.2, {"relative_residual": 0.1}, 0.2),
+        (None, {"relative_residual_median": 0.1}, 0.1),
+        (0.2, {"relative_residual_median": 0.1}, 0.2),
     ],
 )
 def test_auto_takes_the_noise_from_the_option_or_the_link(option, extra, noise):
