@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from tests.harness.leaks import Owned, held, wait_for_no_leaks
 from tests.harness.rank_pool import PoolKeeper
@@ -20,6 +21,20 @@ def pools() -> Iterator[PoolKeeper]:
     keeper = PoolKeeper()
     yield keeper
     keeper.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libraries_are_warm() -> None:
+    """What a library starts once and keeps for the life of the process is no test's leak.
+
+    The first message that pyzmq sends without a copy starts the thread that frees such messages.
+    """
+    with zmq.Context() as context, context.socket(zmq.PAIR) as left:
+        left.bind("inproc://warm")
+        with context.socket(zmq.PAIR) as right:
+            right.connect("inproc://warm")
+            left.send(bytes(1 << 20), copy=False)
+            right.recv()
 
 
 @pytest.fixture(autouse=True)

@@ -79,22 +79,27 @@ class RequestQueue:
 
     def _take_announced(self, channel: int) -> PendingWork | None:
         announcement: bytes | None = None
-        taken: PendingWork | None = None
         with self._lock:
-            waiting, announced = self._waiting[channel], self._announced[channel]
-            if announced:
-                wanted = announced[0]
-                for work in waiting:
-                    if _identity(work) == wanted:
-                        announced.popleft()
-                        waiting.remove(work)
-                        taken = work
-                        break
+            taken = self._next_announced(channel)
             if self._group.rank == 0:
                 announcement = self._choose(channel)
-        if announcement is not None:
-            self._group.control.announce(f"{self._group.name}.order", announcement)
-        return taken
+        if announcement is None:
+            return taken
+        self._group.control.announce(f"{self._group.name}.order", announcement)
+        if taken is not None:
+            return taken
+        with self._lock:  # in one process the announcement is heard before this returns
+            return self._next_announced(channel)
+
+    def _next_announced(self, channel: int) -> PendingWork | None:
+        """The request whose turn it is, if this rank has it already."""
+        waiting, announced = self._waiting[channel], self._announced[channel]
+        for work in waiting if announced else ():
+            if _identity(work) == announced[0]:
+                announced.popleft()
+                waiting.remove(work)
+                return work
+        return None
 
     def _choose(self, channel: int) -> bytes | None:
         """Rank 0's next choice, while its credit lasts."""
