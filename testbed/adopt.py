@@ -22,6 +22,7 @@ def distribute(
     backend: str = "mpi-ring",
     *,
     deadline_s: float = 10.0,
+    patience_s: float = 600.0,
     interface: str | None = None,
 ) -> Session:
     """Make an ordinary training loop data-parallel; start the script under mpirun or torchrun.
@@ -36,6 +37,8 @@ def distribute(
         optimizer: of the model's parameters.
         backend: `name[:key=value,...]`, as on the command line.
         deadline_s: a lost rank raises `RankLost` on all others within this time.
+        patience_s: how long a rank that is alive may take between two steps (evaluating, saving)
+            before the others give up on it.
         interface: network interface or address to use; None = decided here.
 
     Returns:
@@ -62,7 +65,7 @@ def distribute(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     group = join(role, interface=interface, deadline_s=deadline_s, device=str(device))
     opened = open_backend(role, group)
-    session = Session(model, optimizer, opened, group.control, patience_s=group.deadline_s)
+    session = Session(model, optimizer, opened, group.control, patience_s=patience_s)
 
     def leave() -> None:
         # A rank that is done early keeps its colocated server up for the others.

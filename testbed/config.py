@@ -29,7 +29,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     predict: bool = False
     steps: int | None = None
     epochs: int | None = None
-    warmup: int = 5
+    warmup: int | None = None
     batch_size: int | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float | None = None

@@ -97,8 +97,9 @@ class ChannelThreads:
             return
         with self._changed:
             self._traffic += result.traffic
-        work.finish(result)
         self._queue.retire(work)
+        work.finish(result)
+        self._wake()
 
     def _fail(self, work: PendingWork, error: Exception) -> None:
         # A broken connection is usually a lost rank: wait for the control plane, which knows whom.

@@ -50,5 +50,6 @@ NONE = BackendKind(
     open=lambda group, options: NoBackend(group),
     options=NoOptions,
     bus_factor=lambda n: 0.0,
+    device_types=frozenset({"cpu", "cuda"}),
     consistency=lambda options: "none",
 )

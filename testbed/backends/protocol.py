@@ -122,6 +122,8 @@ class BackendKind:
         in_process: its ranks are threads of one process (no launcher at all).
         num_servers: dedicated server processes that these options ask for.
         serve: what such a process runs until the workers have left.
+        consistency: what these options promise: `bsp`, `ssp:<staleness>`, `async` or `none`.
+        device_types: where its tensors live; others are staged through host memory.
         bus_factor: busbw / algbw of a sum over n workers; None = not defined (see `comm`).
     """
 
@@ -136,6 +138,7 @@ class BackendKind:
     serve: Callable[[Group, object], None] | None = None
     bus_factor: Callable[[int], float] = field(default=lambda n: 2 * (n - 1) / n)
     consistency: Callable[[object], str] = lambda options: "bsp"
+    device_types: frozenset[str] = frozenset({"cpu"})
 
 
 Options = Mapping[str, str]

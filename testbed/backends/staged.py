@@ -17,7 +17,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.backends.work import PendingWork
-from testbed.nouns import Capabilities, Combined, Request, Traffic
+from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
 
 
 class Copier(Protocol):
@@ -89,7 +89,7 @@ class CudaCopier:
 class _Departure:
     work: StagedWork
     host: torch.Tensor
-    token: object
+    token: object | None
 
 
 class StagedWork(PendingWork):
@@ -134,7 +134,10 @@ class StagedBackend:
             return self._inner.submit(request)
         work = StagedWork(request, self._deadline_s, self._copier)
         host = self._buffer(request.key, tensor)
-        self._departures.put(_Departure(work, host, self._copier.down(tensor, host)))
+        # A spread goes on from what the fold left in the host buffer.
+        folded = request.verb is Verb.SPREAD
+        token = None if folded else self._copier.down(tensor, host)
+        self._departures.put(_Departure(work, host, token))
         return work
 
     def traffic(self) -> Traffic:
@@ -158,7 +161,8 @@ class StagedBackend:
         while (departure := self._departures.get()) is not None:
             work, host = departure.work, departure.host
             try:
-                self._copier.settle(departure.token)
+                if departure.token is not None:
+                    self._copier.settle(departure.token)
                 work.start()
                 inner = self._inner.submit(replace(work.request, tensor=host))
             except Exception as error:  # belongs to whoever waits for this request
@@ -171,7 +175,8 @@ class StagedBackend:
         assert tensor is not None
         try:
             result = inner.wait(0)
-            work.landing = self._copier.up(host, tensor)
+            if work.request.verb is not Verb.FOLD:
+                work.landing = self._copier.up(host, tensor)
             parts = tuple(part.to(tensor.device) for part in result.parts)
         except Exception as error:  # belongs to whoever waits for this request
             work.fail(error)

@@ -28,6 +28,10 @@ from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
 
 dist: Any = untyped_dist
 
+# Who waits decides how long, and the control plane notices who is lost; the library only must not
+# give up before them.
+LIBRARY_S = 3600.0
+
 VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
 
 
@@ -69,6 +73,7 @@ class TorchBackend:
             _make_stream(self._device) if device_type == "cuda" else None
             for _ in range(group.num_channels)
         ]
+        self._made: dict[tuple[str, int, Verb], torch.cuda.Event] = {}
         for process_group in self._groups:
             self._settle(process_group.barrier(), None)
         self._threads = ChannelThreads(group, name, self._perform)
@@ -76,6 +81,12 @@ class TorchBackend:
     def submit(self, request: Request) -> PendingWork:
         """See `Backend.submit`."""
         check_request(self._name, request, self.capabilities, self.size, SUMMABLE)
+        if request.tensor is not None and request.tensor.is_cuda:
+            # The kernels that make this tensor are only queued: the channel's stream, on another
+            # thread, must come after them.
+            made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            made.record(torch.cuda.current_stream(self._device))
+            self._made[request.key, request.step, request.verb] = made
         return self._threads.submit(request)
 
     def traffic(self) -> Traffic:
@@ -92,6 +103,9 @@ class TorchBackend:
         if stream is None:
             return self._exchange(request, None)
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            made = self._made.pop((request.key, request.step, request.verb), None)
+            if made is not None:
+                stream.wait_event(made)
             return self._exchange(request, stream)
 
     def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Combined:
@@ -201,14 +215,14 @@ def _open_store(group: Group) -> Any:
 def _make_gloo(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
-    options._timeout = timedelta(seconds=group.deadline_s)
+    options._timeout = timedelta(seconds=LIBRARY_S)
     options._threads = 2
     return dist.ProcessGroupGloo(store, group.rank, group.size, options)
 
 
 def _make_nccl(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=group.deadline_s)
+    options._timeout = timedelta(seconds=LIBRARY_S)
     return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
 
 
@@ -258,5 +272,6 @@ NCCL = BackendKind(
     summary="torch.distributed's NCCL all-reduce between GPUs",
     open=_open_nccl,
     options=TorchOptions,
+    device_types=frozenset({"cuda"}),
     probe=_probe_nccl,
 )

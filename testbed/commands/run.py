@@ -44,7 +44,12 @@ def run(
         typer.Option(help="steps to train (100 if no epochs are given)", show_default=False),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="epochs to train, instead of steps")] = None,
-    warmup: Annotated[int, typer.Option(help="first steps that are not measured")] = 5,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            help="first steps that are not measured", show_default="5, or a quarter if few"
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="samples per worker and micro-batch", show_default="the workload's"),
@@ -140,6 +145,8 @@ def run(
     kind, options = resolve_backend(config.backend)
     check_workload(config.workload)
     check_scheduler(config.scheduler)
+    check_files(json, hostfile)
+    check_device(config.device)
     if identity.launcher != "alone":
         role = assign_role(identity, kind, options, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
@@ -197,6 +204,34 @@ def check_workload(text: str) -> None:
     if lacking is not None:
         raise Unavailable("workload", spec.name, *lacking)
     kind_options(WORKLOADS.load(spec.name), spec.options)
+
+
+def check_files(json: Path | None, hostfile: Path | None) -> None:
+    """Fail before any process is started if a file cannot be read or written.
+
+    Raises:
+        UsageError: names the option and the path.
+    """
+    if json is not None and not json.resolve().parent.is_dir():
+        raise UsageError(f"--json is {str(json)!r}, but there is no folder {str(json.parent)!r}")
+    if hostfile is not None and not hostfile.is_file():
+        raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
+
+
+def check_device(device: str) -> None:
+    """Fail before any process is started if there is no such device.
+
+    Raises:
+        UsageError: says what is there.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    if not device.startswith("cuda"):
+        raise UsageError(f"--device is {device!r}; expected cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device is {device!r}, but no CUDA device is visible; use cpu")
 
 
 def check_scheduler(text: str) -> None:

@@ -82,7 +82,10 @@ def identify(environment: Mapping[str, str]) -> Identity:
     """
     for dialect in _DIALECTS:
         if dialect.sign in environment:
-            return _read(dialect, environment)
+            found = _read(dialect, environment)
+            # A step of one task is somebody's interactive shell, not a job of its own.
+            is_shell = found.launcher == "slurm" and found.size == 1
+            return Identity("alone", 0, 1, 0, 1, {}) if is_shell else found
     return Identity("alone", 0, 1, 0, 1, {})
 
 

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import msgspec
@@ -164,12 +164,16 @@ def open_backend(role: Role, group: Group) -> Backend:
     """Open the backend in the group; collective over the workers."""
     from testbed.backends.staged import staged  # needs torch, which joining alone does not
 
-    return staged(role.kind.open(group, role.options), group.device, group.deadline_s)
+    if role.kind.device_types == frozenset({"cpu"}) and not group.device.startswith("cpu"):
+        inner = role.kind.open(replace(group, device="cpu"), role.options)
+        return staged(inner, group.device, group.deadline_s)
+    return role.kind.open(group, role.options)
 
 
 def announce_identity(identity: Identity, stream: TextIO = sys.stderr) -> None:
-    """Say on rank 0 which launcher was believed."""
-    if identity.rank == 0 and identity.launcher not in ("alone", "testbed"):
+    """Say on rank 0 which launcher was believed, unless `testbed` itself started it."""
+    started_here = "TESTBED_STARTED" in os.environ
+    if identity.rank == 0 and not started_here and identity.launcher not in ("alone", "testbed"):
         words = " ".join(f"{k}={v}" for k, v in identity.variables.items())
         stream.write(f"testbed: joined by {identity.launcher} ({words})\n")
 

@@ -14,7 +14,13 @@ from testbed.errors import Unavailable
 from testbed.launch import tree
 
 # Open MPI hands its ranks on other hosts only the variables that it is told to.
-FORWARDED = ("OMP_NUM_THREADS", "PYTHONPATH", "OMPI_MCA_mpi_yield_when_idle")
+FORWARDED = (
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "MPI4PY_LIBMPI",
+    "OMPI_MCA_mpi_yield_when_idle",
+    "TESTBED_STARTED",
+)
 
 
 @dataclass(frozen=True)
@@ -59,31 +65,42 @@ def _library_of(mpirun: Path) -> Path | None:
 
 
 def mpirun_command(
-    launcher: MpiLauncher, size: int, command: Sequence[str], hostfile: str | None
+    launcher: MpiLauncher,
+    size: int,
+    command: Sequence[str],
+    hostfile: str | None,
+    environment: Mapping[str, str],
 ) -> list[str]:
-    """The command line that starts `size` ranks; pure."""
+    """The command line that starts `size` ranks, handing on what `environment` sets; pure."""
     options = ["-n", str(size)]
     if hostfile is not None:
         options += ["--hostfile", hostfile]
     if launcher.is_open_mpi:
-        # Continuous: survivors of a lost rank end by themselves and say what they waited for.
         # Unbound ranks: the communication thread must be free to leave the compute thread's core.
-        options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--continuous"]
-        options += [word for name in FORWARDED for word in ("-x", name)]
-        if launcher.library is not None:
-            options += ["-x", f"MPI4PY_LIBMPI={launcher.library}"]
+        options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+        options += [word for name in FORWARDED if name in environment for word in ("-x", name)]
     return [str(launcher.path), *options, *command]
 
 
 def mpirun_environment(
-    launcher: MpiLauncher, base: Mapping[str, str], size: int, threads: int
+    launcher: MpiLauncher, base: Mapping[str, str], size: int, threads: int | None
 ) -> dict[str, str]:
-    """The variables that `mpirun` and its ranks need; pure."""
+    """The variables that `mpirun` and its ranks need; pure.
+
+    Args:
+        launcher: the program and its library.
+        base: variables to start from.
+        size: ranks on this machine; 0 = spread over hosts, whose ranks decide for themselves.
+        threads: torch threads of a rank; None = each rank decides.
+    """
     environment = dict(base)
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    environment.setdefault("PYTHONPATH", "")
+    if threads is not None:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if launcher.library is not None:
+        environment["MPI4PY_LIBMPI"] = str(launcher.library)
+    environment["TESTBED_STARTED"] = "1"
     environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    oversubscribed = size > (os.cpu_count() or 1)
+    oversubscribed = size > len(os.sched_getaffinity(0))
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1" if oversubscribed else "0")
     return environment
 
@@ -97,5 +114,8 @@ def start_ranks(
 ) -> subprocess.Popen[bytes]:
     """Start `size` ranks of one command under `mpirun`."""
     launcher = find_mpirun()
-    environment = mpirun_environment(launcher, tree.base_environment(), size, threads)
-    return tree.start(mpirun_command(launcher, size, command, hostfile), environment, errors=errors)
+    here = size if hostfile is None else 0
+    own_threads = threads if hostfile is None else None
+    environment = mpirun_environment(launcher, tree.base_environment(), here, own_threads)
+    line = mpirun_command(launcher, size, command, hostfile, environment)
+    return tree.start(line, environment, errors=errors)

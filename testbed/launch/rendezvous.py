@@ -100,10 +100,10 @@ def _exchange(
         return _exchange_by_store(identity, environment, invitation, start_s)
     if identity.launcher == "slurm":
         return invitation or _slurm_invitation(environment)
-    return _exchange_by_mpi(invitation)
+    return _exchange_by_mpi(identity, invitation)
 
 
-def _exchange_by_mpi(invitation: Invitation | None) -> Invitation:
+def _exchange_by_mpi(identity: Identity, invitation: Invitation | None) -> Invitation:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -111,7 +111,15 @@ def _exchange_by_mpi(invitation: Invitation | None) -> Invitation:
         raise Unavailable(
             "launcher", "mpirun", f"mpi4py cannot be used ({error})", remedy
         ) from error
-    data = MPI.COMM_WORLD.bcast(msgspec.msgpack.encode(invitation) if invitation else None)
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (identity.rank, identity.size):
+        reason = (
+            f"its variables say rank {identity.rank} of {identity.size}, MPI says {world.rank} of "
+            f"{world.size}: mpi4py loaded another MPI library than the launcher's"
+        )
+        remedy = "set MPI4PY_LIBMPI to the launcher's libmpi, or start with testbed or torchrun"
+        raise Unavailable("launcher", identity.launcher, reason, remedy)
+    data = world.bcast(msgspec.msgpack.encode(invitation) if invitation else None)
     return msgspec.msgpack.decode(data, type=Invitation)
 
 

@@ -18,7 +18,7 @@ import torch
 from testbed.backends.protocol import Backend, Group
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, Loss
 from testbed.errors import TestbedError, UsageError
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import (
@@ -81,12 +81,35 @@ def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
     """
     who = f"rank {rank} (host {group.host}, pid {os.getpid()})"
     _speak_when_ended(who, group.control)
+    end_soon_after_loss(who, group)
     try:
         result = live()
         group.control.close()
     except BaseException as error:  # the others must hear of it, whatever it is
         _fail(who, group.control, error)
     return result
+
+
+def end_soon_after_loss(who: str, group: Group) -> None:
+    """Once a member is lost, end this process within the deadline, whatever it is busy with.
+
+    The error usually reaches the main thread at its next wait; this is for ranks that compute,
+    load or stand in a library call that a lost rank will never answer.
+    """
+
+    def end(loss: Loss) -> None:
+        sys.stderr.write(
+            f"testbed: {who}: ended while {group.control.state}; {loss.who} is lost: {loss.why}\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
+
+    def arm(loss: Loss) -> None:
+        timer = threading.Timer(0.4 * group.deadline_s, end, (loss,))
+        timer.daemon = True
+        timer.start()
+
+    group.control.on_loss(arm)
 
 
 def run_threads(config: RunConfig, role: Role) -> Cell | None:

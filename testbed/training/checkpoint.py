@@ -19,12 +19,15 @@ from testbed.training.replica import Replica
 CHECKPOINT_SCHEMA = "testbed.checkpoint/1"
 
 
-def capture(replica: Replica, *, step: int, sample_digest: str, order: list[str]) -> dict[str, Any]:
-    """The state of one rank before step `step`."""
+def capture(
+    replica: Replica, *, step: int, sample_digest: str, order: list[str], run: str
+) -> dict[str, Any]:
+    """The state of one rank before step `step`; `run` names what may resume from it."""
     cuda = torch.cuda.get_rng_state_all() if replica.device.type == "cuda" else []
     return {
         "schema": CHECKPOINT_SCHEMA,
         "step": step,
+        "run": run,
         "sample_digest": sample_digest,
         "order": order,
         "model": replica.model.state_dict(),
@@ -53,6 +56,7 @@ def save(folder: Path, rank: int, state: dict[str, Any]) -> Path:
     """Write one rank's file into `folder/step-<k>`; returns that folder."""
     place = folder / f"step-{state['step']:08d}"
     place.mkdir(parents=True, exist_ok=True)
+    (place / "complete").unlink(missing_ok=True)  # it is not, while ranks write it anew
     path = place / f"rank-{rank}.pt"
     draft = path.with_suffix(f".{os.getpid()}.draft")
     with draft.open("wb") as file:

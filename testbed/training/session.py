@@ -94,6 +94,8 @@ class Session:
         self._votes: Work | None = None
         self._vote_always = False
         self._absent: set[int] = set()
+        self._accumulated: set[int] = set()
+        self._late: list[int] = []
         self._adopt(plan)
         self._handles: list[Any] = []
         self._hook(model)
@@ -223,9 +225,10 @@ class Session:
         )
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if not self._sending:
-            return
         index = self._index[id(parameter)]
+        if not self._sending:
+            self._accumulated.add(index)
+            return
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
@@ -247,19 +250,30 @@ class Session:
     def _end_backward(self) -> None:
         """Complete the step's messages: what this rank did not use counts as zero elsewhere."""
         for index, parameter in enumerate(self._parameters):
-            if not self._flight.has(index):
+            if self._flight.has(index):
+                continue
+            if index in self._accumulated and parameter.grad is not None:
+                self._late.append(index)  # used in an earlier micro-batch, not in the last
+            else:
                 zeros = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
                 parameter.grad = zeros
                 self._absent.add(index)
+                self._late.append(index)
+        if self._absent and self._applies:
+            name = self.plan.names[min(self._absent)]
+            raise UsageError(
+                f"{name!r} got no gradient in step {self.step}; a server that runs the optimizer "
+                "would still apply momentum and weight decay to it; use update=worker"
+            )
         observed = list(self._flight.ready_order)
-        for index in sorted(self._absent, reverse=True):
+        for index in reversed(self._late):
             gradient = self._parameters[index].grad
             assert gradient is not None
             self._flight.give(index, gradient)
         self._flight.end_backward()
         if self._waiter.first and not self._ready_names:
-            late = sorted(self._absent, reverse=True)
-            self._ready_names = [self.plan.names[i] for i in (*observed, *late)]
+            order = (*observed, *reversed(self._late))
+            self._ready_names = [self.plan.names[i] for i in order]
         if self.plan.halves:
             self._flight.spread(range(len(self._parameters)))
 
@@ -381,7 +395,7 @@ class Session:
         self._synchronized = True
         self.events = self._waiter.take_events()
         self._waiter.end_step()
-        self._absent = set()
+        self._absent, self._accumulated, self._late = set(), set(), []
         self._flight = self._new_flight()
 
     def _learn_from_first_step(self) -> None:

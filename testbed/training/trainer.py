@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from testbed.nouns import Traffic, Verb
 from testbed.records.cell import Accuracy
 from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
-from testbed.training.agreement import AGREE_S
+from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
+from testbed.training.memory import peak_bytes, reset_peak
 from testbed.training.plans import Replan
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
 from testbed.training.replica import Replica, make_replica, num_steps, sample_order
@@ -122,7 +122,7 @@ def _check(run: Run, total: int) -> None:
             "--checkpoint and --resume-from need the optimizer's state, but with update=server it "
             "is on the servers; use update=worker"
         )
-    if config.warmup >= total:
+    if config.warmup is not None and config.warmup >= total:
         raise UsageError(
             f"--warmup is {config.warmup} and the run has {total} steps; expected fewer, so that "
             "something is left to measure"
@@ -139,6 +139,8 @@ class _Loop:
         self._replica = replica
         self._session = session
         self._total = total
+        given = run.config.warmup
+        self._warmup = min(5, total // 4) if given is None else given
         self._cursor = SampleCursor(order, run.rank)
         self._digest = RunningDigest()
         self._slow = parse_slowdowns(run.config.slow) if run.config.slow is not None else ()
@@ -158,20 +160,22 @@ class _Loop:
         outcome, backend = self._outcome, self._run.backend
         first = self._resume()
         before = backend.traffic()
+        reset_peak(self._replica.device)
         time_s = 0.0
         for step in range(first, self._total):
             began_s = time.perf_counter()
             outcome.loss.append(self._step(step))
+            if self._looks_at_parameters(step + 1):
+                self._session.flush()  # what is still pending belongs to this step's time
             elapsed_s = time.perf_counter() - began_s
             exposed_s = self._session.take_exposed_s()
             time_s += elapsed_s
-            if step - first >= self._run.config.warmup:
+            if step - first >= self._warmup:
                 outcome.step_time_s.append(elapsed_s)
                 outcome.exposed_s.append(exposed_s)
             if self._session.staleness is not None:
                 outcome.staleness.append(self._session.staleness)
             self._after(step + 1, time_s)
-        self._session.flush()
         return self._finish(backend.traffic() - before, self._total - first, time_s)
 
     def _step(self, step: int) -> float:
@@ -192,22 +196,32 @@ class _Loop:
     def _after(self, done: int, time_s: float) -> None:
         config = self._run.config
         if self._snapshots.due(done):
-            self._session.flush()
             self._snapshots.take(done, time_s)
-        if done == min(config.verify_steps, self._total) and self._run.rank == 0:
-            self._session.flush()
+        if self._verifies(done):
             self._verified = [p.detach().cpu().clone() for p in self._replica.model.parameters()]
-        last = done == self._total
-        if config.checkpoint and (last or (config.every and done % config.every == 0)):
+        if config.checkpoint and self._saves(done):
             self._save(Path(config.checkpoint), done)
 
+    def _looks_at_parameters(self, done: int) -> bool:
+        """Whether anything reads the parameters after this step, so that none may be pending."""
+        last = done == self._total
+        return last or self._snapshots.due(done) or self._verifies(done) or self._saves(done)
+
+    def _verifies(self, done: int) -> bool:
+        return self._run.rank == 0 and done == min(self._run.config.verify_steps, self._total)
+
+    def _saves(self, done: int) -> bool:
+        config = self._run.config
+        wanted = done == self._total or bool(config.every and done % config.every == 0)
+        return config.checkpoint is not None and wanted
+
     def _save(self, folder: Path, done: int) -> None:
-        self._session.flush()
         state = checkpoint.capture(
             self._replica,
             step=done,
             sample_digest=self._digest.value,
             order=self._session.release_order,
+            run=self._identity(),
         )
         place = checkpoint.save(folder, self._run.rank, state)
         size = self._run.backend.size
@@ -220,6 +234,13 @@ class _Loop:
         if source is None:
             return 0
         state = checkpoint.load(Path(source), self._run.rank, self._run.backend.size)
+        if state["run"] != self._identity():
+            raise UsageError(
+                f"checkpoint {source} belongs to another run: it was made with {state['run']}, and "
+                f"this is {self._identity()}; resume with the same settings"
+            )
+        size = self._run.backend.size
+        agree_on("checkpoints", [f"step {state['step']}"], self._run.control, size)
         checkpoint.restore(self._replica, state)
         step = int(state["step"])
         if step >= self._total:
@@ -231,13 +252,22 @@ class _Loop:
         self._digest = RunningDigest(state["sample_digest"])
         return step
 
+    def _identity(self) -> str:
+        """What a resumed run must have in common with the one that was saved."""
+        config = self._run.config
+        return (
+            f"workload={config.workload} seed={config.seed} batch={self._outcome.batch_size} "
+            f"optimizer={config.optimizer} schedule={config.schedule} precision={config.precision} "
+            f"initial={self._outcome.initial_digest[:12]}"
+        )
+
     def _finish(self, moved: Traffic, steps: int, time_s: float) -> Outcome:
         outcome, replica = self._outcome, self._replica
         outcome.sent_bytes, outcome.received_bytes = moved.sent_bytes, moved.received_bytes
         outcome.steps, outcome.training_time_s = steps, time_s
         outcome.sample_digest = self._digest.value
         outcome.final_digest = digest_tensors(replica.model.parameters())
-        outcome.peak_memory_bytes = _peak_memory_bytes(replica.device)
+        outcome.peak_memory_bytes = peak_bytes(replica.device)
         if self._run.rank == 0 and self._run.config.resume_from is None:
             self._compare_with_reference()
         for snapshot in self._snapshots.taken:
@@ -265,9 +295,3 @@ class _Loop:
 def _evaluate(run: Run, replica: Replica, outcome: Outcome) -> None:
     if run.rank == 0:
         outcome.test_accuracy = accuracy_of(replica)
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
