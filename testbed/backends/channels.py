@@ -14,7 +14,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
 from testbed.control.protocol import Loss
-from testbed.errors import RunFailed, TestbedError
+from testbed.errors import RankLost, RunFailed, TestbedError
 from testbed.nouns import Combined, Request, Traffic
 
 
@@ -102,6 +102,11 @@ class ChannelThreads:
         self._wake()
 
     def _fail(self, work: PendingWork, error: Exception) -> None:
+        if isinstance(error, RankLost):  # heard here before the queue heard of it
+            self._queue.retire(work)
+            work.fail(error)
+            self._wake()
+            return
         # A broken connection is usually a lost rank: wait for the control plane, which knows whom.
         if not isinstance(error, TestbedError) and self._mourning.wait(self._group.deadline_s / 2):
             return

@@ -29,15 +29,19 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self._size = size
         self._changed = threading.Condition()
-        self._given: dict[tuple[str, str, int], dict[int, torch.Tensor]] = defaultdict(dict)
-        self._taken: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._given: dict[tuple[object, ...], dict[int, torch.Tensor]] = defaultdict(dict)
+        self._taken: dict[tuple[object, ...], int] = defaultdict(int)
+        self._turns: dict[tuple[int, int], int] = defaultdict(int)
         self._loss: Loss | None = None
 
     def exchange(self, rank: int, request: Request, limit_s: float) -> list[torch.Tensor]:
         """Copies of all ranks' tensors, in rank order."""
-        key = (request.verb.value, request.key, request.step)
         given = torch.empty(0) if request.tensor is None else request.tensor.detach().clone()
         with self._changed:
+            # A channel's k-th request meets the others' k-th, whatever it is called.
+            turn = self._turns[rank, request.channel]
+            self._turns[rank, request.channel] += 1
+            key = (request.channel, turn, request.verb, request.key, request.step)
             self._given[key][rank] = given
             self._changed.notify_all()
             everybody = self._changed.wait_for(

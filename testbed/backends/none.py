@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
-from testbed.errors import UsageError
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
 
 
@@ -30,8 +30,7 @@ class NoBackend:
 
     def submit(self, request: Request) -> PendingWork:
         """Done at once."""
-        if request.verb not in self.capabilities.verbs:
-            raise UsageError(f"backend 'none' cannot {request.verb}: it moves nothing")
+        check_request("none", request, self.capabilities, self.size)
         work = PendingWork(request, 0.0)
         work.finish(Combined(request.tensor))
         return work

@@ -73,7 +73,7 @@ class TorchBackend:
             _make_stream(self._device) if device_type == "cuda" else None
             for _ in range(group.num_channels)
         ]
-        self._made: dict[tuple[str, int, Verb], torch.cuda.Event] = {}
+        self._made: dict[int, torch.cuda.Event] = {}
         for process_group in self._groups:
             self._settle(process_group.barrier(), None)
         self._threads = ChannelThreads(group, name, self._perform)
@@ -86,7 +86,7 @@ class TorchBackend:
             # thread, must come after them.
             made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             made.record(torch.cuda.current_stream(self._device))
-            self._made[request.key, request.step, request.verb] = made
+            self._made[id(request)] = made
         return self._threads.submit(request)
 
     def traffic(self) -> Traffic:
@@ -103,7 +103,7 @@ class TorchBackend:
         if stream is None:
             return self._exchange(request, None)
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            made = self._made.pop((request.key, request.step, request.verb), None)
+            made = self._made.pop(id(request), None)
             if made is not None:
                 stream.wait_event(made)
             return self._exchange(request, stream)
@@ -176,6 +176,7 @@ class TorchBackend:
         n, num_bytes = self.size, request.num_bytes
         if request.verb is Verb.BROADCAST:
             is_root = request.root == self.rank
+            num_bytes = num_bytes if n > 1 else 0
             return Traffic(num_bytes if is_root else 0, 0 if is_root else num_bytes, 0, 0, 1)
         halves = 2 if request.verb is Verb.SUM else 1
         moved = halves * (n - 1) * num_bytes // n

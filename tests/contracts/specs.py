@@ -65,18 +65,17 @@ VARIANTS = (
     Member("mpi-ring:levels=2,group_size=2", quick=(4,), slow=(2,)),
     Member("mpi:blocking=1", quick=(2,), slow=(3,), max_channels=1),
 )
-GPU_ONLY = frozenset({"nccl"})
 
 
 def _registered(name: str) -> Member:
-    member = Member(name, device="cuda" if name in GPU_ONLY else "cpu")
+    member = Member(name)
     try:
         kind, _ = resolve_backend(name)
     except Unavailable as error:
         return replace(member, quick=(1,), slow=(), reason=str(error))
-    if name in GPU_ONLY:
+    if "cpu" not in kind.device_types:
         few = tuple(n for n in member.quick if n <= torch.cuda.device_count())
-        return replace(member, quick=few, slow=())
+        return replace(member, quick=few, slow=(), device="cuda")
     return replace(member, quick=(1, 2, 3, 4), slow=()) if kind.in_process else member
 
 

@@ -126,7 +126,7 @@ def test_a_run_without_a_result_fails_with_the_end_of_its_log(tmp_path, program,
     assert cell.status == "failed"
     assert error in cell.error
     assert cell.num_workers == 2
-    assert cell.command == "testbed run --backend gloo"
+    assert cell.command == "testbed run --workload digits-cnn --backend gloo --workers 2"
 
 
 def test_a_program_that_does_not_exist_is_a_failed_cell(tmp_path):
