@@ -152,11 +152,14 @@ def _slurm_port(environment: Mapping[str, str]) -> int:
 
 
 def _slurm_token(environment: Mapping[str, str]) -> bytes:
-    return _slurm_step(environment).digest()[2:18]
+    given = bytes.fromhex(environment.get("TESTBED_TOKEN", ""))
+    return given or _slurm_step(environment).digest()[2:18]
 
 
 def _slurm_step(environment: Mapping[str, str]) -> hashlib._Hash:
-    # srun gives tasks no channel of their own; what all tasks of a step, and few others, know.
+    # srun gives tasks no channel of their own: without an exported TESTBED_TOKEN (hexadecimal) the
+    # token is derived from what all tasks know, which keeps jobs apart but is no secret from others
+    # who can list the queue.
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}.{os.getuid()}"
     return hashlib.sha256(step.encode())
 

@@ -60,7 +60,9 @@ class Cell(msgspec.Struct, kw_only=True):
         samples_per_s: all workers together, from the median step.
         compute_s: median compute time of a step.
         exposed_comm_s: median time per step that communication was not hidden.
-        wire_bytes_per_step: payload bytes sent per step by the busiest rank.
+        wire_bytes_per_step: payload bytes sent per step by the busiest rank (or dedicated server:
+            an equal share of what the workers counted). For mpi, gloo and nccl, whose algorithm is
+            not visible, what a ring would send.
         received_bytes_per_step: the same, received.
         peak_memory_bytes: largest resident set of any rank (device memory on a GPU).
         final_loss: training loss of the last step, rank 0.

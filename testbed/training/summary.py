@@ -71,8 +71,9 @@ def make_cell(
         samples_per_s=_samples_per_s(outcomes, consistency, median_s),
         compute_s=quantile(samples.compute_s, 0.5),
         exposed_comm_s=quantile(samples.exposed_comm_s, 0.5),
-        wire_bytes_per_step=max(o.sent_bytes for o in outcomes) / first.steps,
-        received_bytes_per_step=max(o.received_bytes for o in outcomes) / first.steps,
+        wire_bytes_per_step=_busiest([o.sent_bytes for o in outcomes], num_servers) / first.steps,
+        received_bytes_per_step=_busiest([o.received_bytes for o in outcomes], num_servers)
+        / first.steps,
         peak_memory_bytes=max(o.peak_memory_bytes for o in outcomes),
         final_loss=first.loss[-1],
         test_accuracy=first.test_accuracy,
@@ -160,6 +161,15 @@ def _times_to_accuracy(
         f"{target:g}": next((a.time_s for a in curve if a.accuracy >= target), None)
         for target in targets
     }
+
+
+def _busiest(num_bytes: Sequence[int], num_servers: int) -> float:
+    """Bytes at the busiest end: a worker's, or a dedicated server's.
+
+    What workers send, servers receive, and the other way round; slices are balanced over servers
+    by bytes, so that each has an equal share of the workers' sum.
+    """
+    return max(max(num_bytes), sum(num_bytes) / num_servers if num_servers else 0.0)
 
 
 def _combined(digests: Iterable[str]) -> str:
