@@ -10,7 +10,6 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.control.protocol import Control
-from testbed.errors import UsageError
 from testbed.nouns import Event, Verb
 from testbed.scheduling.check import check_plan
 from testbed.scheduling.plan import Plan
@@ -23,6 +22,13 @@ from testbed.training.means import divide, refuse_non_finite, silent
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.plans import Replan, replanner
 from testbed.training.reading import ReadWatch
+from testbed.training.refusals import (
+    halves_refused,
+    second_gradient,
+    sparse_gradient,
+    unused_on_server,
+    unused_too_late,
+)
 from testbed.training.start import install, share_start
 from testbed.training.usage import KEY, submit_votes, unused
 from testbed.training.waiting import Waiter
@@ -185,10 +191,7 @@ class Session:
         check_plan(plan, [name for name, _ in self._named], sizes)
         lacking = {Verb.FOLD, Verb.SPREAD} - self.backend.capabilities.verbs
         if plan.halves and (lacking or self._applies):
-            raise UsageError(
-                f"scheduler {plan.scheduler!r} sends gradients in two halves, which this backend "
-                "cannot (or, with update=server, must not); use update=worker or another scheduler"
-            )
+            raise halves_refused(plan.scheduler)
         agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
         by_name = dict(self._named)
         self.plan = plan
@@ -232,18 +235,12 @@ class Session:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
-            raise UsageError(
-                f"gradient of {self.plan.names[index]!r} is a sparse tensor; dense ones are "
-                "exchanged here; build the embedding with sparse=False"
-            )
+            raise sparse_gradient(self.plan.names[index])
         if not gradient.is_contiguous():
             gradient = gradient.contiguous()
             parameter.grad = gradient
         if self._flight.has(index):
-            raise UsageError(
-                f"{self.plan.names[index]!r} got a second gradient before optimizer.step(); to "
-                "accumulate, run all backward passes but the last inside session.accumulating()"
-            )
+            raise second_gradient(self.plan.names[index])
         self._synchronized = False
         self._flight.give(index, gradient)
 
@@ -260,11 +257,7 @@ class Session:
                 self._absent.add(index)
                 self._late.append(index)
         if self._absent and self._applies:
-            name = self.plan.names[min(self._absent)]
-            raise UsageError(
-                f"{name!r} got no gradient in step {self.step}; a server that runs the optimizer "
-                "would still apply momentum and weight decay to it; use update=worker"
-            )
+            raise unused_on_server(self.plan.names[min(self._absent)], self.step)
         observed = list(self._flight.ready_order)
         for index in reversed(self._late):
             gradient = self._parameters[index].grad
@@ -296,11 +289,7 @@ class Session:
         self._end_backward()
         if self._absent and not self._vote_always:
             name = self.plan.names[min(self._absent)]
-            raise UsageError(
-                f"{name!r} got no gradient in step {self.step} although every parameter had one in "
-                f"the first; scheduler {self.plan.scheduler!r} updates across the iteration and "
-                "needs to know in the first step; use one that does not (wfbp, mg-wfbp, optimal)"
-            )
+            raise unused_too_late(name, self.step, self.plan.scheduler)
         if self._vote_always:
             self._votes = self._ask(range(len(self._parameters)))
         self._deferred = DeferredStep(self._optimizer)

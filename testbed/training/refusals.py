@@ -1,0 +1,46 @@
+"""What a session refuses, in words: what was given, what is expected, what to do."""
+
+from __future__ import annotations
+
+from testbed.errors import UsageError
+
+
+def sparse_gradient(name: str) -> UsageError:
+    """A gradient in torch's sparse layout."""
+    return UsageError(
+        f"gradient of {name!r} is a sparse tensor; dense ones are exchanged here; build the "
+        "embedding with sparse=False"
+    )
+
+
+def second_gradient(name: str) -> UsageError:
+    """Two backward passes that both send."""
+    return UsageError(
+        f"{name!r} got a second gradient before optimizer.step(); to accumulate, run all backward "
+        "passes but the last inside session.accumulating()"
+    )
+
+
+def halves_refused(scheduler: str) -> UsageError:
+    """A plan in two halves on a backend without them."""
+    return UsageError(
+        f"scheduler {scheduler!r} sends gradients in two halves, which this backend cannot (or, "
+        "with update=server, must not); use update=worker or another scheduler"
+    )
+
+
+def unused_on_server(name: str, step: int) -> UsageError:
+    """What is wrong with an unused parameter where servers run the optimizer."""
+    return UsageError(
+        f"{name!r} got no gradient in step {step}; a server that runs the optimizer would still "
+        "apply momentum and weight decay to it; use update=worker"
+    )
+
+
+def unused_too_late(name: str, step: int, scheduler: str) -> UsageError:
+    """What is wrong with a parameter that is first unused after the first step."""
+    return UsageError(
+        f"{name!r} got no gradient in step {step} although every parameter had one in the first; "
+        f"scheduler {scheduler!r} updates across the iteration and needs to know in the first "
+        "step; use one that does not (wfbp, mg-wfbp, optimal)"
+    )
