@@ -60,7 +60,8 @@ def find_mpirun(search_path: str | None = None) -> MpiLauncher:
 def _library_of(mpirun: Path) -> Path | None:
     prefix = mpirun.resolve().parent.parent
     folders = [prefix / "lib", prefix / "lib64", *prefix.glob("lib/*-linux-gnu")]
-    names = ("libmpi.so", "libmpi.so.40", "libmpi.so.12")
+    # The versioned names first: a bare libmpi.so may be a linker's text file.
+    names = ("libmpi.so.40", "libmpi.so.12", "libmpi.so")
     return next((f / n for f in folders for n in names if (f / n).exists()), None)
 
 
