@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,8 @@ from tests.harness.rank_pool import PoolKeeper
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ends_job(turn): runs last on its job's ranks, in turn")
+    # A shell's background job ignores Ctrl-C, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
