@@ -17,8 +17,9 @@ from testbed.launch import local, mpirun, tree
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
-from testbed.registry import SCHEDULERS, WORKLOADS
-from testbed.spec import parse_options, parse_spec
+from testbed.registry import WORKLOADS
+from testbed.scheduling.protocol import resolve_scheduler
+from testbed.spec import parse_spec
 from testbed.units import parse_seconds
 
 
@@ -144,7 +145,7 @@ def run(
     identity = who_am_i()
     kind, options = resolve_backend(config.backend)
     check_workload(config.workload)
-    check_scheduler(config.scheduler)
+    resolve_scheduler(config.scheduler)
     check_files(json, hostfile)
     check_device(config.device)
     if identity.launcher != "alone":
@@ -232,17 +233,6 @@ def check_device(device: str) -> None:
         raise UsageError(f"--device is {device!r}; expected cpu or cuda")
     if not torch.cuda.is_available():
         raise UsageError(f"--device is {device!r}, but no CUDA device is visible; use cpu")
-
-
-def check_scheduler(text: str) -> None:
-    """Fail before any process is started if the scheduler cannot be had.
-
-    Raises:
-        UnknownName, UsageError: name or options are wrong.
-    """
-    spec = parse_spec(text)
-    kind = SCHEDULERS.load(spec.name)
-    parse_options(spec.name, spec.options, kind.options)
 
 
 def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,11 +18,9 @@ from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
 from testbed.profiling.recorder import record_trace
 from testbed.profiling.step import training_step
-from testbed.registry import SCHEDULERS
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
-from testbed.scheduling.protocol import SchedulerKind, make_plan
-from testbed.spec import parse_options, parse_spec
+from testbed.scheduling.protocol import make_plan, resolve_scheduler
 from testbed.training.plans import Replan, replanner
 from testbed.training.replica import make_replica, sample_order
 from testbed.training.sampling import SampleCursor
@@ -50,22 +47,9 @@ class Planned:
     link: Link | None = None
 
 
-def resolve_scheduler(text: str) -> SchedulerKind:
-    """A scheduler's kind, its options checked.
-
-    Raises:
-        UnknownName, UsageError: name or options are wrong.
-    """
-    spec = parse_spec(text)
-    kind: SchedulerKind = SCHEDULERS.load(spec.name)
-    checked: Any = parse_options(spec.name, spec.options, kind.options)
-    del checked
-    return kind
-
-
 def measures_link(config: RunConfig) -> bool:
     """Whether a run opens the backend once more, before training, to measure the link."""
-    profiled = config.predict or resolve_scheduler(config.scheduler).needs_profile
+    profiled = config.predict or resolve_scheduler(config.scheduler)[0].needs_profile
     return profiled and config.plan is None and config.link is None
 
 
@@ -77,7 +61,7 @@ def prepare(
     A scheduler that needs times gets them from `--trace` and `--link`, or from a profile of a
     second copy of the model and a measurement of the link, both made here before training.
     """
-    kind = resolve_scheduler(config.scheduler)
+    kind, _ = resolve_scheduler(config.scheduler)
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
         return Planned(load_plan(Path(config.plan)))

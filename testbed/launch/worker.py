@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 import torch
 
-from testbed.backends.protocol import Backend, Group
+from testbed.backends.protocol import Group
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
@@ -188,7 +188,7 @@ def _work(
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
-    _leave(backend, group)
+    backend.close(group.deadline_s)
     if group.rank != 0:
         return None
     outcomes = [msgspec.json.decode(o, type=Outcome) for o in everybody]
@@ -231,10 +231,6 @@ def _resolved(config: RunConfig, workload: Workload) -> RunConfig:
         weight_decay=settings.weight_decay,
         steps=config.steps if config.epochs is not None else config.steps or DEFAULT_STEPS,
     )
-
-
-def _leave(backend: Backend, group: Group) -> None:
-    backend.close(group.deadline_s)
 
 
 def _device_name(device: str) -> str:

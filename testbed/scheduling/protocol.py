@@ -51,6 +51,18 @@ class NoOptions:
     """For schedulers that have nothing to choose."""
 
 
+def resolve_scheduler(spec_text: str) -> tuple[SchedulerKind, Any]:
+    """A scheduler's kind and checked options.
+
+    Raises:
+        UnknownName: no scheduler of this name; the message lists the known ones.
+        UsageError: an option that the scheduler does not have, or a value it cannot use.
+    """
+    spec = parse_spec(spec_text)
+    kind: SchedulerKind = SCHEDULERS.load(spec.name)
+    return kind, parse_options(spec.name, spec.options, kind.options)
+
+
 def make_plan(spec_text: str, trace: Trace, link: Link) -> Plan:
     """The plan of a scheduler given as `name` or `name:key=value,...`.
 
@@ -66,7 +78,6 @@ def make_plan(spec_text: str, trace: Trace, link: Link) -> Plan:
         >>> len(make_plan("wfbp", trace, link).messages)
         2
     """
-    spec = parse_spec(spec_text)
-    kind: SchedulerKind = SCHEDULERS.load(spec.name)
-    options: Any = parse_options(spec.name, spec.options, kind.options)
-    return msgspec.structs.replace(kind.plan(trace, link, options), scheduler=str(spec))
+    kind, options = resolve_scheduler(spec_text)
+    plan = kind.plan(trace, link, options)
+    return msgspec.structs.replace(plan, scheduler=str(parse_spec(spec_text)))

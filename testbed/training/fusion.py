@@ -36,10 +36,6 @@ class Fusion:
             for tensor in dict.fromkeys(part.tensor for part in message.parts):
                 self.messages_of[tensor].append(number)
 
-    def is_fused(self, number: int) -> bool:
-        """Whether the message has a buffer of its own."""
-        return self._buffers[number] is not None
-
     def put(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
         """The gradient of a tensor is ready: copy its share into the message's buffer."""
         buffer = self._buffers[number]

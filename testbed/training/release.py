@@ -14,7 +14,7 @@ class InOrderRelease:
 
     Example:
         >>> release = InOrderRelease([2, 0, 1])
-        >>> release.ready(0), release.ready(2), release.rest()
+        >>> release.ready(0), release.ready(2), release.ready(1)
         ([], [2, 0], [1])
     """
 
@@ -22,7 +22,6 @@ class InOrderRelease:
         self._order = tuple(order)
         self._is_ready = [False] * len(self._order)
         self._next = 0
-        self._seen: list[int] = []
 
     def ready(self, item: int) -> list[int]:
         """The item is ready; returns what may leave now, in order.
@@ -33,20 +32,7 @@ class InOrderRelease:
         if self._is_ready[item]:
             raise ValueError(f"item {item} is ready for the second time")
         self._is_ready[item] = True
-        self._seen.append(item)
         start = self._next
         while self._next < len(self._order) and self._is_ready[self._order[self._next]]:
             self._next += 1
         return list(self._order[start : self._next])
-
-    def rest(self) -> list[int]:
-        """What has not left yet, in order."""
-        return list(self._order[self._next :])
-
-    def is_ready(self, item: int) -> bool:
-        """Whether the item was ready."""
-        return self._is_ready[item]
-
-    def observed(self) -> list[int]:
-        """The order in which items became ready, then those that never did."""
-        return self._seen + [i for i in self._order if not self._is_ready[i]]

@@ -103,3 +103,28 @@ def test_cuda_tensors_travel_and_come_back() -> None:
         backend.submit(Request(Verb.SUM, tensor, key="w", step=step)).wait()
         assert torch.equal(tensor, expected)
     backend.close()
+
+
+def test_a_spread_goes_on_from_what_the_fold_left() -> None:
+    hub = InprocHub(2)
+    results: list[list[float]] = [[], []]
+
+    def rank(number: int) -> None:
+        group = Group(number, 2, hub.member(number), deadline_s=WAIT_S)
+        copier = RecordingCopier()
+        copier.may_arrive.set()
+        inner = LOOPBACK.open(group, LOOPBACK.options())
+        backend = StagedBackend(inner, copier, "cpu", WAIT_S)
+        tensor = torch.full((6,), float(number + 1))
+        # Both halves are submitted at once, as a schedule in halves does.
+        backend.submit(Request(Verb.FOLD, tensor, key="w"))
+        backend.submit(Request(Verb.SPREAD, tensor, key="w")).wait()
+        results[number] = tensor.tolist()
+        backend.close()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[3.0] * 6] * 2
