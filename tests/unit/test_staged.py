@@ -116,8 +116,8 @@ def test_a_spread_goes_on_from_what_the_fold_left() -> None:
         inner = LOOPBACK.open(group, LOOPBACK.options())
         backend = StagedBackend(inner, copier, "cpu", WAIT_S)
         tensor = torch.full((6,), float(number + 1))
-        # Both halves are submitted at once, as a schedule in halves does.
-        backend.submit(Request(Verb.FOLD, tensor, key="w"))
+        # The device still holds this rank's own values: copied down again, they would replace sums.
+        backend.submit(Request(Verb.FOLD, tensor, key="w")).wait()
         backend.submit(Request(Verb.SPREAD, tensor, key="w")).wait()
         results[number] = tensor.tolist()
         backend.close()
