@@ -22,6 +22,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     workload: str = "digits-cnn"
     backend: str = "mpi-ring"
     workers: int = 2
+    cluster: str | None = None
     scheduler: str = "wfbp"
     trace: str | None = None
     link: str | None = None

@@ -10,6 +10,7 @@ import re
 from testbed.errors import UsageError
 
 _SIZE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_RATE_BPS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIME_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -42,6 +43,22 @@ def format_bytes(num_bytes: float) -> str:
             break
         value, unit = value / 1024, bigger
     return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second of a rate such as `10gbit`, `100mbit`; suffixes are powers of ten.
+
+    Raises:
+        UsageError: the text is no rate.
+
+    Example:
+        >>> parse_rate("10gbit"), parse_rate("2.5mbit")
+        (10000000000.0, 2500000.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"rate is {text!r}; expected bits per second such as 10gbit or 100mbit")
+    return float(match[1]) * _RATE_BPS[match[2].lower()]
 
 
 def parse_seconds(text: str) -> float:

@@ -37,6 +37,8 @@ class Workload:
         learning_rate: a rate at which the workload trains well with `optimizer`.
         momentum: momentum that belongs to `learning_rate`.
         weight_decay: weight decay that belongs to `learning_rate`.
+        on_resume: called when training goes on after it stood waiting for messages; for workloads
+            that keep a clock of their own. None = nobody asks.
         data: where the samples come from, for the table; `synthetic ...` if they are made up.
         name: filled in by the loader.
     """
@@ -50,6 +52,7 @@ class Workload:
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 0.0
+    on_resume: Callable[[], None] | None = None
     data: str = "user's own"
     name: str = ""
 
@@ -66,6 +69,8 @@ class WorkloadKind:
         options: names and defaults of the options that `name:key=value` may set.
         num_parameters: the published count at default options, if there is one.
         probe: None when usable here, else (reason, what to install).
+        stretches: its compute is spent as waiting and can be stretched: `build` also gets
+            `dilation=`, how many times slower than the real thing it is to run.
     """
 
     name: str
@@ -74,3 +79,4 @@ class WorkloadKind:
     options: dict[str, Any] = field(default_factory=dict)
     num_parameters: int | None = None
     probe: Callable[[], tuple[str, str] | None] = lambda: None
+    stretches: bool = False

@@ -20,7 +20,9 @@ from testbed.workload import Samples, Workload, WorkloadKind
 Batch = tuple[torch.Tensor, ...]
 
 
-def load_workload(spec_text: str, *, seed: int, data_dir: str | None = None) -> Workload:
+def load_workload(
+    spec_text: str, *, seed: int, data_dir: str | None = None, dilation: float = 1.0
+) -> Workload:
     """The workload that a specification names, complete and ready to train.
 
     Torch's global generator is seeded just before the model is built, so that equal seeds give
@@ -31,6 +33,7 @@ def load_workload(spec_text: str, *, seed: int, data_dir: str | None = None) -> 
             `file.py:function:key=value,...`.
         seed: of the initial weights and of synthetic samples.
         data_dir: folder of the data set; None = synthetic, or what comes with the workload.
+        dilation: how many times slower than the real thing its compute is to run.
 
     Returns:
         The workload with its name, loss and `num_correct` filled in and its data as `Samples`.
@@ -46,8 +49,9 @@ def load_workload(spec_text: str, *, seed: int, data_dir: str | None = None) -> 
         ('digits-mlp:hidden=32', 1437, 32)
     """
     own = parse_own_model(spec_text)
+    check_dilation(spec_text, dilation)
     workload = (
-        _build_registered(spec_text, seed, data_dir)
+        _build_registered(spec_text, seed, data_dir, dilation)
         if own is None
         else _build_own(own, seed, data_dir)
     )
@@ -67,7 +71,25 @@ def workload_availability(name: str) -> tuple[str, str] | None:
     return kind.probe()
 
 
-def _build_registered(spec_text: str, seed: int, data_dir: str | None) -> Workload:
+def check_dilation(spec_text: str, dilation: float) -> None:
+    """Refuse to stretch what cannot be stretched.
+
+    Raises:
+        UsageError: the workload really computes; its compute takes as long as it takes.
+    """
+    if dilation == 1:
+        return
+    if parse_own_model(spec_text) is None:
+        kind: WorkloadKind = WORKLOADS.load(parse_spec(spec_text).name)
+        if kind.stretches:
+            return
+    raise UsageError(
+        f"dilation is {dilation:g}, but workload {spec_text!r} really computes and cannot be made "
+        "slower; replay a recorded trace of it, or use dilation=1"
+    )
+
+
+def _build_registered(spec_text: str, seed: int, data_dir: str | None, dilation: float) -> Workload:
     spec = parse_spec(spec_text)
     kind: WorkloadKind = WORKLOADS.load(spec.name)
     lack = kind.probe()
@@ -75,7 +97,8 @@ def _build_registered(spec_text: str, seed: int, data_dir: str | None) -> Worklo
         raise Unavailable("workload", spec.name, *lack)
     options = kind_options(kind, spec.options)
     torch.manual_seed(seed)
-    return kind.build(**options, data_dir=data_dir, seed=seed)
+    stretch = {"dilation": dilation} if kind.stretches else {}
+    return kind.build(**options, **stretch, data_dir=data_dir, seed=seed)
 
 
 def _build_own(own: OwnModel, seed: int, data_dir: str | None) -> Workload:

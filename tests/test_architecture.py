@@ -25,13 +25,15 @@ ALLOWED = {
     "scheduling": BASE | {"prediction", "statistics"},
     "records": BASE | {"prediction"},
     "control": BASE,
+    "cluster": BASE,
+    "compression": BASE,
     "backends": BASE | {"control"},
     "models": BASE,
     "training": BASE | PROTOCOLS | {"records", "statistics", "scheduling", "prediction"},
     "profiling": BASE | PROTOCOLS | {"prediction", "statistics", "training"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
-    | {"scheduling", "prediction", "workloads", "own_model"},
+    | {"scheduling", "prediction", "workloads", "own_model", "cluster"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol"},
     "microbench": BASE

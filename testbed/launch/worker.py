@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Group
+from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
@@ -169,7 +170,12 @@ def place_device(device: str, local_rank: int) -> str:
 
 
 def _build(config: RunConfig) -> Workload:
-    return load_workload(config.workload, seed=config.seed, data_dir=config.data)
+    return load_workload(
+        config.workload,
+        seed=config.seed,
+        data_dir=config.data,
+        dilation=dilation_of(config.cluster),
+    )
 
 
 def _work(

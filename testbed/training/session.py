@@ -58,6 +58,7 @@ class Session:
             on rank 0; None = the given plan stays (without a plan: wait-free backpropagation).
         patience_s: how long to wait for a gradient when all ranks have been fast so far.
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
+        on_resume: called whenever training goes on after it stood waiting for a message.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class Session:
         replan: Replan | None = None,
         patience_s: float = 10.0,
         check_finite: bool = True,
+        on_resume: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
         self.events: list[Event] = []
         self._control = control
         self._optimizer = optimizer
-        self._waiter = Waiter(control, patience_s)
+        self._waiter = Waiter(control, patience_s, on_resume)
         self._check_finite = check_finite
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._sending = True

@@ -101,6 +101,7 @@ def train(run: Run, workload: Workload) -> Outcome:
         replan=run.replan,
         patience_s=0.8 * run.config.deadline,
         check_finite=replica.scaler is None,
+        on_resume=workload.on_resume,
     )
     torch.manual_seed(worker_seed(run.config.seed, run.rank))
     outcome = _Loop(run, replica, session, order, total).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from testbed.backends.protocol import Work
 from testbed.control.protocol import Control
@@ -17,9 +18,13 @@ class Waiter:
     Args:
         control: told what this rank waits for; asked what the others do.
         patience_s: how long to wait for a message when all ranks have been fast so far.
+        on_resume: called after every wait for a message that was not there yet.
     """
 
-    def __init__(self, control: Control, patience_s: float) -> None:
+    def __init__(
+        self, control: Control, patience_s: float, on_resume: Callable[[], None] | None = None
+    ) -> None:
+        self._on_resume = on_resume
         self.step = 0
         self.first = True
         self.staleness: int | None = None
@@ -38,7 +43,8 @@ class Waiter:
             RankLost: a rank was lost.
             DeadlineExceeded: all ranks are alive, but somebody did not come; says what each does.
         """
-        if not work.done():
+        late = not work.done()
+        if late:
             self._control.set_state(f"waiting for the exchange of {name!r} in step {self.step}")
         before_s = time.perf_counter()
         # A rank that computes for long is no rank that hangs: what was slow may be slow again.
@@ -50,6 +56,8 @@ class Waiter:
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{error}; {self._control.describe()}") from error
         waited_s = time.perf_counter() - before_s
+        if late and self._on_resume is not None:
+            self._on_resume()
         self._waited_s += waited_s
         self._step_waited_s += waited_s
         if result.staleness is not None:
