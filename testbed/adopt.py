@@ -5,15 +5,27 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from pathlib import Path
 
+import msgspec
 import torch
 
+from testbed.backends.protocol import Backend, Group
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.launch.join import assign_role, join, open_backend, resolve_backend, who_am_i
+from testbed.launch.planning import group_for
+from testbed.prediction.files import load_link, load_trace
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import make_plan, resolve_scheduler
+from testbed.training.agreement import AGREE_S
+from testbed.training.plans import Replan, replanner
 from testbed.training.session import Session
 
 LEAVE_S = 3600.0
+
+Measured = tuple[str | Path, str | Path]
+"""Files with the trace and the link that a plan is made from."""
 
 
 def distribute(
@@ -21,21 +33,34 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     backend: str = "mpi-ring",
     *,
+    scheduler: str = "wfbp",
+    trace: str | Path | None = None,
+    link: str | Path | None = None,
     deadline_s: float = 10.0,
     patience_s: float = 600.0,
     interface: str | None = None,
 ) -> Session:
     """Make an ordinary training loop data-parallel; start the script under mpirun or torchrun.
 
-    Gradients leave during `loss.backward()`; `optimizer.step()` waits until they are means over the
-    workers. Rank 0's parameters and buffers replace those of the others at once. The rest of the
-    loop stays as it is; give each rank its own samples (`session.backend.rank` of
-    `session.backend.size`). When the process ends the session ends with it, or call `close()`.
+    Gradients leave during `loss.backward()`, when the scheduler says so; `optimizer.step()` waits
+    until they are means over the workers. Rank 0's parameters and buffers replace those of the
+    others at once. The rest of the loop stays as it is; give each rank its own samples
+    (`session.backend.rank` of `session.backend.size`). When the process ends the session ends with
+    it, or call `close()`.
+
+    With a scheduler that crosses the iteration (`dear`, `pace`, `bytescheduler`, `p3`)
+    `optimizer.step()` does not wait: each layer is updated just before it is called again. A
+    `state_dict()` sees to what is pending by itself; whoever reads parameters without calling their
+    layers calls `session.flush()` before.
 
     Args:
         model: built alike on all ranks.
         optimizer: of the model's parameters.
         backend: `name[:key=value,...]`, as on the command line.
+        scheduler: `name[:key=value,...]`, as on the command line.
+        trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
+            `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.
+        link: file of `testbed comm --fit -o`, which goes with the trace.
         deadline_s: a lost rank raises `RankLost` on all others within this time.
         patience_s: how long a rank that is alive may take between two steps (evaluating, saving)
             before the others give up on it.
@@ -45,13 +70,14 @@ def distribute(
         The session: `synchronize()` before clipping, `accumulating()` for gradient accumulation.
 
     Raises:
-        UnknownName, UsageError, Unavailable: the backend cannot be used.
-        UsageError: it needs server processes of its own, which a script cannot become.
+        UnknownName, UsageError, Unavailable: the backend or the scheduler cannot be used.
+        UsageError: the backend needs server processes of its own, which a script cannot become;
+            the scheduler needs a trace and a link; or they are of another model.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> session = distribute(model, optimizer, backend="gloo")
+        >>> session = distribute(model, optimizer, backend="gloo", scheduler="dear")
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
         >>> session.close()
     """
@@ -61,11 +87,26 @@ def distribute(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
             "every rank; use servers=colocated, or `testbed run --workload my_model.py:build`"
         )
+    measured = _measured(scheduler, trace, link)
     role = assign_role(who_am_i(), kind, options, None)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     group = join(role, interface=interface, deadline_s=deadline_s, device=str(device))
-    opened = open_backend(role, group)
-    session = Session(model, optimizer, opened, group.control, patience_s=patience_s)
+    opened: Backend | None = None
+    try:
+        plan, replan = _plan(scheduler, model, measured, group)
+        opened = open_backend(role, group_for(plan, group))
+        session = Session(
+            *(model, optimizer, opened, group.control),
+            plan=plan,
+            replan=replan,
+            patience_s=patience_s,
+        )
+    except BaseException as error:  # the others must hear of it, whatever it is
+        group.control.report_failure(f"it failed to start with {type(error).__name__}: {error}")
+        if opened is not None:
+            opened.close()
+        group.control.close()
+        raise
 
     def leave() -> None:
         # A rank that is done early keeps its colocated server up for the others.
@@ -77,6 +118,41 @@ def distribute(
     session.on_close(leave)
     atexit.register(_end, session, group.control)
     return session
+
+
+def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None) -> Measured | None:
+    """The files with the times that the plan is made from; None = it is made from sizes alone."""
+    if trace is not None and link is not None:
+        return trace, link
+    how = (
+        "record them with `testbed profile --workload my_model.py:build -o trace.json` and "
+        "`testbed comm --fit --backend B --workers N -o link.json`"
+    )
+    if trace is not None or link is not None:
+        given, lacking = ("trace", "link") if link is None else ("link", "trace")
+        raise UsageError(f"{given}= was given without {lacking}=; expected both or neither; {how}")
+    if resolve_scheduler(scheduler)[0].needs_profile:
+        raise UsageError(
+            f"scheduler {scheduler!r} plans from times and was given none; expected trace= and "
+            f"link=; {how}, or use a scheduler without (wfbp, bucket, dear, bytescheduler)"
+        )
+    return None
+
+
+def _plan(
+    scheduler: str, model: torch.nn.Module, measured: Measured | None, group: Group
+) -> tuple[Plan, Replan | None]:
+    """The first step's plan, and how to make it anew from the order of that step's gradients."""
+    if measured is None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        replan = replanner(scheduler, named)
+        return replan([name for name, _ in reversed(named)]), replan
+    mine = b""
+    if group.rank == 0:
+        trace, link = (Path(file) for file in measured)
+        mine = msgspec.json.encode(make_plan(scheduler, load_trace(trace), load_link(link)))
+    shared = group.control.all_gather("plan", mine, AGREE_S, members=group.size)[0]
+    return msgspec.json.decode(shared, type=Plan), None
 
 
 def _end(session: Session, control: Control) -> None:

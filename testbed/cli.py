@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
+from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
 from testbed.commands.list import list_parts
 from testbed.commands.profile import profile
@@ -35,6 +36,7 @@ def make_app() -> typer.Typer:
     app.command()(report)
     app.command(name="list")(list_parts)
     app.command()(comm)
+    app.command()(cluster)
     app.command()(profile)
     app.command()(simulate)
     return app

@@ -2,8 +2,8 @@
 
 A part is loaded only when somebody asks for it, so that a missing library of one part never
 hinders another. Entry-point groups: `testbed.backends`, `testbed.schedulers`,
-`testbed.workloads`; the value is the same object that the project's own modules hold
-(`BackendKind`, `SchedulerKind`, `WorkloadKind`).
+`testbed.compressors`, `testbed.workloads`; the value is the same object that the project's own
+modules hold (`BackendKind`, `SchedulerKind`, `CompressorKind`, `WorkloadKind`).
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ BACKENDS = Registry(
         "mpi": "testbed.backends.mpi:MPI_LIBRARY",
         "gloo": "testbed.backends.torch_groups:GLOO",
         "nccl": "testbed.backends.torch_groups:NCCL",
+        "peer": "testbed.backends.peer:PEER",
     },
     "testbed.backends",
 )
@@ -86,6 +87,7 @@ WORKLOADS = Registry(
         "resnet101": "testbed.models.resnet:RESNET101",
         "resnet152": "testbed.models.resnet:RESNET152",
         "vgg16": "testbed.models.vgg:VGG16",
+        "densenet161": "testbed.models.densenet:DENSENET161",
         "densenet201": "testbed.models.densenet:DENSENET201",
         "inception-v4": "testbed.models.inception_v4:INCEPTION_V4",
         "googlenet": "testbed.models.googlenet:GOOGLENET",
@@ -93,6 +95,7 @@ WORKLOADS = Registry(
         "bert-base": "testbed.models.transformer:BERT_BASE",
         "bert-large": "testbed.models.transformer:BERT_LARGE",
         "gpt2": "testbed.models.transformer:GPT2",
+        "replay": "testbed.replay.workload:REPLAY",
     },
     "testbed.workloads",
 )
@@ -115,4 +118,38 @@ SCHEDULERS = Registry(
         "auto": "testbed.scheduling.auto:AUTO",
     },
     "testbed.schedulers",
+)
+
+COMPRESSORS = Registry(
+    "compressor",
+    {
+        "none": "testbed.compression.kinds:NONE",
+        "fp16": "testbed.compression.kinds:FP16",
+        "bf16": "testbed.compression.kinds:BF16",
+        "topk": "testbed.compression.kinds:TOPK",
+        "topk-sampled": "testbed.compression.kinds:TOPK_SAMPLED",
+        "randomk": "testbed.compression.kinds:RANDOMK",
+        "threshold": "testbed.compression.kinds:THRESHOLD",
+        "dgc": "testbed.compression.kinds:DGC",
+        "gtopk": "testbed.compression.kinds:GTOPK",
+        "oktopk": "testbed.compression.kinds:OKTOPK",
+        "sign": "testbed.compression.kinds:SIGN",
+        "ef-sign": "testbed.compression.kinds:EF_SIGN",
+        "onebit": "testbed.compression.kinds:ONEBIT",
+        "qsgd": "testbed.compression.kinds:QSGD",
+        "terngrad": "testbed.compression.kinds:TERNGRAD",
+        "natural": "testbed.compression.kinds:NATURAL",
+        "powersgd": "testbed.compression.kinds:POWERSGD",
+        "acp-sgd": "testbed.compression.kinds:ACP_SGD",
+        "ef": "testbed.compression.kinds:EF",
+        "warmup": "testbed.compression.kinds:WARMUP",
+        "by-size": "testbed.compression.kinds:BY_SIZE",
+    },
+    "testbed.compressors",
+)
+
+STUDIES = Registry(
+    "study",
+    {"paper-shapes": "testbed.published.study:PAPER_SHAPES"},
+    "testbed.studies",
 )

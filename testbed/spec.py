@@ -1,4 +1,7 @@
-"""Part specifications: `name` or `name:key=value,...`, on the command line and in recipes."""
+"""Part specifications: `name` or `name:key=value,...`, on the command line and in recipes.
+
+A part may say that one of its options can be given without its key: `replay:resnet50-v100`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,18 @@ from testbed.errors import UsageError
 
 T = TypeVar("T")
 
+# Metadata of the field of an options dataclass that a first value without a key sets.
+BARE_OPTION: Mapping[str, Any] = types.MappingProxyType({"bare": True})
+
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A part's name and its options as text, not yet checked against the part."""
+    """A part's name and its options as text, not yet checked against the part.
+
+    A first option that was given without its key has the key "".
+    """
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -27,27 +36,31 @@ class PartSpec:
     def __str__(self) -> str:
         if not self.options:
             return self.name
-        return f"{self.name}:" + ",".join(f"{k}={v}" for k, v in self.options.items())
+        pieces = [f"{key}={value}" if key else value for key, value in self.options.items()]
+        return f"{self.name}:" + ",".join(pieces)
 
 
 def parse_spec(text: str) -> PartSpec:
     """The name and options of one part.
 
     Raises:
-        UsageError: an option is not `key=value`.
+        UsageError: an option other than the first is not `key=value`.
 
     Example:
         >>> parse_spec("zmq-ps:servers=dedicated:2,consistency=ssp:4").options["consistency"]
         'ssp:4'
+        >>> parse_spec("peer:ddp,bucket_mib=10").options
+        {'': 'ddp', 'bucket_mib': '10'}
     """
     name, _, rest = text.strip().partition(":")
     options: dict[str, str] = {}
-    for piece in filter(None, rest.split(",")):
+    for number, piece in enumerate(filter(None, rest.split(","))):
         key, equals, value = piece.partition("=")
+        if not equals and number == 0:
+            options[""] = piece.strip()
+            continue
         if not equals or not key.strip():
-            raise UsageError(
-                f"option {piece!r} of {name!r} is not key=value; write {name}:key=value,..."
-            )
+            raise _not_key_value(name, piece)
         options[key.strip()] = value.strip()
     if not name:
         raise UsageError(f"part {text!r} has no name; write name or name:key=value,...")
@@ -79,15 +92,22 @@ def parse_options(part: str, options: Mapping[str, str], into: type[T]) -> T:
         UsageError: an unknown option (the known ones are listed), or a value of the wrong kind.
     """
     fields = {f.name: f for f in dataclasses.fields(into)}  # type: ignore[arg-type]
+    bare = next((f.name for f in fields.values() if BARE_OPTION.items() <= f.metadata.items()), "")
     hints = typing.get_type_hints(into)
     values: dict[str, Any] = {}
     for key, text in options.items():
-        name = key.replace("-", "_")
+        name = key.replace("-", "_") or bare
+        if not name:
+            raise _not_key_value(part, text)
         if name not in fields:
             known = ", ".join(sorted(fields)) or "none"
             raise UsageError(f"{part!r} has no option {key!r}; known options: {known}")
         values[name] = _convert(part, name, text, hints[name])
     return into(**values)
+
+
+def _not_key_value(part: str, piece: str) -> UsageError:
+    return UsageError(f"option {piece!r} of {part!r} is not key=value; write {part}:key=value,...")
 
 
 def _convert(part: str, key: str, text: str, kind: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,10 @@ class Workload:
         weight_decay: weight decay that belongs to `learning_rate`.
         on_resume: called when training goes on after it stood waiting for messages; for workloads
             that keep a clock of their own. None = nobody asks.
+        for_values: called before the workload is computed only for its values (the single-process
+            reference): from then on it need not take its time, and gradients must be memory of
+            their own. None = nothing to tell.
+        recorded: what it replays, as recorded (`prediction.Trace`); None = it really computes.
         data: where the samples come from, for the table; `synthetic ...` if they are made up.
         name: filled in by the loader.
     """
@@ -53,6 +57,8 @@ class Workload:
     momentum: float = 0.9
     weight_decay: float = 0.0
     on_resume: Callable[[], None] | None = None
+    for_values: Callable[[], None] | None = None
+    recorded: object = None
     data: str = "user's own"
     name: str = ""
 
@@ -71,6 +77,8 @@ class WorkloadKind:
         probe: None when usable here, else (reason, what to install).
         stretches: its compute is spent as waiting and can be stretched: `build` also gets
             `dilation=`, how many times slower than the real thing it is to run.
+        bare_option: the option that `name:value` sets; None = every option is `key=value`.
+        check: refuses options that only building would find wrong, before any process is started.
     """
 
     name: str
@@ -80,3 +88,5 @@ class WorkloadKind:
     num_parameters: int | None = None
     probe: Callable[[], tuple[str, str] | None] = lambda: None
     stretches: bool = False
+    bare_option: str | None = None
+    check: Callable[[Mapping[str, Any]], None] = lambda options: None

@@ -14,7 +14,7 @@ from testbed.errors import Unavailable, UsageError
 from testbed.models.samples import DatasetSamples, TensorSamples
 from testbed.own_model import OwnModel, build_own_model, parse_own_model
 from testbed.registry import WORKLOADS
-from testbed.spec import parse_options, parse_spec
+from testbed.spec import BARE_OPTION, parse_options, parse_spec
 from testbed.workload import Samples, Workload, WorkloadKind
 
 Batch = tuple[torch.Tensor, ...]
@@ -113,10 +113,16 @@ def kind_options(kind: WorkloadKind, given: Mapping[str, str]) -> dict[str, Any]
         UsageError: an unknown option (the known ones are listed), or a value of the wrong kind.
     """
     fields = [
-        (name, str | None if default is None else type(default), field(default=default))
+        (
+            name,
+            str | None if default is None else type(default),
+            field(default=default, metadata=BARE_OPTION if name == kind.bare_option else None),
+        )
         for name, default in kind.options.items()
     ]
-    return dict(vars(parse_options(kind.name, given, make_dataclass("Options", fields))))
+    options = dict(vars(parse_options(kind.name, given, make_dataclass("Options", fields))))
+    kind.check(options)
+    return options
 
 
 def _complete(workload: Workload, name: str) -> Workload:

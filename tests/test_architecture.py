@@ -30,17 +30,20 @@ ALLOWED = {
     "backends": BASE | {"control"},
     "models": BASE,
     "training": BASE | PROTOCOLS | {"records", "statistics", "scheduling", "prediction"},
-    "profiling": BASE | PROTOCOLS | {"prediction", "statistics", "training"},
+    "profiling": BASE | PROTOCOLS | {"prediction", "statistics", "training", "models"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
     | {"scheduling", "prediction", "workloads", "own_model", "cluster"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol"},
     "microbench": BASE
-    | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"},
+    | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"}
+    | {"cluster"},
+    "replay": BASE | {"prediction", "models.samples"},
     "workloads": BASE | {"models", "own_model"},
     "own_model": BASE | {"workloads"},
-    "adopt": BASE | {"control.protocol", "launch", "training"},
+    "adopt": BASE | PROTOCOLS | {"launch", "training", "scheduling", "prediction"},
+    "published": BASE | {"prediction", "scheduling", "sweeping"},
     "recipes": BASE | {"sweeping"},
 }
 EVERYTHING = {"commands", "cli", "__main__", "__init__"}

@@ -8,11 +8,15 @@ share) or, when opened with `order=priority`, in the order that rank 0 decides a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from testbed.control.protocol import Control
 from testbed.nouns import Capabilities, Combined, Event, Request, Traffic
+
+if TYPE_CHECKING:
+    import torch
 
 Order = Literal["fifo", "priority"]
 
@@ -70,6 +74,39 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Peer(Protocol):
+    """A backend that is another framework: gradients are exchanged by its own hooks, not by plan.
+
+    Its verbs serve what surrounds the training: equal starts, and measuring the link.
+    """
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model with the framework's hooks, to be called instead of it; collective."""
+        ...
+
+    def hold_back(self) -> AbstractContextManager[None]:
+        """Within it, backward passes only add to the gradients."""
+        ...
+
+    def count_step(self) -> None:
+        """A step's gradients were exchanged: count their bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnSchedule:
+    """How a peer exchanges gradients.
+
+    Attributes:
+        name: what tables show as its scheduler.
+        like: the scheduler that describes it best, for predictions.
+    """
+
+    name: str
+    like: str
+
+
 @dataclass(frozen=True)
 class Group:
     """The job as one rank sees it: given to a backend when it is opened.
@@ -83,6 +120,9 @@ class Group:
         address: the job's own interface on this machine: the only one to bind to.
         token: secret of the job; frames that lack it are refused.
         deadline_s: how long any wait may take.
+        latency_s: real seconds that every exchange waits before it starts, where an emulated
+            network cannot delay packets itself (see `delayed`); 0 = none.
+        jitter_s: largest deviation from them.
         name: what this opened backend calls itself on the control plane; unique within the job.
         order: how a channel picks its next request.
         num_channels: channels that will be used.
@@ -105,6 +145,8 @@ class Group:
     credit_bytes: int | None = None
     device: str = "cpu"
     hosts: tuple[str, ...] = ()
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
     name: str = "backend"
 
 
@@ -124,6 +166,7 @@ class BackendKind:
         serve: what such a process runs until the workers have left.
         consistency: what these options promise: `bsp`, `ssp:<staleness>`, `async` or `none`.
         device_types: where its tensors live; others are staged through host memory.
+        schedule: how it exchanges gradients by itself; None = it carries out any plan.
         bus_factor: busbw / algbw of a sum over n workers; None = not defined (see `comm`).
     """
 
@@ -136,6 +179,7 @@ class BackendKind:
     in_process: bool = False
     num_servers: Callable[[object], int] = lambda options: 0
     serve: Callable[[Group, object], None] | None = None
+    schedule: Callable[[object], OwnSchedule | None] = lambda options: None
     bus_factor: Callable[[int], float] = field(default=lambda n: 2 * (n - 1) / n)
     consistency: Callable[[object], str] = lambda options: "bsp"
     device_types: frozenset[str] = frozenset({"cpu"})

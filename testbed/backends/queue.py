@@ -3,6 +3,9 @@
 `fifo`: the order of submission. `priority`: rank 0 picks the most urgent request that it has,
 announces it on the control plane, and every rank (rank 0 too) runs what was announced, in the
 announced order. Ranks become ready at different times, so a local pick would differ and deadlock.
+
+Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
+older ones end before it can submit the younger one that would be picked.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ class RequestQueue:
         credit = self._group.credit_bytes
         if not free or (chosen and (credit is None or sum(chosen.values()) >= credit)):
             return None
-        urgent = min(free, key=lambda w: w.request.priority)
+        urgent = min(free, key=lambda w: (w.request.step, w.request.priority))
         chosen[_identity(urgent)] = urgent.request.num_bytes
         return msgspec.msgpack.encode((channel, *_identity(urgent)))
 

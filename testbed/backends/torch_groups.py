@@ -213,7 +213,8 @@ def _open_store(group: Group) -> Any:
     return store
 
 
-def _make_gloo(group: Group, store: Any) -> Any:
+def make_gloo(group: Group, store: Any) -> Any:
+    """Gloo's process group of one channel, bound to the job's own interface."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
     options._timeout = timedelta(seconds=LIBRARY_S)
@@ -228,7 +229,7 @@ def _make_nccl(group: Group, store: Any) -> Any:
 
 
 def _open_gloo(group: Group, options: object) -> TorchBackend:
-    return TorchBackend(group, "gloo", "cpu", _make_gloo)
+    return TorchBackend(group, "gloo", "cpu", make_gloo)
 
 
 def _open_nccl(group: Group, options: object) -> TorchBackend:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from testbed.cluster.changes import Change, parse_changes
 from testbed.errors import UsageError
 from testbed.spec import parse_options, parse_spec
 from testbed.units import parse_rate, parse_seconds
+
+MAX_NODES = 250
+
+Direction = Literal["up", "down"]
+Mechanism = Literal["netem", "injected"]
 
 
 @dataclass(frozen=True)
@@ -14,37 +23,124 @@ class ClusterSpec:
     """An emulated cluster; rates and times are those of the cluster that is emulated.
 
     Attributes:
-        nodes: hosts, each in namespaces of its own.
+        nodes: hosts, each in namespaces of its own, numbered from 1.
         rate: of each node's link, each direction, as `10gbit`.
         dilation: how many times slower everything happens here than on the emulated cluster.
         latency: of a message, one way, as `50us`.
+        jitter: the latency varies by up to so much in both directions.
+        loss: share of packets that are lost, as `0.1%`; needs netem.
+        latency_by: `netem` or `injected`; None = netem where the kernel has it.
         ranks_per_node: worker processes on each node.
+        change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
+        links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
+            or `rate.3=1gbit` for both.
     """
 
     nodes: int = 4
     rate: str = "10gbit"
     dilation: float = 1.0
     latency: str = "0"
+    jitter: str = "0"
+    loss: str = "0"
+    latency_by: Mechanism | None = None
     ranks_per_node: int = 1
+    change: str = ""
+    links: tuple[tuple[Direction, int, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("nodes", "dilation", "ranks_per_node"):
             value = getattr(self, name)
             if not value > 0:
                 raise UsageError(f"cluster: {name} is {value}; expected a number above 0")
-        if not self.rate_bps > 0:
-            raise UsageError(f"cluster: rate is {self.rate!r}; expected a rate such as 10gbit")
-        parse_seconds(self.latency)
+        if self.nodes > MAX_NODES:
+            raise UsageError(f"cluster: nodes is {self.nodes}; expected at most {MAX_NODES}")
+        for text in (self.rate, *(rate for _, _, rate in self.links)):
+            if not parse_rate(text) > 0:
+                raise UsageError(f"cluster: rate is {text!r}; expected a rate such as 10gbit")
+        for node in [*(n for _, n, _ in self.links), *(c.node for c in self.changes if c.node)]:
+            if not 1 <= node <= self.nodes:
+                raise UsageError(f"cluster: node is {node}; expected 1 .. {self.nodes}")
+        if self.jitter_s > self.latency_s:
+            raise UsageError(
+                f"cluster: jitter is {self.jitter} and latency {self.latency}; expected no more "
+                "jitter than latency, or messages would arrive before they leave"
+            )
+        if not 0 <= self.loss_share < 1:
+            raise UsageError(f"cluster: loss is {self.loss!r}; expected a share such as 0.1%")
+        if self.loss_share and self.latency_by == "injected":
+            raise UsageError("cluster: loss needs netem, and latency_by is 'injected'")
 
     @property
     def rate_bps(self) -> float:
-        """Bits per second of each node's link, as emulated."""
+        """Bits per second of a node's link, as emulated, where no other is given."""
         return parse_rate(self.rate)
 
     @property
     def latency_s(self) -> float:
         """Seconds that a message travels one way, as emulated."""
         return parse_seconds(self.latency)
+
+    @property
+    def jitter_s(self) -> float:
+        """Largest deviation from the latency, as emulated."""
+        return parse_seconds(self.jitter)
+
+    @property
+    def loss_share(self) -> float:
+        """Share of packets that are lost."""
+        try:
+            return float(self.loss.removesuffix("%")) / (100 if self.loss.endswith("%") else 1)
+        except ValueError:
+            raise UsageError(
+                f"cluster: loss is {self.loss!r}; expected a share such as 0.1%"
+            ) from None
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes while it runs, in the order of their times."""
+        return parse_changes(self.change)
+
+    @property
+    def places(self) -> int:
+        """Processes that the nodes take together."""
+        return self.nodes * self.ranks_per_node
+
+    def link_bps(self, node: int, direction: Direction) -> float:
+        """Bits per second of one direction of a node's link, as emulated.
+
+        Example:
+            >>> spec = parse_cluster("nodes=2,rate=1gbit,up.2=100mbit")
+            >>> spec.link_bps(2, "up"), spec.link_bps(2, "down")
+            (100000000.0, 1000000000.0)
+        """
+        own = {(d, n): rate for d, n, rate in self.links}
+        return parse_rate(own.get((direction, node), self.rate))
+
+    def kernel_bps(self, node: int, direction: Direction) -> float:
+        """Bits per second that the kernel is set to: the emulated rate over the dilation."""
+        return self.link_bps(node, direction) / self.dilation
+
+    @property
+    def slowest_kernel_bps(self) -> float:
+        """The kernel's rate of the slowest direction of any link."""
+        ways: tuple[Direction, ...] = ("up", "down")
+        return min(self.kernel_bps(n, d) for n in range(1, self.nodes + 1) for d in ways)
+
+    def text(self) -> str:
+        """What `parse_cluster` reads, without defaults.
+
+        Example:
+            >>> parse_cluster("dilation=10,nodes=4,rate.2=1gbit").text()
+            'nodes=4,dilation=10,up.2=1gbit,down.2=1gbit'
+        """
+        default = ClusterSpec()
+        pieces = []
+        for name in ClusterSpec.__dataclass_fields__:
+            value = getattr(self, name)
+            if name != "links" and (name == "nodes" or value != getattr(default, name)):
+                pieces.append(f"{name}={value:g}" if name == "dilation" else f"{name}={value}")
+        pieces += [f"{direction}.{node}={rate}" for direction, node, rate in self.links]
+        return ",".join(pieces)
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -57,7 +153,28 @@ def parse_cluster(text: str) -> ClusterSpec:
         >>> parse_cluster("nodes=2,rate=1gbit").rate_bps
         1000000000.0
     """
-    return parse_options("cluster", parse_spec(f"cluster:{text}").options, ClusterSpec)
+    options = parse_spec(f"cluster:{text}").options
+    # A link of its own has a dot in its key; `links` is how they are held, not how they are given.
+    own = {key: value for key, value in options.items() if "." in key or key == "links"}
+    plain = {key: value for key, value in options.items() if key not in own}
+    return replace(parse_options("cluster", plain, ClusterSpec), links=_links(own))
+
+
+def _links(options: Mapping[str, str]) -> tuple[tuple[Direction, int, str], ...]:
+    found: list[tuple[Direction, int, str]] = []
+    for key, rate in options.items():
+        match = re.fullmatch(r"(rate|up|down)\.(\d+)", key)
+        if match is None:
+            raise UsageError(
+                f"cluster: no option {key!r}; a link of its own is written rate.NODE, up.NODE or "
+                "down.NODE, as rate.2=1gbit"
+            )
+        node = int(match[2])
+        if match[1] in ("rate", "up"):
+            found.append(("up", node, rate))
+        if match[1] in ("rate", "down"):
+            found.append(("down", node, rate))
+    return tuple(found)
 
 
 def dilation_of(text: str | None) -> float:

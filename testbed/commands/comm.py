@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import msgspec
 import typer
 
+from testbed.cluster.facts import find_facts
 from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
+from testbed.commands.place import check_places, cluster_text
 from testbed.errors import UsageError
 from testbed.launch import local, mpirun, tree
+from testbed.launch.emulated import run_in_cluster
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
@@ -35,8 +38,16 @@ def comm(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="processes that exchange (alone: 2; under a launcher: what it started)",
+            help="processes that exchange (alone: 2; under a launcher: what it started; in a "
+            "cluster: its places)",
             show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="emulate a cluster: nodes=4,rate=10gbit,dilation=10; see testbed cluster",
+            show_default="none",
         ),
     ] = None,
     min_bytes: Annotated[
@@ -101,9 +112,16 @@ def comm(
 
         mpirun --oversubscribe --allow-run-as-root -n 4 testbed comm --backend mpi-ring,gloo
     """
+    here = find_facts(os.environ)
+    contestants = resolve(split_specs(backend))
+    kind = together(contestants)
+    inside = cluster_text(cluster, here)
+    if inside is not None:
+        workers = check_places(inside, kind, None, workers)
     config = make_config(
         {
             "backend": split_specs(backend),
+            "cluster": inside,
             "min_bytes": parse_bytes(min_bytes),
             "max_bytes": parse_bytes(max_bytes),
             "factor": factor,
@@ -121,8 +139,10 @@ def comm(
     )
     check_fit(config, output, fit)
     as_member = partial(fit_member, output=output) if fit else partial(_as_member, json=json)
-    contestants = resolve(config.backend)
-    kind = together(contestants)
+    more = fit_arguments(output) if fit else []
+    if inside is not None and here is None:
+        again = _arguments(config, interface, json, more)
+        raise typer.Exit(run_in_cluster(inside, tree.own_command(*again), config.deadline))
     identity = who_am_i()
     if identity.launcher != "alone":
         role = assign_role(identity, kind, None, workers)
@@ -133,7 +153,8 @@ def comm(
         contestant.bus_factor(config)  # its options must fit before any process is started
     if config.workers + role.num_servers == 1 and not (kind.needs_mpi or hostfile):
         raise typer.Exit(as_member(config, contestants, role, interface))
-    more = fit_arguments(output) if fit else []
+    if here is not None:
+        hostfile = hostfile or Path(here.hostfile)
     raise typer.Exit(_start(config, role, hostfile, interface, json, more))
 
 
@@ -172,24 +193,25 @@ def _as_member(
     from testbed.microbench.measure import SizeSamples
     from testbed.microbench.member import Hear, run_member
     from testbed.microbench.results import results_of, total_wrong
-    from testbed.microbench.table import footer, header, row
+    from testbed.microbench.table import emulation_of, footer, header, row
 
+    emulation = emulation_of(find_facts(os.environ))
     results: list[CommResult] = []
     hosts: list[str] = []
 
     def begin(group: Group) -> Hear:
         hosts.extend(group.hosts)
-        _say(header(config, group.hosts, role.identity.launcher))
+        _say(header(config, group.hosts, role.identity.launcher, emulation))
         return hear
 
     def hear(samples: SizeSamples) -> None:
-        rows = results_of(config, contestants, samples)
+        rows = results_of(config, contestants, samples, emulation.line_bps if emulation else None)
         results.extend(rows)
-        _say("".join(row(config, result) for result in rows))
+        _say("".join(row(config, result, emulation) for result in rows))
 
     if not run_member(config, contestants, role, interface, begin):
         return 0
-    _say(footer(config, results))
+    _say(footer(config, results, emulation))
     if json is not None:
         _write(json, config, results, role, hosts)
     return 1 if total_wrong(results) else 0
@@ -214,10 +236,25 @@ def _write(
         device=config.device,
         seed=config.seed,
     )
+    facts = find_facts(os.environ)
     record = CommRecord(
-        results=results, config=config, environment=environment, command=reproduce(config)
+        results=results,
+        config=config,
+        dilation=facts.dilation if facts else 1.0,
+        cluster=facts.record if facts else None,
+        environment=environment,
+        command=reproduce(config),
     )
     write_atomically(path, encode_comm(record))
+
+
+def _arguments(
+    config: CommConfig, interface: str | None, json: Path | None, more: Sequence[str]
+) -> list[str]:
+    """The command line that starts this measurement again."""
+    arguments = ["comm", *to_arguments(config), *more]
+    arguments += ["--interface", interface] if interface else []
+    return arguments + (["--json", str(json.resolve())] if json else [])
 
 
 def _start(
@@ -229,17 +266,14 @@ def _start(
     more: Sequence[str],
 ) -> int:
     """Start the ranks and wait for them."""
-    arguments = ["comm", *to_arguments(config), *more]
-    arguments += ["--interface", interface] if interface else []
-    arguments += ["--json", str(json.resolve())] if json else []
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    command = tree.own_command(*arguments)
+    command = tree.own_command(*_arguments(config, interface, json, more))
     children: list[subprocess.Popen[bytes]] = []
     try:
         with tree.interruptible():
             if role.kind.needs_mpi or hostfile is not None:
-                hosts = str(hostfile.resolve()) if hostfile else None
+                hosts = mpirun.Hosts.given(hostfile, one_machine=config.cluster is not None)
                 children += [mpirun.start_ranks(command, size, threads, hosts)]
             else:
                 children += local.start_ranks(command, size, threads)

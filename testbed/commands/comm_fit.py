@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from testbed.cluster.facts import Facts, find_facts
 from testbed.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,14 +100,18 @@ def fit_member(
         if role.is_server:
             serve_all(contestants, _with_channels(group, MAX_CHANNELS))
         else:
-            _work(config, contestants, group, output)
+            _work(config, contestants, role, group, output)
 
     as_member(role.identity.rank, group, live)
     return 0
 
 
 def _work(
-    config: CommConfig, contestants: Sequence[Contestant], group: Group, output: Path | None
+    config: CommConfig,
+    contestants: Sequence[Contestant],
+    role: Role,
+    group: Group,
+    output: Path | None,
 ) -> None:
     from testbed.microbench.contestants import check_opened
     from testbed.profiling.link import measure_link
@@ -113,7 +121,7 @@ def _work(
     opened: list[tuple[Contestant, Backend, str]] = []
     for number, contestant in enumerate(contestants):
         group.control.set_state(f"opening {contestant.label}")
-        backend, note = _open(contestants, number, group)
+        backend, note = _open(contestants, number, role, group)
         check_opened(config, backend, contestant.label, group.device)
         opened.append((contestant, backend, note))
     for contestant, backend, note in opened:
@@ -127,6 +135,7 @@ def _work(
             device=group.device,
         )
         if group.rank == 0:
+            link = as_in_cluster(link, find_facts(os.environ))
             path = link_path(output, contestant.label, len(contestants)) if output else None
             _show(link, note, path)
     group.control.set_state("leaving")
@@ -134,21 +143,36 @@ def _work(
         backend.close(group.deadline_s)
 
 
-def _open(contestants: Sequence[Contestant], number: int, group: Group) -> tuple[Backend, str]:
+def _open(
+    contestants: Sequence[Contestant], number: int, role: Role, group: Group
+) -> tuple[Backend, str]:
     """The backend with several channels, or with one and a note why; collective."""
+    from testbed.launch.join import open_backend
     from testbed.microbench.contestants import own_group
 
     contestant = contestants[number]
+    own_role = replace(role, kind=contestant.kind, options=contestant.options)
     mine = own_group(group, contestants, number)
     try:
         several = _with_channels(mine, MAX_CHANNELS)
-        return contestant.kind.open(several, contestant.options), ""
+        return open_backend(own_role, several), ""
     except UsageError as error:  # its options allow one channel; every rank is refused alike
-        return contestant.kind.open(mine, contestant.options), str(error)
+        return open_backend(own_role, mine), str(error)
 
 
 def _with_channels(group: Group, num_channels: int) -> Group:
     return replace(group, num_channels=num_channels)
+
+
+def as_in_cluster(link: Link, facts: Facts | None) -> Link:
+    """The link of the emulated cluster: measured times over the dilation, which `extra` tells."""
+    if facts is None:
+        return link
+    from testbed.prediction.dilation import stretched_link
+
+    told = {"dilation": facts.dilation, "cluster": facts.record}
+    faster = stretched_link(link, 1 / facts.dilation)
+    return msgspec.structs.replace(faster, extra={**faster.extra, **told})
 
 
 def _show(link: Link, note: str, path: Path | None) -> None:

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from testbed.errors import Unavailable
-from testbed.registry import BACKENDS, SCHEDULERS, WORKLOADS, Registry
+from testbed.prediction.shipped import load_shipped_trace, shipped_traces
+from testbed.registry import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, Registry
 
 
 def list_parts(
     json: Annotated[bool, typer.Option("--json", help="as JSON, schema testbed.list/1")] = False,
 ) -> None:
-    """List backends, schedulers and workloads, each available or with the reason why not.
+    """List all parts, or the reason why one is missing, and the traces that come along.
 
     Examples:
         testbed list
@@ -26,7 +27,9 @@ def list_parts(
     families = {
         "backends": [_describe(BACKENDS, name) for name in BACKENDS],
         "schedulers": [_describe(SCHEDULERS, name) for name in SCHEDULERS],
+        "compressors": [_describe(COMPRESSORS, name) for name in COMPRESSORS],
         "workloads": [_describe(WORKLOADS, name) for name in WORKLOADS],
+        "traces": [_describe_trace(name) for name in shipped_traces()],
     }
     if json:
         document = {"schema": "testbed.list/1", **families}
@@ -38,6 +41,17 @@ def list_parts(
         for part in parts:
             state = part["summary"] if part["available"] else f"unavailable: {part['reason']}"
             sys.stdout.write(f"  {part['name']:<{width}}  {state}\n")
+
+
+def _describe_trace(name: str) -> dict[str, Any]:
+    """A trace that comes with the package, for `--trace NAME` and `--workload replay:NAME`."""
+    trace = load_shipped_trace(name)
+    summary = (
+        f"{trace.device}, batch {trace.batch_size}: {len(trace.tensors)} tensors, "
+        f"{trace.num_bytes / 1e6:.1f} MB, forward {1e3 * trace.forward_s:.1f} ms, "
+        f"backward {1e3 * trace.backward_s:.1f} ms"
+    )
+    return {"name": name, "available": True, "reason": "", "summary": summary}
 
 
 def _describe(registry: Registry, name: str) -> dict[str, Any]:

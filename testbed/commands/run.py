@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import typer
 
+from testbed.cluster.facts import find_facts
+from testbed.commands.place import check_places, cluster_text, in_cluster
 from testbed.config import RunConfig, reproduce, to_arguments
 from testbed.errors import Unavailable, UsageError
 from testbed.launch import local, mpirun, tree
+from testbed.launch.emulated import run_in_cluster
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
@@ -36,8 +39,16 @@ def run(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="training processes (alone: 2; under a launcher: what it started)",
+            help="training processes (alone: 2; under a launcher: what it started; in a cluster: "
+            "its places)",
             show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="emulate a cluster: nodes=4,rate=10gbit,dilation=10; see testbed cluster",
+            show_default="none",
         ),
     ] = None,
     steps: Annotated[
@@ -100,7 +111,10 @@ def run(
         str | None, typer.Option(help="folder of checkpoints to go on from")
     ] = None,
     trace: Annotated[
-        str | None, typer.Option(help="plan from this trace (testbed.trace/1)", show_default="made")
+        str | None,
+        typer.Option(
+            help="plan from this trace: testbed.trace/1 file or shipped name", show_default="made"
+        ),
     ] = None,
     link: Annotated[
         str | None,
@@ -132,6 +146,8 @@ def run(
 
         torchrun --nproc-per-node 2 -m testbed run --backend gloo --json cell.json
 
+        testbed run --backend mpi-ring --cluster nodes=4,rate=1gbit
+
         testbed run --workload my_model.py:build --backend mpi --workers 2
     """
     given: dict[str, Any] = {
@@ -141,13 +157,20 @@ def run(
     }
     given["deadline"] = parse_seconds(deadline)
     given["target_accuracy"] = parse_targets(target_accuracy)
+    here = find_facts(os.environ)
+    given["cluster"] = cluster_text(cluster, here)
+    kind, options = resolve_backend(backend)
+    if given["cluster"] is not None:
+        given["workers"] = check_places(given["cluster"], kind, options, workers)
     config = make_config(given)
     identity = who_am_i()
-    kind, options = resolve_backend(config.backend)
     check_workload(config.workload)
     resolve_scheduler(config.scheduler)
     check_files(json, hostfile)
     check_device(config.device)
+    if config.cluster is not None and here is None:
+        again = _arguments(config, interface, json)
+        raise typer.Exit(run_in_cluster(config.cluster, tree.own_command(*again), config.deadline))
     if identity.launcher != "alone":
         role = assign_role(identity, kind, options, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
@@ -155,6 +178,8 @@ def run(
     role = Role(identity, kind, options, config.workers, kind.num_servers(options))
     if kind.in_process or not (kind.needs_mpi or config.workers + role.num_servers > 1 or hostfile):
         raise typer.Exit(_finish(_in_this_process(config, role, interface), json))
+    if here is not None:
+        hostfile = hostfile or Path(here.hostfile)
     raise typer.Exit(_start(config, role, hostfile, interface, json))
 
 
@@ -249,22 +274,26 @@ def _in_this_process(config: RunConfig, role: Role, interface: str | None) -> Ce
     return _as_rank(config, role, interface)
 
 
+def _arguments(config: RunConfig, interface: str | None, json: Path | None) -> list[str]:
+    """The command line that starts this run again."""
+    arguments = ["run", *to_arguments(config)]
+    arguments += ["--interface", interface] if interface else []
+    return arguments + (["--json", str(json.resolve())] if json else [])
+
+
 def _start(
     config: RunConfig, role: Role, hostfile: Path | None, interface: str | None, json: Path | None
 ) -> int:
     """Start the ranks, wait for them, and leave a record even if they fail."""
-    arguments = ["run", *to_arguments(config)]
-    arguments += ["--interface", interface] if interface else []
-    arguments += ["--json", str(json.resolve())] if json else []
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    command = tree.own_command(*arguments)
+    command = tree.own_command(*_arguments(config, interface, json))
     children: list[subprocess.Popen[bytes]] = []
     tee = tree.Tee()
     try:
         with tree.interruptible():
             if role.kind.needs_mpi or hostfile is not None:
-                hosts = str(hostfile.resolve()) if hostfile else None
+                hosts = mpirun.Hosts.given(hostfile, one_machine=config.cluster is not None)
                 children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
             else:
                 children += local.start_ranks(command, size, threads, tee.write_fd)
@@ -291,13 +320,14 @@ def _start(
             command=reproduce(config),
             error="\n".join([*said, words]),
         )
-        write_atomically(json, encode_cell(failed))
+        write_atomically(json, encode_cell(in_cluster(failed, find_facts(os.environ))))
     return 2 if ending.status == 2 else 1
 
 
 def _finish(cell: Cell | None, json: Path | None) -> int:
     if cell is None:
         return 0
+    cell = in_cluster(cell, find_facts(os.environ))
     if json is not None:
         write_atomically(json, encode_cell(cell))
     from testbed.reporting.cell_text import describe_cell

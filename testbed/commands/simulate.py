@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from testbed.commands.simulate_inputs import Wanted, at_workers, parse_workers
 from testbed.errors import UsageError
 from testbed.records.store import write_atomically
 from testbed.spec import split_specs
 
 if TYPE_CHECKING:
-    from testbed.prediction.link import Link
     from testbed.prediction.timeline import Timeline
-    from testbed.prediction.trace import Trace
-    from testbed.records.simulation import SimulationResult
+    from testbed.records.simulation import Simulation
     from testbed.scheduling.plan import Plan
 
 ALL: Final = (
@@ -36,11 +35,54 @@ ALL: Final = (
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="testbed.trace/1 file, as testbed profile writes")],
+    trace: Annotated[
+        str, typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100")
+    ],
     link: Annotated[Path, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")],
     scheduler: Annotated[
         str, typer.Option(help="name[:key=value,...],name,...; all = the twelve without auto")
     ] = "all",
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="at other numbers of workers: 2:2048 (powers of two) or 4,16,64",
+            show_default="the link's",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="that the link runs: ring, halving-doubling, recursive-doubling, tree, binomial, "
+            "server[:servers=S,placement=colocated|dedicated,overlap=1,endpoint=0]",
+            show_default="by the link's backend",
+        ),
+    ] = None,
+    node_link: Annotated[
+        Path | None,
+        typer.Option(help="link between all ranks of one node: the algorithm runs between nodes"),
+    ] = None,
+    check_link: Annotated[
+        list[Path] | None,
+        typer.Option(help="link measured at another number of workers, to check the prediction"),
+    ] = None,
+    slowest_worker: Annotated[
+        float, typer.Option(help="compute time of the slowest worker over the others'")
+    ] = 1.0,
+    slowest_link: Annotated[
+        float, typer.Option(help="bandwidth of the slowest interface over the others'")
+    ] = 1.0,
+    break_even: Annotated[
+        bool, typer.Option("--break-even", help="from and to which bandwidth each is worth it")
+    ] = False,
+    factors: Annotated[
+        bool, typer.Option("--factors", help="what start-ups, bandwidth, head, tail, ... cost")
+    ] = False,
+    overlap_slowdown: Annotated[
+        float, typer.Option(help="with --factors: by what part overlap slows the backward pass")
+    ] = 0.0,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the curves over workers here: .html or .svg")
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(help="write the results (schema testbed.simulation/1) here; - = to stdout"),
@@ -54,34 +96,52 @@ def simulate(
 ) -> None:
     """Predict what schedulers do with a recorded model on a measured link, without running any.
 
-    Prints a table, the fastest first, and each timeline. A message of dear appears as its two
+    Prints a table, the fastest first, and each timeline; at several numbers of workers tables of
+    iteration time, scaling factor and speed-up instead. A message of dear appears as its two
     halves, the fold behind backward and the spread before the next forward.
 
     Exit status: 0 fine, 2 asked for wrongly.
 
     Examples:
-        testbed simulate --trace trace.json --link link.json
+        testbed simulate --trace resnet50-v100 --link link.json
 
         testbed simulate --trace trace.json --link link.json \
 --scheduler mg-wfbp,bucket:mib=4,first_mib=1,pace --json simulation.json
 
         testbed simulate --trace trace.json --link link.json --scheduler auto --plan-out plan.json
-    """
-    from testbed.prediction.files import load_link, load_trace
-    from testbed.records.simulation import Simulation, SimulationResult, encode_simulation
 
-    specs = scheduler_specs(scheduler)
-    outcomes = _simulated(specs, load_trace(trace), load_link(link))
-    results = tuple(SimulationResult.of(s, t) for s, (_, t) in zip(specs, outcomes, strict=True))
+        testbed simulate --trace resnet50-v100 --link link.json --workers 2:2048 --plot curves.html
+    """
+    from testbed.commands.simulate_text import curves_page, report
+    from testbed.records.simulation import encode_simulation
+
+    check_plot(plot)
+    wanted = Wanted.of(
+        trace,
+        link,
+        scheduler_specs(scheduler),
+        parse_workers(workers) if workers is not None else None,
+        algorithm,
+        node_link=node_link,
+        check_links=tuple(check_link or ()),
+        slowest_worker=slowest_worker,
+        slowest_link=slowest_link,
+        break_even=break_even,
+        factors=factors,
+        overlap_slowdown=overlap_slowdown,
+    )
+    simulation, outcomes = at_workers(wanted)
     if plan_out is not None:
-        _save_plans(plan_out, specs, [plan for plan, _ in outcomes])
-    encoded = encode_simulation(Simulation(results=results))
+        _save_plans(plan_out, simulation, outcomes)
+    if plot is not None:
+        write_atomically(plot, curves_page(wanted, simulation, plot.suffix).encode())
+    encoded = encode_simulation(simulation)
     if json == "-":
         sys.stdout.write(encoded.decode())
         return
     if json is not None:
         write_atomically(Path(json), encoded)
-    sys.stdout.write(_text(results, outcomes))
+    sys.stdout.write(report(wanted, simulation, outcomes))
 
 
 def scheduler_specs(text: str) -> tuple[str, ...]:
@@ -103,35 +163,31 @@ def scheduler_specs(text: str) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def _simulated(specs: tuple[str, ...], trace: Trace, link: Link) -> list[tuple[Plan, Timeline]]:
-    """Each scheduler's plan and timeline."""
-    from testbed.prediction.crossing import predict
-    from testbed.scheduling.protocol import make_plan
+def check_plot(path: Path | None) -> None:
+    """Refuse a picture that cannot be drawn, before anything is computed.
 
-    plans = [make_plan(spec, trace, link) for spec in specs]
-    return [(plan, predict(plan, trace, link)) for plan in plans]
+    Raises:
+        UsageError: another kind of file than HTML and SVG, or a folder that is not there.
+    """
+    if path is None:
+        return
+    if path.suffix not in (".html", ".svg"):
+        raise UsageError(f"--plot is {path}; expected a name that ends in .html or .svg")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--plot is {path}, in a folder that does not exist; make it first")
 
 
-def _save_plans(path: Path, specs: tuple[str, ...], plans: list[Plan]) -> None:
+def _save_plans(path: Path, simulation: Simulation, outcomes: list[tuple[Plan, Timeline]]) -> None:
     from testbed.scheduling.plan_file import encode_plan
 
-    for spec, plan in zip(specs, plans, strict=True):
-        target = path if len(plans) == 1 else path.with_stem(f"{path.stem}-{_file_name(spec)}")
+    several_workers = len({r.num_workers for r in simulation.results}) > 1
+    for result, (plan, _) in zip(simulation.results, outcomes, strict=True):
+        target = path
+        if len(outcomes) > 1:
+            of_workers = f"-{result.num_workers}" if several_workers else ""
+            target = path.with_stem(f"{path.stem}-{_file_name(result.scheduler)}{of_workers}")
         write_atomically(target, encode_plan(plan))
 
 
 def _file_name(spec: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in spec)
-
-
-def _text(results: tuple[SimulationResult, ...], outcomes: list[tuple[Plan, Timeline]]) -> str:
-    """The table and the drawings, both fastest first."""
-    from testbed.records.simulation import simulation_table
-    from testbed.scheduling.show import draw
-
-    parts = [simulation_table(results)]
-    for index in sorted(range(len(results)), key=lambda i: results[i].iteration_s):
-        plan, predicted = outcomes[index]
-        head = results[index].scheduler + (f": {plan.reason}" if plan.reason else "")
-        parts.append(f"{head}\n{draw(predicted)}")
-    return "\n\n".join(parts) + "\n"

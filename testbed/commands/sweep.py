@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from testbed.cluster.spec import parse_cluster
 from testbed.errors import UsageError
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
-from testbed.registry import BACKENDS, WORKLOADS
+from testbed.registry import BACKENDS, STUDIES, WORKLOADS
 from testbed.reporting.collect import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
@@ -32,6 +33,7 @@ from testbed.sweeping.run import (
     process_runner,
     to_hostfile,
 )
+from testbed.sweeping.study import carry_out_study, find_study
 
 
 def sweep(
@@ -48,6 +50,13 @@ def sweep(
     workload: Annotated[str | None, typer.Option(help="workloads: x,y", metavar="LIST")] = None,
     workers: Annotated[
         str | None, typer.Option(help="numbers of workers: 2,4", metavar="LIST")
+    ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="emulate a cluster: nodes=4,rate=10gbit,dilation=10; may be given several times",
+            show_default="none",
+        ),
     ] = None,
     batch_size: Annotated[
         str | None, typer.Option(help="samples per worker and step: 32,64", metavar="LIST")
@@ -89,7 +98,11 @@ def sweep(
 
         testbed sweep --workload resnet20 --backend none,mpi-ring,zmq-ps --workers 2,4 --steps 30
 
+        testbed sweep --backend mpi-ring,gloo --cluster nodes=4,rate=1gbit
+
         testbed sweep --resume
+
+        testbed sweep paper-shapes --output runs/published
     """
     axes = _axes(
         {
@@ -102,7 +115,12 @@ def sweep(
             "epochs": None if epochs is None else str(epochs),
         }
     )
+    axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
     changes = {"repeats": repeats, "seed": order_seed, "name": name}
+    study = find_study(recipe)
+    if study is not None:
+        given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
+        raise typer.Exit(carry_out_study(study, output, json, given, sys.stdout))
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
     wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
@@ -113,8 +131,8 @@ def sweep(
     else:
         if wanted is None:
             raise UsageError(
-                f"nothing to sweep; give a recipe ({', '.join(recipe_names())}), a TOML file, or "
-                "axes such as --backend none,gloo"
+                f"nothing to sweep; give a recipe ({', '.join((*recipe_names(), *STUDIES))}), a "
+                "TOML file, or axes such as --backend none,gloo"
             )
         plan = make_plan(wanted, _hostfile_text(hostfile, context), sys.argv)
         if dry_run:
@@ -132,6 +150,29 @@ def _axes(texts: Mapping[str, str | None]) -> dict[str, tuple[Any, ...]]:
         for field, text in texts.items()
         if text is not None
     }
+
+
+def cluster_axes(
+    clusters: Sequence[str], has_workers: bool, recipe: str | None
+) -> dict[str, tuple[Any, ...]]:
+    """The axis of emulated clusters, in their usual spelling, and as many workers as they take.
+
+    A recipe has its own numbers of workers, and so may the command line.
+
+    Raises:
+        UsageError: a cluster cannot be; or they take different numbers of workers, none given.
+    """
+    specs = [parse_cluster(text) for text in clusters]
+    if not specs:
+        return {}
+    axes: dict[str, tuple[Any, ...]] = {"cluster": tuple(spec.text() for spec in specs)}
+    places = {spec.places for spec in specs}
+    if has_workers or recipe is not None:
+        return axes
+    if len(places) > 1:
+        words = ", ".join(map(str, sorted(places)))
+        raise UsageError(f"the clusters take {words} workers; say how many with --workers")
+    return {**axes, "workers": tuple(places)}
 
 
 def _sort_out(

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import msgspec
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
+from testbed.cluster.facts import find_facts
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.errors import Disagreement, Unavailable, UsageError
@@ -134,6 +135,7 @@ def join(
     _agree(members)
     hosts = tuple(host for host, _, _ in members)
     address = choose_address(interface, single_host=len(set(hosts)) == 1)
+    emulated = find_facts(environment)
     return Group(
         rank=identity.rank,
         size=role.num_workers,
@@ -147,6 +149,8 @@ def join(
         num_channels=num_channels,
         device=device,
         hosts=hosts[: role.num_workers],
+        latency_s=emulated.latency_s if emulated else 0.0,
+        jitter_s=emulated.jitter_s if emulated else 0.0,
         name=name,
     )
 
@@ -162,12 +166,17 @@ def _agree(members: list[tuple[str, str, int]]) -> None:
 
 def open_backend(role: Role, group: Group) -> Backend:
     """Open the backend in the group; collective over the workers."""
-    from testbed.backends.staged import staged  # needs torch, which joining alone does not
+    # These need torch, which joining alone does not.
+    from testbed.backends.delayed import open_delayed
+    from testbed.backends.staged import staged
+
+    def open_inner(group: Group) -> Backend:
+        return role.kind.open(group, role.options)
 
     if role.kind.device_types == frozenset({"cpu"}) and not group.device.startswith("cpu"):
-        inner = role.kind.open(replace(group, device="cpu"), role.options)
+        inner = open_delayed(open_inner, replace(group, device="cpu"))
         return staged(inner, group.device, group.deadline_s)
-    return role.kind.open(group, role.options)
+    return open_delayed(open_inner, group)
 
 
 def announce_identity(identity: Identity, stream: TextIO = sys.stderr) -> None:

@@ -20,6 +20,7 @@ FORWARDED = (
     "MPI4PY_LIBMPI",
     "OMPI_MCA_mpi_yield_when_idle",
     "TESTBED_STARTED",
+    "TESTBED_CLUSTER",
 )
 
 
@@ -106,17 +107,36 @@ def mpirun_environment(
     return environment
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """Where ranks go.
+
+    Attributes:
+        file: an Open MPI hostfile.
+        one_machine: its hosts are namespaces of this very machine, which all ranks share.
+    """
+
+    file: str
+    one_machine: bool = False
+
+    @classmethod
+    def given(cls, path: Path | None, one_machine: bool) -> Hosts | None:
+        """The hosts of a file; None without one."""
+        return None if path is None else cls(str(path.resolve()), one_machine)
+
+
 def start_ranks(
     command: Sequence[str],
     size: int,
     threads: int,
-    hostfile: str | None = None,
+    hosts: Hosts | None = None,
     errors: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `size` ranks of one command under `mpirun`."""
     launcher = find_mpirun()
-    here = size if hostfile is None else 0
-    own_threads = threads if hostfile is None else None
-    environment = mpirun_environment(launcher, tree.base_environment(), here, own_threads)
-    line = mpirun_command(launcher, size, command, hostfile, environment)
+    together = hosts is None or hosts.one_machine
+    environment = mpirun_environment(
+        launcher, tree.base_environment(), size if together else 0, threads if together else None
+    )
+    line = mpirun_command(launcher, size, command, hosts.file if hosts else None, environment)
     return tree.start(line, environment, errors=errors)

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.protocol import Group
+from testbed.backends.protocol import Group, OwnSchedule
+from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
+from testbed.errors import UsageError
 from testbed.launch.join import Role, open_backend
 from testbed.prediction.crossing import predict
-from testbed.prediction.files import load_link, load_trace
+from testbed.prediction.dilation import stretched_link
+from testbed.prediction.files import load_link
 from testbed.prediction.link import Link
+from testbed.prediction.shipped import find_trace
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
 from testbed.profiling.recorder import record_trace
 from testbed.profiling.step import training_step
+from testbed.profiling.sweep import quick
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
 from testbed.scheduling.protocol import make_plan, resolve_scheduler
@@ -39,12 +44,16 @@ class Planned:
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
         link: likewise.
+        micro_batches: forward and backward passes of a step; only the last one's gradients leave.
+        dilation: how many times slower than trace and link everything is here.
     """
 
     plan: Plan
     replan: Replan | None = None
     trace: Trace | None = None
     link: Link | None = None
+    micro_batches: int = 1
+    dilation: float = 1.0
 
 
 def measures_link(config: RunConfig) -> bool:
@@ -59,8 +68,36 @@ def prepare(
     """Plan on rank 0 and share the plan; collective over the workers.
 
     A scheduler that needs times gets them from `--trace` and `--link`, or from a profile of a
-    second copy of the model and a measurement of the link, both made here before training.
+    second copy of the model and a measurement of the link, both made here before training. A
+    replayed workload is its own profile. All planning is done in the time of the emulated cluster:
+    what is measured here is divided by the dilation.
     """
+    own = role.kind.schedule(role.options)
+    if own is None:
+        return _prepare(config, role, group, workload, build)
+    _check_peer(config, own, group)
+    like = msgspec.structs.replace(config, scheduler=own.like)
+    planned = _prepare(like, role, group, workload, build)
+    reason = f"{own.name} decides for itself; predicted as {own.like}"
+    plan = msgspec.structs.replace(planned.plan, scheduler=own.name, reason=reason)
+    return replace(planned, plan=plan, replan=None)
+
+
+def _check_peer(config: RunConfig, own: OwnSchedule, group: Group) -> None:
+    if config.plan is not None or config.scheduler != RunConfig().scheduler:
+        raise UsageError(
+            f"backend {config.backend!r} schedules by itself; leave out --scheduler and --plan"
+        )
+    if group.latency_s > 0:
+        raise UsageError(
+            f"the cluster's latency is injected before each exchange, and those of {own.name} "
+            "cannot be held up; leave out latency, or use a kernel with netem"
+        )
+
+
+def _prepare(
+    config: RunConfig, role: Role, group: Group, workload: Workload, build: Callable[[], Workload]
+) -> Planned:
     kind, _ = resolve_scheduler(config.scheduler)
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
@@ -68,11 +105,17 @@ def prepare(
     replan = None if kind.needs_profile else replanner(config.scheduler, named)
     if replan is not None and not config.predict:
         return Planned(replan([name for name, _ in reversed(named)]), replan)
-    trace = load_trace(Path(config.trace)) if config.trace else _profile(config, group, build())
-    link = load_link(Path(config.link)) if config.link else _measure(config, role, group)
+    dilation = dilation_of(config.cluster)
+    trace = _trace(config, group, workload, build)
+    link = (
+        load_link(Path(config.link))
+        if config.link
+        else stretched_link(_measure(config, role, group, trace.num_bytes, dilation), 1 / dilation)
+    )
     plan = make_plan(config.scheduler, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
-    return Planned(msgspec.json.decode(shared, type=Plan), replan, trace, link)
+    plan = msgspec.json.decode(shared, type=Plan)
+    return Planned(plan, replan, trace, link, config.accumulate, dilation)
 
 
 def group_for(plan: Plan, group: Group) -> Group:
@@ -85,26 +128,38 @@ def group_for(plan: Plan, group: Group) -> Group:
     )
 
 
+def _trace(
+    config: RunConfig, group: Group, workload: Workload, build: Callable[[], Workload]
+) -> Trace:
+    if config.trace is not None:
+        return find_trace(config.trace)
+    if isinstance(workload.recorded, Trace):
+        return workload.recorded
+    return _profile(config, group, build())
+
+
 def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
-    """Rank 0's times, measured while all ranks compute, as they will in training."""
+    """Rank 0's times of one micro-batch, measured while all ranks compute, as in training."""
     group.control.set_state("profiling the workload")
     order = sample_order(config, workload, group.size)
+    batch_size = order.batch_size // config.accumulate
     replica = make_replica(workload, config, 1)
     replica.model.train()
-    indices = SampleCursor(order, group.rank).indices(0)
+    indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
     batch = replica.to_device(replica.workload.train.batch(indices))
     trace = record_trace(
         replica.model,
         training_step(replica.loss, batch, replica.scaler),
         name=config.workload,
         device=config.device,
-        batch_size=order.batch_size,
+        batch_size=batch_size,
     )
     shared = _from_rank_0(group, "trace", msgspec.json.encode(trace))
     return msgspec.json.decode(shared, type=Trace)
 
 
-def _measure(config: RunConfig, role: Role, group: Group) -> Link:
+def _measure(config: RunConfig, role: Role, group: Group, num_bytes: int, dilation: float) -> Link:
+    """The link as it is here, for messages up to all gradients in one."""
     group.control.set_state("measuring the link")
     probe = replace(group, name=PROBE)
     backend = open_backend(role, probe)
@@ -114,6 +169,7 @@ def _measure(config: RunConfig, role: Role, group: Group) -> Link:
         num_workers=group.size,
         deadline_s=group.deadline_s,
         name=config.backend,
+        sweep=quick(num_bytes, dilation),
         device=group.device,
     )
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
@@ -129,10 +185,12 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
 
 
 def predicted_step_s(planned: Planned) -> float | None:
-    """What the model says a step takes; None without trace and link.
+    """What the model says a step takes here; None without trace and link.
 
     The optimizer's own time is not part of a trace, and so not of the prediction.
     """
-    if planned.trace is None or planned.link is None:
+    trace, link = planned.trace, planned.link
+    if trace is None or link is None:
         return None
-    return predict(planned.plan, planned.trace, planned.link).iteration_s
+    earlier_s = (planned.micro_batches - 1) * (trace.forward_s + trace.backward_s)
+    return planned.dilation * (earlier_s + predict(planned.plan, trace, link).iteration_s)

@@ -170,12 +170,18 @@ def place_device(device: str, local_rank: int) -> str:
 
 
 def _build(config: RunConfig) -> Workload:
-    return load_workload(
+    workload = load_workload(
         config.workload,
         seed=config.seed,
         data_dir=config.data,
         dilation=dilation_of(config.cluster),
     )
+    if workload.recorded is not None and config.batch_size not in (None, workload.batch_size):
+        raise UsageError(
+            f"--batch-size is {config.batch_size}, but {config.workload} was recorded with "
+            f"{workload.batch_size} samples; leave it out"
+        )
+    return workload
 
 
 def _work(
@@ -189,7 +195,15 @@ def _work(
     workload = make()
     planned = prepare(config, role, group, workload, make)
     backend = open_backend(role, group_for(planned.plan, group))
-    run = Run(config, backend, group.control, make, planned.plan, planned.replan)
+    run = Run(
+        config,
+        backend,
+        group.control,
+        make,
+        planned.plan,
+        planned.replan,
+        dilation_of(config.cluster),
+    )
     outcome = train(run, workload)
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)

@@ -12,14 +12,24 @@ from testbed.statistics.summary import quantile
 
 
 def results_of(
-    config: CommConfig, contestants: Sequence[Contestant], samples: SizeSamples
+    config: CommConfig,
+    contestants: Sequence[Contestant],
+    samples: SizeSamples,
+    line_bps: float | None = None,
 ) -> list[CommResult]:
-    """The rows of one size, one per backend, in the order of `config.backend`."""
+    """The rows of one size, one per backend, in the order of `config.backend`.
+
+    Args:
+        config: what was measured.
+        contestants: the backends.
+        samples: of the size.
+        line_bps: bits per second that the slowest link lets through; None = not known.
+    """
     rows = []
     for number, contestant in enumerate(contestants):
         times_s = samples.samples_s[number]
         num_bytes, time_s = samples.size.num_bytes, quantile(times_s, 0.5)
-        factor = contestant.bus_factor(config)
+        busbw = busbw_bytes_per_s(num_bytes, time_s, contestant.bus_factor(config))
         rows.append(
             CommResult(
                 backend=contestant.label,
@@ -32,7 +42,8 @@ def results_of(
                 time_p5_s=quantile(times_s, 0.05),
                 time_p95_s=quantile(times_s, 0.95),
                 algbw_bytes_per_s=algbw_bytes_per_s(num_bytes, time_s),
-                busbw_bytes_per_s=busbw_bytes_per_s(num_bytes, time_s, factor),
+                busbw_bytes_per_s=busbw,
+                line_rate_share=None if line_bps is None else 8 * busbw / line_bps,
                 num_wrong=samples.num_wrong[number],
                 samples_s=list(times_s),
             )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from testbed.cluster.facts import Facts
 from testbed.microbench.bandwidth import BYTES_PER_GB
 from testbed.microbench.results import total_wrong
 from testbed.records.comm import CommConfig, CommResult
@@ -19,9 +21,46 @@ COLUMNS = (
     ("busbw", "(GB/s)", 8),
     ("#wrong", "", 7),
 )
+LINE_RATE = ("line", "rate", 7)
 
 
-def header(config: CommConfig, hosts: Sequence[str], launcher: str) -> str:
+@dataclass(frozen=True)
+class Emulation:
+    """What the table says of the emulated cluster that was measured in.
+
+    Attributes:
+        spec: of the cluster.
+        dilation: real times are divided by it.
+        line_bps: bits per second that the kernel lets through the slowest link, where every node
+            has one rank; None = no shares of the line rate.
+        latency: how latency is made: `netem`, `injected` or `none`.
+    """
+
+    spec: str
+    dilation: float
+    line_bps: float | None
+    latency: str
+
+
+def emulation_of(facts: Facts | None) -> Emulation | None:
+    """What the table needs of the cluster that this process is in; None = it is in none."""
+    if facts is None:
+        return None
+    record = facts.record
+    one_each = record["ranks_per_node"] == 1
+    line_bps = record["slowest_kernel_bps"] if one_each else None
+    return Emulation(facts.spec, facts.dilation, line_bps, record["latency"])
+
+
+def columns(emulation: Emulation | None) -> tuple[tuple[str, str, int], ...]:
+    """Head, unit and width of each column."""
+    shown = emulation is not None and emulation.line_bps is not None
+    return (*COLUMNS, LINE_RATE) if shown else COLUMNS
+
+
+def header(
+    config: CommConfig, hosts: Sequence[str], launcher: str, emulation: Emulation | None = None
+) -> str:
     """What was measured and how, and the names of the columns."""
     distinct = list(dict.fromkeys(hosts))
     checked = f"the last {config.check} checked" if config.check else "none checked"
@@ -32,14 +71,32 @@ def header(config: CommConfig, hosts: Sequence[str], launcher: str) -> str:
         f"# warm-up: {config.warmup}, timed: {config.iters} ({checked}), backends in turns, "
         f"order seed {config.seed}",
         "# time: median over timed exchanges of the slowest rank; GB = 1e9 bytes",
+        *_emulation_lines(emulation),
         "#",
     ]
     width = backend_width(config)
     for number in (0, 1):
-        words = [" ".join(f"{column[number]:>{column[2]}}" for column in COLUMNS)]
+        words = [" ".join(f"{column[number]:>{column[2]}}" for column in columns(emulation))]
         first = "# backend" if number == 0 else "#"
         lines.append(f"{first:<{width}} {words[0]}".rstrip())
     return "\n".join(lines) + "\n"
+
+
+def _emulation_lines(emulation: Emulation | None) -> list[str]:
+    if emulation is None:
+        return []
+    lines = [f"# emulated cluster: {emulation.spec}; latency: {emulation.latency}"]
+    if emulation.dilation != 1:
+        lines.append(
+            f"# dilation {emulation.dilation:g}: times and bandwidths are the cluster's; real times "
+            f"are {emulation.dilation:g} times as long"
+        )
+    if emulation.line_bps is not None:
+        lines.append(
+            f"# line rate: busbw over the {emulation.line_bps / 1e6:g} Mbit/s that the kernel lets "
+            "through the slowest link, headers (4.4 %) included"
+        )
+    return lines
 
 
 def backend_width(config: CommConfig) -> int:
@@ -47,27 +104,34 @@ def backend_width(config: CommConfig) -> int:
     return max(len("# backend"), *(len(name) + 2 for name in config.backend))
 
 
-def row(config: CommConfig, result: CommResult) -> str:
+def row(config: CommConfig, result: CommResult, emulation: Emulation | None = None) -> str:
     """One line; a reduction has a `redop`, a gather or broadcast none, as in nccl-tests."""
+    dilation = emulation.dilation if emulation else 1.0
+    share = result.line_rate_share
     wrong = "N/A" if result.num_wrong is None else str(result.num_wrong)
     cells = (
         str(result.num_bytes),
         str(result.count),
         result.dtype,
         "sum" if result.op in ("sum", "fold-spread") else "none",
-        f"{result.time_s * 1e6:.2f}",
-        _gigabytes(result.algbw_bytes_per_s),
-        _gigabytes(result.busbw_bytes_per_s),
+        f"{result.time_s / dilation * 1e6:.2f}",
+        _gigabytes(result.algbw_bytes_per_s * dilation),
+        _gigabytes(result.busbw_bytes_per_s * dilation),
         wrong,
+        *([] if share is None else [f"{share:.3f}"]),
     )
-    words = " ".join(f"{cell:>{column[2]}}" for cell, column in zip(cells, COLUMNS, strict=True))
+    widths = [width for _, _, width in columns(emulation)]
+    words = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     return f"{'  ' + result.backend:<{backend_width(config)}} {words}\n"
 
 
-def footer(config: CommConfig, results: Sequence[CommResult]) -> str:
+def footer(
+    config: CommConfig, results: Sequence[CommResult], emulation: Emulation | None = None
+) -> str:
     """The number of wrong elements, and the mean busbw of all rows and of each backend."""
+    dilation = emulation.dilation if emulation else 1.0
     wrong = total_wrong(results)
-    average = _average(results)
+    average = _average(results, dilation)
     lines = [
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {average}",
@@ -76,12 +140,12 @@ def footer(config: CommConfig, results: Sequence[CommResult]) -> str:
         width = max(len(name) for name in config.backend)
         for name in config.backend:
             own = [result for result in results if result.backend == name]
-            lines.append(f"#   {name:<{width}} : {_average(own)}")
+            lines.append(f"#   {name:<{width}} : {_average(own, dilation)}")
     return "\n".join(lines) + "\n"
 
 
-def _average(results: Sequence[CommResult]) -> str:
-    return _gigabytes(statistics.fmean(result.busbw_bytes_per_s for result in results))
+def _average(results: Sequence[CommResult], dilation: float) -> str:
+    return _gigabytes(dilation * statistics.fmean(r.busbw_bytes_per_s for r in results))
 
 
 def _gigabytes(bytes_per_s: float) -> str:

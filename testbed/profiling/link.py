@@ -39,8 +39,8 @@ def measure_link(
     """Start-up and per-byte time of a sum, and how concurrent sums slow each other.
 
     Every rank calls it at the same point and gets rank 0's fit. The time of an exchange runs from
-    `submit` after the backend's own barrier to the last `wait`, on the slowest rank. Sizes take
-    turns in a random order that all ranks share. Times are told over the control plane between
+    `submit` after the backend's own barrier to the last `wait`, on the slowest rank; small messages
+    are submitted several in a row, and the time is shared among them. Sizes take turns in a random order that all ranks share. Times are told over the control plane between
     exchanges, never during one. The first exchange of each size is not a sample: it allocates and
     connects, and its time only decides what the budget allows.
 
@@ -124,16 +124,20 @@ class _Measurement:
         fitting: list[int] = []
         round_s = 0.0
         for size in self._sweep.sizes:
-            (_, time_s) = self._tell([self._exchange(Exchange(size))])[0]
+            time_s = self._try(Exchange(size))
             allowed = len(fitting) < 2 or self._fits(round_s + time_s)
             if not allowed:
                 break
             fitting.append(size)
             round_s += time_s
         for exchange in self._exchanges(fitting)[len(fitting) :]:
-            (_, time_s) = self._tell([self._exchange(exchange)])[0]
-            round_s += time_s
+            round_s += self._try(exchange)
         return fitting, round_s
+
+    def _try(self, exchange: Exchange) -> float:
+        """Seconds of the exchange, all of its row, on the slowest rank."""
+        ((_, time_s),) = self._tell([self._exchange(exchange)])
+        return time_s * exchange.num_in_row
 
     def _fits(self, round_s: float) -> bool:
         return round_s * self._sweep.min_repeats <= self._sweep.budget_s
@@ -161,16 +165,17 @@ class _Measurement:
                 Request(
                     Verb.SUM,
                     self._tensors[channel][: exchange.num_bytes // 4],
-                    key=f"{KEY}/{exchange.num_bytes}/{channel}",
+                    key=f"{KEY}/{exchange.num_bytes}/{channel}/{place}",
                     step=step,
                     channel=channel,
                 )
             )
+            for place in range(exchange.num_in_row)
             for channel in range(exchange.num_messages)
         ]
         for work in works:
             work.wait(self._deadline_s)
-        return exchange, time.perf_counter() - start_s
+        return exchange, (time.perf_counter() - start_s) / exchange.num_in_row
 
     def _tell(self, mine: Times) -> Times:
         """The same exchanges with the time of the slowest rank."""

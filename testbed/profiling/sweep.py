@@ -46,18 +46,46 @@ class LinkSweep:
             )
 
 
+ROW_BYTES = 1 << 20
+MAX_IN_ROW = 8
+
+
 @dataclass(frozen=True)
 class Exchange:
-    """So many messages of one size, all at once."""
+    """So many messages of one size at once, each on its own channel; or several in a row on one."""
 
     num_bytes: int
     num_messages: int = 1
 
+    @property
+    def num_in_row(self) -> int:
+        """Messages that follow each other on the channel, as those of a training step do.
 
-def quick() -> LinkSweep:
-    """For the warm-up of a run: 4 KiB to 4 MiB, about a second at most on a local link."""
+        What a message costs in a step is what it adds to those before it: while it is under way,
+        the next one waits already, and no thread has to be woken for it.
+
+        Example:
+            >>> Exchange(4096).num_in_row, Exchange(1 << 22).num_in_row, Exchange(4096, 2).num_in_row
+            (8, 1, 1)
+        """
+        if self.num_messages > 1:
+            return 1
+        return max(1, min(MAX_IN_ROW, ROW_BYTES // self.num_bytes))
+
+
+def quick(max_bytes: int = 4 << 20, dilation: float = 1.0) -> LinkSweep:
+    """For the warm-up of a run: 4 KiB to what the run sends, about a second on a local link.
+
+    Args:
+        max_bytes: the largest message that the run may send; at least 4 MiB are tried.
+        dilation: how many times slower than usual the link is.
+    """
+    largest = max(max_bytes // 4 * 4, 4 << 20)
+    sizes = [4096]
+    while 2 * sizes[-1] < largest:
+        sizes.append(2 * sizes[-1])
     return LinkSweep(
-        sizes=tuple(4096 << i for i in range(11)), repeats=12, min_repeats=3, budget_s=0.6
+        sizes=(*sizes, largest), repeats=12, min_repeats=3, budget_s=max(0.6, dilation)
     )
 
 

@@ -84,6 +84,10 @@ class Cell(msgspec.Struct, kw_only=True):
         samples: per-step samples.
         accuracy_curve: evaluations in the order they were made.
         config: the resolved configuration.
+        dilation: how many times slower than the emulated cluster everything was; all times here
+            are real ones, tables show them divided by it.
+        cluster: the emulated cluster: rates asked and set, how latency was made, the kernel; null:
+            none.
         environment: commit, versions, hardware, launcher, variables.
         command: shell command that repeats the cell.
         error: for a failed cell: the message.
@@ -131,6 +135,8 @@ class Cell(msgspec.Struct, kw_only=True):
     samples: StepSamples = msgspec.field(default_factory=StepSamples)
     accuracy_curve: list[Accuracy] = []
     config: RunConfig
+    dilation: float = 1.0
+    cluster: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
     command: str = ""
     error: str = ""

@@ -45,6 +45,7 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         backend: specifications, each a row of every size.
         workers: ranks that exchange.
+        cluster: the emulated cluster that they are in; None = none.
         min_bytes: the smallest size.
         max_bytes: no size is above it.
         factor: each size is so many times the one before it.
@@ -64,6 +65,7 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: tuple[str, ...]
     workers: int = 2
+    cluster: str | None = None
     min_bytes: int = 4 << 10
     max_bytes: int = 64 << 20
     factor: int = 4
@@ -143,6 +145,8 @@ class CommResult(msgspec.Struct, kw_only=True):
         algbw_bytes_per_s: num_bytes / time_s.
         busbw_bytes_per_s: bytes through the busiest link in one direction / time_s; see
             `testbed.microbench.bandwidth`.
+        line_rate_share: in an emulated cluster of one rank per node: busbw over what the kernel
+            lets through the slowest link; null = elsewhere.
         num_wrong: wrong elements on all ranks together; null = not checked.
         samples_s: one per timed exchange, in order: seconds from submit to the end of wait on the
             slowest rank, after a barrier.
@@ -161,6 +165,7 @@ class CommResult(msgspec.Struct, kw_only=True):
     busbw_bytes_per_s: float
     num_wrong: int | None
     samples_s: list[float]
+    line_rate_share: float | None = None
 
 
 class CommRecord(msgspec.Struct, kw_only=True):
@@ -169,6 +174,9 @@ class CommRecord(msgspec.Struct, kw_only=True):
     Attributes:
         results: one per size and backend.
         config: what was asked for.
+        dilation: how many times slower than the emulated cluster everything was; times and
+            bandwidths here are real ones, the table shows those of the cluster.
+        cluster: the emulated cluster: rates asked and set, how latency was made; null = none.
         environment: commit, versions, hardware, launcher, hosts, variables.
         command: shell command that measures the same again.
     """
@@ -176,6 +184,8 @@ class CommRecord(msgspec.Struct, kw_only=True):
     schema: Literal["testbed.comm/1"] = COMM_SCHEMA
     results: list[CommResult]
     config: CommConfig
+    dilation: float = 1.0
+    cluster: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
     command: str = ""
 

@@ -40,17 +40,39 @@ class ReportCell(Cell, kw_only=True):
     comparable_note: str = ""
 
 
+class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far predictions lie from measurements in some cells.
+
+    Attributes:
+        family: `all cells`, `backend` or `scheduler`.
+        name: of the backend or scheduler; empty for all cells.
+        num_cells: cells with a prediction.
+        median: of |predicted - measured| / measured.
+        worst: (predicted - measured) / measured of the cell that is furthest off.
+        worst_cell: its backend and scheduler.
+    """
+
+    family: str
+    name: str
+    num_cells: int
+    median: float
+    worst: float
+    worst_cell: str
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
     Attributes:
         cells: one per configuration.
+        prediction_errors: over all cells, by backend and by scheduler.
         notes: what the reader of the table has to know, one line each.
         provenance: commit, versions, machine and launcher, in one line.
     """
 
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
+    prediction_errors: list[PredictionError] = []
     notes: list[str] = []
     provenance: str = ""
 

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from testbed.prediction.factors import Factors
 from testbed.prediction.timeline import Span, Timeline
 from testbed.units import format_seconds
 
@@ -26,6 +27,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         exposed_s: end of the last message minus end of backward; null for schedulers that cross the
             iteration boundary.
         lower_bound_s: max(forward + backward, total bytes x seconds_per_byte).
+        num_workers: n, of the link.
+        scaling_factor: time of one worker alone over `iteration_s`: throughput of n workers over n
+            times that of one.
+        speedup: n times the scaling factor.
     """
 
     scheduler: str
@@ -34,10 +39,16 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     iteration_s: float
     exposed_s: float | None
     lower_bound_s: float
+    num_workers: int
+    scaling_factor: float
+    speedup: float
 
     @classmethod
-    def of(cls, scheduler: str, predicted: Timeline) -> SimulationResult:
-        """The record of a timeline."""
+    def of(
+        cls, scheduler: str, predicted: Timeline, num_workers: int, alone_s: float
+    ) -> SimulationResult:
+        """The record of a timeline; `alone_s` is what one worker takes for an iteration."""
+        scaling = alone_s / predicted.iteration_s if predicted.iteration_s > 0 else 1.0
         return cls(
             scheduler=scheduler,
             num_messages=len(predicted.spans),
@@ -45,14 +56,78 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
             iteration_s=predicted.iteration_s,
             exposed_s=predicted.exposed_s,
             lower_bound_s=predicted.lower_bound_s,
+            num_workers=num_workers,
+            scaling_factor=scaling,
+            speedup=num_workers * scaling,
+        )
+
+
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+    """Between which bandwidths a scheduler gains 1 % or more on the best plain one.
+
+    Attributes:
+        scheduler: specification.
+        num_workers: of the link.
+        best_gain: largest time of the best plain one over this one's, less 1.
+        best_seconds_per_byte: time per byte of a message where that is so.
+        slowest_seconds_per_byte: with more time per byte than this it gains less; null = it gains
+            at the lowest bandwidth looked at, or nowhere.
+        fastest_seconds_per_byte: with less time per byte likewise.
+    """
+
+    scheduler: str
+    num_workers: int
+    best_gain: float
+    best_seconds_per_byte: float
+    slowest_seconds_per_byte: float | None
+    fastest_seconds_per_byte: float | None
+
+
+class FactorsOf(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of an iteration that would not be there without one factor, all else as it is.
+
+    Attributes are those of `testbed.prediction.factors.Factors`.
+    """
+
+    scheduler: str
+    num_workers: int
+    iteration_s: float
+    scaling_factor: float
+    startup_s: float
+    bandwidth_s: float
+    head_delay_s: float
+    tail_s: float
+    slowdown_s: float
+
+    @classmethod
+    def of(cls, scheduler: str, num_workers: int, found: Factors) -> FactorsOf:
+        """The record of one scheduler's factors."""
+        return cls(
+            scheduler=scheduler,
+            num_workers=num_workers,
+            iteration_s=found.iteration_s,
+            scaling_factor=found.scaling_factor,
+            startup_s=found.startup_s,
+            bandwidth_s=found.bandwidth_s,
+            head_delay_s=found.head_delay_s,
+            tail_s=found.tail_s,
+            slowdown_s=found.slowdown_s,
         )
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one `testbed simulate`, in the order in which schedulers were named."""
+    """The results of one `testbed simulate`.
+
+    Attributes:
+        results: by number of workers, then in the order in which schedulers were named.
+        break_even: where asked for.
+        factors: where asked for.
+    """
 
     schema: Literal["testbed.simulation/1"] = SIMULATION_SCHEMA
     results: tuple[SimulationResult, ...]
+    break_even: tuple[BreakEven, ...] | msgspec.UnsetType = msgspec.UNSET
+    factors: tuple[FactorsOf, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def encode_simulation(simulation: Simulation) -> bytes:
@@ -71,22 +146,30 @@ def decode_simulation(data: bytes) -> Simulation:
 
 def simulation_table(results: Sequence[SimulationResult]) -> str:
     """One line per scheduler, fastest first."""
-    head = ("scheduler", "messages", "iteration", "exposed", "above bound")
-    rows = [head]
+    rows = [("scheduler", "messages", "iteration", "exposed", "above bound", "scaling")]
     for result in sorted(results, key=lambda r: r.iteration_s):
-        exposed = "crosses" if result.exposed_s is None else _time(result.exposed_s)
+        exposed = "crosses" if result.exposed_s is None else time_text(result.exposed_s)
         bound_s = result.lower_bound_s
         above = f"{result.iteration_s / bound_s - 1:.1%}" if bound_s > 0 else "-"
         count = str(result.num_messages)
-        rows.append((result.scheduler, count, _time(result.iteration_s), exposed, above))
-    widths = [max(len(row[c]) for row in rows) for c in range(len(head))]
+        scaling = f"{result.scaling_factor:.3f}"
+        rows.append(
+            (result.scheduler, count, time_text(result.iteration_s), exposed, above, scaling)
+        )
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns, the first flush left, the others flush right."""
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
             [row[0].ljust(widths[0]), *(cell.rjust(widths[c]) for c, cell in enumerate(row) if c)]
-        )
+        ).rstrip()
         for row in rows
     )
 
 
-def _time(seconds: float) -> str:
-    return "0 s" if seconds <= 0 else format_seconds(seconds)
+def time_text(seconds: float) -> str:
+    """A duration for people; nothing below a nanosecond."""
+    return "0 s" if seconds < 1e-9 else format_seconds(seconds)

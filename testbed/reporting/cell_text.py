@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from testbed.records.cell import Cell
+from testbed.reporting.dilation import cluster_words, undilated
 from testbed.units import format_bytes, format_seconds
 
 
 def describe_cell(cell: Cell) -> str:
     """A few lines with the numbers that matter, units included."""
+    cell = undilated(cell)
     work = {True: "yes", False: "no", None: "not checked"}[cell.identical_work]
     servers = f" + {cell.num_servers} servers" if cell.num_servers else ""
     lines = [
         f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "
         f"{cell.steps} steps of {cell.num_workers} x {cell.batch_size} samples ({cell.data})"
     ]
+    if cell.cluster is not None:
+        lines.append(f"  {cluster_words(cell)}")
     if cell.step_time_s is not None and cell.compute_s is not None:
         exposed_s = cell.exposed_comm_s or 0.0
         spread = ""

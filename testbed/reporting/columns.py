@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from testbed.config import RunConfig
 from testbed.records.report import ReportCell
+from testbed.reporting.prediction import prediction_error
 from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
 
@@ -135,13 +136,6 @@ def _machines_text(cell: ReportCell) -> str:
     return f"{cell.num_machines}/{cell.num_processes}" if cell.num_processes else ""
 
 
-def prediction_error(cell: ReportCell) -> float | None:
-    """(predicted - measured) / measured step time; negative where the model is too fast."""
-    if cell.predicted_step_time_s is None or not cell.step_time_s:
-        return None
-    return cell.predicted_step_time_s / cell.step_time_s - 1
-
-
 def _staleness_text(cell: ReportCell) -> str:
     return "" if cell.staleness_max is None else str(cell.staleness_max)
 
@@ -195,6 +189,8 @@ _FIGURES = (
 _ENDING = (
     Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text),
     _hidden("num_processes", lambda c: c.num_processes),
+    Column("dil.", "dilation", lambda c: c.dilation, lambda c: _dilation_text(c)),
+    _hidden("cluster", lambda c: c.config.cluster),
     _words("same\nwork", "same_work", lambda c: same_work(c)[0]),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
     _hidden("comparable", lambda c: c.comparable),
@@ -204,6 +200,10 @@ _ENDING = (
     _hidden("error", lambda c: c.error),
     _hidden("command", lambda c: c.command),
 )
+
+
+def _dilation_text(cell: ReportCell) -> str:
+    return "" if cell.dilation == 1 else f"{cell.dilation:g}"
 
 
 def _status(cell: ReportCell) -> str:

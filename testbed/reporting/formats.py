@@ -6,8 +6,11 @@ import csv
 import io
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from testbed.records.report import Report, ReportCell, encode_report
 from testbed.reporting.columns import Column, columns_for
+from testbed.reporting.dilation import undilated
 from testbed.reporting.work import is_upper_bound
 
 _LATEX = {
@@ -33,6 +36,7 @@ def to_json(report: Report) -> str:
 
 def to_csv(report: Report) -> str:
     """One line per cell; units stand in the columns' names, figures have all their digits."""
+    report = as_shown(report)
     columns = columns_for(report.cells)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -44,6 +48,7 @@ def to_csv(report: Report) -> str:
 
 def to_markdown(report: Report) -> str:
     """A table, then the notes and where the figures come from."""
+    report = as_shown(report)
     columns = _visible(report)
     lines = [
         _markdown_row([_one_line(column.title) for column in columns]),
@@ -58,6 +63,7 @@ def to_markdown(report: Report) -> str:
 
 def to_latex(report: Report) -> str:
     """A `tabular` for the package booktabs, then the notes and where the figures come from."""
+    report = as_shown(report)
     columns = _visible(report)
     align = "".join("r" if column.numeric else "l" for column in columns)
     titles = " & ".join(_latex_text(_one_line(c.title)) for c in columns)
@@ -84,6 +90,11 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
     "json": to_json,
     "latex": to_latex,
 }
+
+
+def as_shown(report: Report) -> Report:
+    """The report with the times of the clusters that were emulated."""
+    return msgspec.structs.replace(report, cells=[undilated(cell) for cell in report.cells])
 
 
 def shown(column: Column, cell: ReportCell) -> str:

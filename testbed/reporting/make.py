@@ -8,6 +8,8 @@ from typing import Any
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import aggregate
 from testbed.reporting.collect import Collected
+from testbed.reporting.dilation import cluster_words
+from testbed.reporting.prediction import describe_errors, prediction_errors
 from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -16,10 +18,12 @@ _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of th
 def make_report(collected: Collected) -> Report:
     """The report of all cells that were read."""
     cells = sort_cells(judge(aggregate(collected.cells)))
+    errors = prediction_errors(cells)
     environments = [found.cell.environment for found in collected.cells]
     return Report(
         cells=cells,
-        notes=[*_notes(cells), *collected.notes],
+        prediction_errors=errors,
+        notes=[*describe_errors(errors), *_notes(cells), *collected.notes],
         provenance=provenance(environments),
     )
 
@@ -46,6 +50,8 @@ def _notes_of(cell: ReportCell) -> list[str]:
     elif verdict and verdict != "yes" and not is_upper_bound(cell):
         known = f"same work: {verdict}" + (f": {why}" if why else "")
         notes.append(f"not comparable: {why}" if cell.comparable is False else known)
+    if cell.cluster is not None:
+        notes.append(cluster_words(cell))
     if cell.data.startswith("synthetic"):
         notes.append(f"data are made up: {cell.data}")
     if cell.efficiency is not None and cell.efficiency > _IMPLAUSIBLE:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.columns import Column, columns_for
-from testbed.reporting.formats import shown
+from testbed.reporting.formats import as_shown, shown
 from testbed.reporting.work import is_upper_bound
 
 _WIDTH = 120
@@ -28,6 +28,7 @@ def print_report(report: Report, out: TextIO) -> None:
 
     A stream that is no terminal gets 120 columns, whatever the environment says.
     """
+    report = as_shown(report)
     width = None if out.isatty() else _WIDTH
     console = Console(file=out, width=width, highlight=False, soft_wrap=False)
     columns = [c for c in columns_for(report.cells) if c.title and not c.wide]

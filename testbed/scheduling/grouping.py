@@ -101,6 +101,20 @@ def stops_of(plan: Plan) -> list[int]:
     return stops
 
 
+def serial_stops(plan: Plan) -> list[int] | None:
+    """The stops of a plan whose messages travel one after another within the backward pass.
+
+    None for other plans: several channels, slices, priorities, halves, mixed dtypes.
+    """
+    alone = plan.num_channels == 1 and plan.order == "fifo"
+    if not alone or plan.halves or plan.crosses_iteration:
+        return None
+    sent = [part.tensor for message in plan.messages for part in message.parts]
+    if sent != list(reversed(range(len(plan.names)))):
+        return None
+    return stops_of(plan)
+
+
 def plan_of(
     scheduler: str,
     trace: Trace,

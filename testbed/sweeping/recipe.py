@@ -13,6 +13,7 @@ import msgspec
 
 from testbed.config import RunConfig
 from testbed.errors import UnknownName, UsageError
+from testbed.registry import STUDIES
 from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
 
 _SETTINGS = ("name", "summary", "repeats", "seed", "base", "axes", "cells")
@@ -53,7 +54,7 @@ def load_recipe(name: str) -> Sweep:
         UnknownName: there is none of this name.
     """
     if name not in recipe_names():
-        raise UnknownName("recipe", name, recipe_names())
+        raise UnknownName("recipe", name, (*recipe_names(), *STUDIES))
     sweep: Sweep = importlib.import_module(f"testbed.recipes.{name}").recipe()
     return sweep
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from testbed.backends.protocol import Backend, Work
-from testbed.nouns import Request, Verb
+from testbed.nouns import Combined, Request, Verb
 from testbed.scheduling.plan import Plan
 from testbed.training.fusion import Fusion
 from testbed.training.release import InOrderRelease
+
+Wait = Callable[[Work, str], Combined]
+"""Waits for an exchange; given its message's name, for words."""
 
 
 class Flight:
@@ -34,26 +37,29 @@ class Flight:
         step: int,
         learning_rate: Callable[[], float] | None,
     ) -> None:
-        self.works: dict[int, Work] = {}
-        self._folds: dict[int, Work] = {}
-        self.gradients: list[torch.Tensor | None] = [None] * len(plan.names)
         self.ready_order: list[int] = []
+        self._works: dict[int, list[Work]] = {}
+        self._landed: set[int] = set()
+        self._gradients: list[torch.Tensor | None] = [None] * len(plan.names)
         self._plan = plan
         self._fusion = fusion
         self._keys = keys
         self._backend = backend
         self._step = step
         self._learning_rate = learning_rate
-        self._release = InOrderRelease(range(len(plan.messages)))
+        self._release = [
+            InOrderRelease([n for n, m in enumerate(plan.messages) if m.channel == channel])
+            for channel in range(plan.num_channels)
+        ]
         self._missing = [len({p.tensor for p in m.parts}) for m in plan.messages]
 
     def has(self, tensor: int) -> bool:
         """Whether the tensor's gradient was given."""
-        return self.gradients[tensor] is not None
+        return self._gradients[tensor] is not None
 
     def give(self, tensor: int, gradient: torch.Tensor) -> None:
         """A gradient is ready; whatever may leave now leaves."""
-        self.gradients[tensor] = gradient
+        self._gradients[tensor] = gradient
         self.ready_order.append(tensor)
         for number in self._fusion.messages_of[tensor]:
             self._fusion.put(number, tensor, gradient)
@@ -67,30 +73,35 @@ class Flight:
             for number in range(len(self._plan.messages)):
                 self._send(number)
 
-    def spread(self, forward_order: Sequence[int]) -> None:
+    def spread(self) -> None:
         """Start the second halves, those of the first layers first."""
-        self._folds, self.works = self.works, {}
-        for tensor in forward_order:
-            for number in self._fusion.messages_of[tensor]:
-                if number not in self.works:
-                    self.works[number] = self._backend.submit(self._request(number, Verb.SPREAD))
+        begun: set[int] = set()
+        for messages in self._fusion.messages_of:
+            for number in messages:
+                if number not in begun:
+                    begun.add(number)
+                    self._submit(number, Verb.SPREAD)
 
-    def works_of(self, number: int) -> list[Work]:
-        """All exchanges of a message: one, or its two halves."""
-        fold = self._folds.get(number)
-        return [*([] if fold is None else [fold]), self.works[number]]
+    def land(self, number: int, wait: Wait) -> None:
+        """Wait until a message (both its halves, if it has two) has ended; once is enough."""
+        if number in self._landed:
+            return
+        for work in self._works[number]:
+            wait(work, self._keys[number])
+        self._landed.add(number)
+
+    def land_all(self, wait: Wait) -> None:
+        """Wait for all messages, in the order in which they left."""
+        for number in self._works:
+            self.land(number, wait)
 
     def collect(self, tensor: int) -> torch.Tensor:
-        """The tensor's gradient after the exchange; its messages must have ended."""
-        gradient = self.gradients[tensor]
+        """The tensor's gradient after the exchange; its messages must have landed."""
+        gradient = self._gradients[tensor]
         assert gradient is not None
         for number in self._fusion.messages_of[tensor]:
             self._fusion.take(number, tensor, gradient)
         return gradient
-
-    def key(self, number: int) -> str:
-        """A message's name."""
-        return self._keys[number]
 
     def messages_of(self, tensor: int) -> list[int]:
         """The messages that carry parts of a tensor."""
@@ -100,23 +111,25 @@ class Flight:
         if self._plan.order == "priority":
             self._send(number)
             return
-        for released in self._release.ready(number):
+        for released in self._release[self._plan.messages[number].channel].ready(number):
             self._send(released)
 
     def _send(self, number: int) -> None:
-        verb = Verb.FOLD if self._plan.halves else Verb.SUM
-        self.works[number] = self._backend.submit(
-            self._request(number, Verb.APPLY if self._learning_rate is not None else verb)
-        )
+        if self._learning_rate is not None:
+            verb = Verb.APPLY
+        else:
+            verb = Verb.FOLD if self._plan.halves else Verb.SUM
+        self._submit(number, verb)
 
-    def _request(self, number: int, verb: Verb) -> Request:
+    def _submit(self, number: int, verb: Verb) -> None:
         message = self._plan.messages[number]
-        return Request(
+        request = Request(
             verb,
-            self._fusion.payload(number, self.gradients),
+            self._fusion.payload(number, self._gradients),
             key=self._keys[number],
             step=self._step,
             priority=message.priority,
             channel=message.channel,
             learning_rate=self._learning_rate() if self._learning_rate is not None else 0.0,
         )
+        self._works.setdefault(number, []).append(self._backend.submit(request))

@@ -14,7 +14,8 @@ class ReadWatch:
     """Calls back before a module's forward pass with the parameters that it reads.
 
     A module reads its own parameters. Parameters whose module is never called itself (others read
-    them directly) are announced before anything else of the model runs.
+    them directly) are announced before anything else of the model runs: when the model is called,
+    or, if only its modules are called, with each of them.
 
     Args:
         model: watched as a whole.
@@ -27,6 +28,7 @@ class ReadWatch:
         self._called: set[int] = set()
         self._learning = True
         self._read_by_others: Parameters = []
+        self._model_is_called = True
         self.handles: list[Any] = [
             module.register_forward_pre_hook(self._before_forward)
             for module in model.modules()
@@ -42,12 +44,13 @@ class ReadWatch:
             for parameter in module.parameters(recurse=False)
         }
         self._read_by_others = [p for p in self._model.parameters() if id(p) not in read]
+        self._model_is_called = id(self._model) in self._called
         self._learning = False
 
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._learning:
             self._called.add(id(module))
         wanted = list(module.parameters(recurse=False))
-        if module is self._model:
+        if module is self._model or not self._model_is_called:
             wanted += self._read_by_others
         self._about_to_read(wanted)

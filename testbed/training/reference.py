@@ -51,6 +51,8 @@ def reference_parameters(
         num_workers: n.
         steps: how many steps to take.
     """
+    if workload.for_values is not None:
+        workload.for_values()
     order = sample_order(config, workload, num_workers)
     replica = make_replica(workload, config, num_steps(config, order))
     replica.model.train()

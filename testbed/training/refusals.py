@@ -37,10 +37,11 @@ def unused_on_server(name: str, step: int) -> UsageError:
     )
 
 
-def unused_too_late(name: str, step: int, scheduler: str) -> UsageError:
-    """What is wrong with a parameter that is first unused after the first step."""
+def read_unseen(name: str, scheduler: str) -> UsageError:
+    """A parameter that was read while its update was pending, so that its value was too old."""
     return UsageError(
-        f"{name!r} got no gradient in step {step} although every parameter had one in the first; "
-        f"scheduler {scheduler!r} updates across the iteration and needs to know in the first "
-        "step; use one that does not (wfbp, mg-wfbp, optimal)"
+        f"{name!r} was read before its update although its layer was not called; scheduler "
+        f"{scheduler!r} updates a layer when it is called; call the layer instead of reading its "
+        "parameters, call session.flush() before, or use a scheduler that does not cross the "
+        "iteration (wfbp, mg-wfbp, optimal)"
     )

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 
 class InOrderRelease:
-    """Releases items 0 .. n - 1 in a fixed order.
+    """Releases items in a fixed order.
 
     Example:
-        >>> release = InOrderRelease([2, 0, 1])
-        >>> release.ready(0), release.ready(2), release.ready(1)
-        ([], [2, 0], [1])
+        >>> release = InOrderRelease([5, 3, 4])
+        >>> release.ready(3), release.ready(5), release.ready(4)
+        ([], [5, 3], [4])
     """
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = tuple(order)
-        self._is_ready = [False] * len(self._order)
+        self._ready: set[int] = set()
         self._next = 0
 
     def ready(self, item: int) -> list[int]:
@@ -29,10 +29,10 @@ class InOrderRelease:
         Raises:
             ValueError: the item was ready before.
         """
-        if self._is_ready[item]:
+        if item in self._ready:
             raise ValueError(f"item {item} is ready for the second time")
-        self._is_ready[item] = True
+        self._ready.add(item)
         start = self._next
-        while self._next < len(self._order) and self._is_ready[self._order[self._next]]:
+        while self._next < len(self._order) and self._order[self._next] in self._ready:
             self._next += 1
         return list(self._order[start : self._next])

@@ -20,7 +20,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass
 class Replica:
-    """A model with its optimizer, schedule and data, ready for its first step."""
+    """A model with its optimizer, schedule and data, ready for its first step.
+
+    `called` is what the loss calls instead of the model, where a framework has wrapped it.
+    """
 
     workload: Workload
     model: torch.nn.Module
@@ -29,6 +32,7 @@ class Replica:
     scaler: torch.amp.GradScaler | None
     device: torch.device
     precision: Precision
+    called: torch.nn.Module | None = None
 
     def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The batch on the replica's device, floating inputs in its precision."""
@@ -42,7 +46,7 @@ class Replica:
         """Forward pass and loss, under autocast for the mixed precisions."""
         assert self.workload.loss is not None
         with self._autocast():
-            return self.workload.loss(self.model, batch)
+            return self.workload.loss(self.called or self.model, batch)
 
     @contextlib.contextmanager
     def _autocast(self) -> Iterator[None]:

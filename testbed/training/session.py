@@ -8,29 +8,24 @@ from typing import Any
 
 import torch
 
-from testbed.backends.protocol import Backend, Work
+from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.nouns import Event, Verb
 from testbed.scheduling.check import check_plan
 from testbed.scheduling.plan import Plan
 from testbed.training.agreement import AGREE_S, agree_on
-from testbed.training.deferred import DeferredStep
+from testbed.training.contribution import Contribution
 from testbed.training.digest import describe_tensors
 from testbed.training.flight import Flight
 from testbed.training.fusion import Fusion, describe_messages
 from testbed.training.means import divide, refuse_non_finite, silent
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
+from testbed.training.pending import PendingUpdate
 from testbed.training.plans import Replan, replanner
 from testbed.training.reading import ReadWatch
-from testbed.training.refusals import (
-    halves_refused,
-    second_gradient,
-    sparse_gradient,
-    unused_on_server,
-    unused_too_late,
-)
+from testbed.training.refusals import halves_refused, read_unseen, unused_on_server
 from testbed.training.start import install, share_start
-from testbed.training.usage import KEY, submit_votes, unused
+from testbed.training.usage import Usage
 from testbed.training.waiting import Waiter
 
 
@@ -47,6 +42,9 @@ class Session:
 
     With a backend that runs the optimizer on servers (`Verb.APPLY`), parameters come back instead
     of gradients, and `optimizer.step()` finds nothing left to do.
+
+    `events` holds the exchanges of the newest step whose exchanges have all ended, in the order in
+    which they were waited for.
 
     Args:
         model: built alike on all ranks; rank 0's parameters and buffers replace the others'.
@@ -83,11 +81,13 @@ class Session:
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._sending = True
         self._synchronized = False
-        self._stepping = False
         self._leave: Callable[[], None] | None = None
         self._ready_names: list[str] = []
         self._reads: ReadWatch | None = None
+        self._pending: PendingUpdate | None = None
         self._applies = Verb.APPLY in backend.capabilities.verbs
+        drifts = backend.capabilities.consistency == "none"
+        self._divisor = 1 if drifts else backend.size
         # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
         self._alone = backend.size == 1 and not self._applies
         agree_on("parameters", describe_tensors(self._named), control, backend.size)
@@ -97,14 +97,14 @@ class Session:
             self._replan = None if self._applies else replan
             plan = replan([name for name, _ in reversed(self._named)])
         share_start(model, backend)
-        self._deferred: DeferredStep | None = None
-        self._pending: dict[int, Flight] = {}
-        self._votes: Work | None = None
-        self._vote_always = False
-        self._absent: set[int] = set()
-        self._accumulated: set[int] = set()
-        self._late: list[int] = []
         self._adopt(plan)
+        self._usage = Usage(
+            backend,
+            control,
+            self._waiter.wait,
+            self._parameters[0].device,
+            max(AGREE_S, patience_s),
+        )
         self._handles: list[Any] = []
         self._hook(model)
 
@@ -129,21 +129,26 @@ class Session:
             return
         self.flush()
         if not self._alone:
-            self._end_backward()
-            for number in self._flight.works:
-                self._wait(self._flight, number)
-            for tensor in range(len(self._parameters)):
-                self._parameters[tensor].grad = self._flight.collect(tensor)
+            contribution = self._end_backward()
+            if self.plan.halves:
+                contribution.flight.spread()
+            contribution.flight.land_all(self._waiter.wait)
+            for tensor, parameter in enumerate(self._parameters):
+                parameter.grad = contribution.flight.collect(tensor)
         if self._applies:
-            self._take_parameters(range(len(self._parameters)))
+            self._take_parameters()
         else:
             self._take_means()
+        self.events = self._waiter.take_events()
         self._end_step()
 
     def flush(self) -> None:
         """Update every parameter whose update is still pending."""
-        self._settle(list(self._pending))
-        self._deferred = None
+        if self._pending is not None:
+            self._take(list(self._pending.left))
+            self._usage.end()
+            self.events = self._waiter.take_events()
+            self._pending = None
 
     @property
     def step(self) -> int:
@@ -171,7 +176,7 @@ class Session:
             self._adopt(self._replan(ready_names))
             self._replan = None
         self._ready_names = list(ready_names)
-        self._flight = self._new_flight()
+        self._contribution = self._new_contribution()
 
     def on_close(self, leave: Callable[[], None]) -> None:
         """Call this once when the session is closed; for whoever opened the backend for it."""
@@ -204,12 +209,13 @@ class Session:
         if self._applies:
             note = describe_optimizer(self._optimizer)
             install(plan, self._parameters, self._keys, self.backend, note)
-        self._flight = self._new_flight()
+        self._contribution = self._new_contribution()
 
-    def _new_flight(self) -> Flight:
+    def _new_contribution(self) -> Contribution:
         optimizer = self._optimizer
         rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
-        return Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
+        flight = Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
+        return Contribution(flight, self._parameters, self.plan.names)
 
     def _hook(self, model: torch.nn.Module) -> None:
         watched = [] if self._alone else self._parameters
@@ -223,57 +229,40 @@ class Session:
             return
         self._reads = ReadWatch(model, self._about_to_read)
         self._handles += self._reads.handles
-        self._handles.append(
-            model.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                lambda module, prefix, keep_vars: self.flush()
-            )
-        )
+        # Whoever saves or replaces the state wants it with nothing pending.
+        for module in model.modules():
+            self._handles += [
+                module.register_state_dict_pre_hook(self._flush_first),  # type: ignore[no-untyped-call]
+                module.register_load_state_dict_pre_hook(self._flush_first),  # type: ignore[no-untyped-call]
+            ]
+        self._handles.append(self._optimizer.register_state_dict_pre_hook(self._flush_first))
+        self._handles.append(self._optimizer.register_load_state_dict_pre_hook(self._flush_first))
+
+    def _flush_first(self, *ignored: Any) -> None:
+        self.flush()
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        index = self._index[id(parameter)]
+        tensor = self._index[id(parameter)]
+        if self._pending is not None and tensor in self._pending.left:
+            raise read_unseen(self.plan.names[tensor], self.plan.scheduler)
         if not self._sending:
-            self._accumulated.add(index)
+            self._contribution.keep(tensor)
             return
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            raise sparse_gradient(self.plan.names[index])
-        if not gradient.is_contiguous():
-            gradient = gradient.contiguous()
-            parameter.grad = gradient
-        if self._flight.has(index):
-            raise second_gradient(self.plan.names[index])
+        self._contribution.give(tensor)
         self._synchronized = False
-        self._flight.give(index, gradient)
 
-    def _end_backward(self) -> None:
-        """Complete the step's messages: what this rank did not use counts as zero elsewhere."""
-        for index, parameter in enumerate(self._parameters):
-            if self._flight.has(index):
-                continue
-            if index in self._accumulated and parameter.grad is not None:
-                self._late.append(index)  # used in an earlier micro-batch, not in the last
-            else:
-                zeros = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-                parameter.grad = zeros
-                self._absent.add(index)
-                self._late.append(index)
-        if self._absent and self._applies:
-            raise unused_on_server(self.plan.names[min(self._absent)], self.step)
-        observed = list(self._flight.ready_order)
-        for index in reversed(self._late):
-            gradient = self._parameters[index].grad
-            assert gradient is not None
-            self._flight.give(index, gradient)
-        self._flight.end_backward()
+    def _end_backward(self) -> Contribution:
+        """The step's contribution, complete."""
+        contribution = self._contribution
+        contribution.complete()
+        if contribution.absent and self._applies:
+            raise unused_on_server(self.plan.names[min(contribution.absent)], self.step)
         if self._waiter.first and not self._ready_names:
-            order = (*observed, *reversed(self._late))
-            self._ready_names = [self.plan.names[i] for i in order]
-        if self.plan.halves:
-            self._flight.spread(range(len(self._parameters)))
+            self._ready_names = [self.plan.names[i] for i in contribution.ready_order]
+        return contribution
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._stepping:
+        if self._in_deferred_step:
             return
         crosses = self.plan.crosses_iteration and not self._waiter.first and not self._alone
         if crosses and not self._synchronized:
@@ -282,73 +271,50 @@ class Session:
             self.synchronize()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._stepping:
+        if not self._in_deferred_step:
             self._synchronized = False
+
+    @property
+    def _in_deferred_step(self) -> bool:
+        return self._pending is not None and self._pending.stepping
 
     def _defer(self) -> None:
         """Remember the step; each parameter takes it when it is about to be read."""
         self.flush()
-        self._end_backward()
-        if self._absent and not self._vote_always:
-            name = self.plan.names[min(self._absent)]
-            raise unused_too_late(name, self.step, self.plan.scheduler)
-        if self._vote_always:
-            self._votes = self._ask(range(len(self._parameters)))
-        self._deferred = DeferredStep(self._optimizer)
-        self._pending = dict.fromkeys(range(len(self._parameters)), self._flight)
+        contribution = self._end_backward()
+        unused = self._usage.prepare(len(self._parameters), contribution.absent, self.step)
+        if self.plan.halves:
+            contribution.flight.spread()
+        self._pending = PendingUpdate(
+            contribution.flight,
+            self._parameters,
+            self.plan.names,
+            self.step,
+            optimizer=None if self._applies else self._optimizer,
+            divisor=self._divisor,
+            unused=unused,
+            check_finite=self._check_finite,
+        )
         for parameter in self._parameters:
             parameter.grad = None
         self._end_step()
-        self._synchronized = True
 
     def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        if self._pending:
-            wanted = [self._index.get(id(parameter), -1) for parameter in parameters]
-            self._settle([index for index in wanted if index in self._pending])
+        if self._pending is not None and self._pending.left:
+            self._take([self._index[id(p)] for p in parameters if id(p) in self._index])
 
-    def _settle(self, tensors: Sequence[int]) -> None:
-        """Wait for these tensors' messages and update their parameters."""
-        if not tensors:
-            return
-        flight = self._pending[tensors[0]]
-        for tensor in tensors:
-            del self._pending[tensor]
-            for number in flight.messages_of(tensor):
-                self._wait(flight, number)
-        unused = self._unused()
-        parameters = [self._parameters[t] for t in tensors]
-        gradients = [flight.collect(t) for t in tensors]
-        if self._applies:
-            with torch.no_grad():
-                for parameter, value in zip(parameters, gradients, strict=True):
-                    parameter.copy_(value)
-            return
-        divide(gradients, self._divisor)
-        if self._check_finite:
-            refuse_non_finite([self.plan.names[t] for t in tensors], gradients, self.step - 1)
-        assert self._deferred is not None
-        used = [None if t in unused else g for t, g in zip(tensors, gradients, strict=True)]
-        self._stepping = True
-        try:
-            self._deferred.take(parameters, used)
-        finally:
-            self._stepping = False
+    def _take(self, tensors: Sequence[int]) -> None:
+        if self._pending is not None:
+            self._pending.take(tensors, self._waiter.wait)
 
-    def _wait(self, flight: Flight, number: int) -> None:
-        for work in flight.works_of(number):
-            self._waiter.wait(work, flight.key(number))
-
-    def _take_parameters(self, tensors: Sequence[int]) -> None:
+    def _take_parameters(self) -> None:
         with torch.no_grad():
-            for tensor in tensors:
-                parameter = self._parameters[tensor]
+            for parameter in self._parameters:
                 assert parameter.grad is not None
                 parameter.copy_(parameter.grad)
                 parameter.grad = None
         if self._check_finite:
-            names = [self.plan.names[t] for t in tensors]
-            values = [self._parameters[t] for t in tensors]
-            refuse_non_finite(names, values, self.step, what="parameter")
+            refuse_non_finite(self.plan.names, self._parameters, self.step, what="parameter")
 
     def _take_means(self) -> None:
         given = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
@@ -358,42 +324,25 @@ class Session:
             refuse_non_finite([self.plan.names[i] for i in tensors], gradients, self.step)
         if self._alone:
             return
-        # A mean that is zero everywhere may come from a parameter that no rank used: ask. All
-        # ranks hold the same means bit for bit, so all of them ask in the same step.
+        # A mean that is zero everywhere may come from a parameter that no rank used: ask.
         doubtful = [tensors[position] for position in silent(gradients)]
         if doubtful:
-            counts = self._waiter.wait(self._ask(doubtful), KEY).tensor
-            for index in unused(doubtful, counts):
-                self._parameters[index].grad = None
-
-    @property
-    def _divisor(self) -> int:
-        return 1 if self.backend.capabilities.consistency == "none" else self.backend.size
-
-    def _ask(self, tensors: Sequence[int]) -> Work:
-        device = self._parameters[0].device
-        return submit_votes(tensors, self._absent, self.backend, self.step, device)
-
-    def _unused(self) -> set[int]:
-        if self._votes is None:
-            return set()
-        counts = self._waiter.wait(self._votes, KEY).tensor
-        return unused(range(len(self._parameters)), counts)
+            for tensor in self._usage.unused(doubtful, self._contribution.absent, self.step):
+                self._parameters[tensor].grad = None
 
     def _end_step(self) -> None:
         if self._waiter.first and not self._alone:
             self._learn_from_first_step()
         self._synchronized = True
-        self.events = self._waiter.take_events()
         self._waiter.end_step()
-        self._absent, self._accumulated, self._late = set(), set(), []
-        self._flight = self._new_flight()
+        self._contribution = self._new_contribution()
 
     def _learn_from_first_step(self) -> None:
         """Adopt rank 0's order of gradients; learn whether any rank leaves parameters unused."""
-        mine = "\n".join([str(len(self._absent)), *self._ready_names]).encode()
+        num_absent = len(self._contribution.absent)
+        mine = "\n".join([str(num_absent), *self._ready_names]).encode()
         answers = self._control.all_gather("order", mine, AGREE_S, members=self.backend.size)
-        self._vote_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)
+        self._usage.ask_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)
         names = answers[0].decode().split("\n")[1:]
         if self._replan is not None:
             self._adopt(self._replan(names))

@@ -86,7 +86,7 @@ def make_cell(
         initial_digest=first.initial_digest,
         final_digest=first.final_digest,
         consistency=consistency,
-        scheduler=config.scheduler,
+        scheduler=plan.scheduler,
         num_messages=len(plan.messages),
         plan_digest=plan.digest(),
         plan_reason=plan.reason,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from testbed.backends.protocol import Backend
+from testbed.backends.protocol import Backend, Peer
 from testbed.config import RunConfig
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
@@ -23,6 +23,7 @@ from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.memory import peak_bytes, reset_peak
+from testbed.training.peer_session import PeerSession
 from testbed.training.plans import Replan
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
 from testbed.training.replica import Replica, make_replica, num_steps, sample_order
@@ -61,7 +62,10 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Run:
-    """What a rank needs to train: configuration, its place in the job, and its opened backend."""
+    """What a rank needs to train: configuration, its place in the job, and its opened backend.
+
+    `dilation` tells how many times slower than on the emulated cluster everything happens here.
+    """
 
     config: RunConfig
     backend: Backend
@@ -69,6 +73,7 @@ class Run:
     build: Callable[[], Workload]
     plan: Plan | None = None
     replan: Replan | None = None
+    dilation: float = 1.0
 
     @property
     def rank(self) -> int:
@@ -92,7 +97,21 @@ def train(run: Run, workload: Workload) -> Outcome:
     _check(run, total)
     replica = make_replica(workload, run.config, total)
     replica.model.train()
-    session = Session(
+    session = _open_session(run, replica)
+    torch.manual_seed(worker_seed(run.config.seed, run.rank))
+    outcome = _Loop(run, replica, session, order, total).run()
+    session.close()
+    _evaluate(run, replica, outcome)
+    return outcome
+
+
+def _open_session(run: Run, replica: Replica) -> Session | PeerSession:
+    on_resume = replica.workload.on_resume
+    if isinstance(run.backend, Peer) and run.backend.size > 1:
+        peer = PeerSession(replica.model, replica.optimizer, run.backend, run.control, on_resume)
+        replica.called = peer.model
+        return peer
+    return Session(
         replica.model,
         replica.optimizer,
         run.backend,
@@ -101,13 +120,8 @@ def train(run: Run, workload: Workload) -> Outcome:
         replan=run.replan,
         patience_s=0.8 * run.config.deadline,
         check_finite=replica.scaler is None,
-        on_resume=workload.on_resume,
+        on_resume=on_resume,
     )
-    torch.manual_seed(worker_seed(run.config.seed, run.rank))
-    outcome = _Loop(run, replica, session, order, total).run()
-    session.close()
-    _evaluate(run, replica, outcome)
-    return outcome
 
 
 def _check(run: Run, total: int) -> None:
@@ -134,7 +148,12 @@ class _Loop:
     """The training loop of one rank, with what it measures."""
 
     def __init__(
-        self, run: Run, replica: Replica, session: Session, order: SampleOrder, total: int
+        self,
+        run: Run,
+        replica: Replica,
+        session: Session | PeerSession,
+        order: SampleOrder,
+        total: int,
     ) -> None:
         self._run = run
         self._replica = replica
@@ -177,6 +196,8 @@ class _Loop:
             if self._session.staleness is not None:
                 outcome.staleness.append(self._session.staleness)
             self._after(step + 1, time_s)
+            if step == first or self._looks_at_parameters(step + 1):
+                self._resume_clock()  # what is not measured must not be made up for either
         return self._finish(backend.traffic() - before, self._total - first, time_s)
 
     def _step(self, step: int) -> float:
@@ -185,7 +206,8 @@ class _Loop:
         self._digest.add(np.ascontiguousarray(indices).tobytes())
         hold_up_s = sum(slowdown.delay(run.rank, step) for slowdown in self._slow)
         if hold_up_s:
-            time.sleep(hold_up_s)
+            time.sleep(hold_up_s * run.dilation)
+            self._resume_clock()
         loss = backward(self._replica, indices, run.config.accumulate, session.accumulating)
         if run.config.clip_norm is not None or self._replica.scaler is not None:
             session.synchronize()
@@ -193,6 +215,11 @@ class _Loop:
         if self._replica.device.type == "cuda":
             torch.cuda.synchronize(self._replica.device)
         return loss
+
+    def _resume_clock(self) -> None:
+        """Tell a workload with a clock of its own that its device stood idle until now."""
+        if self._replica.workload.on_resume is not None:
+            self._replica.workload.on_resume()
 
     def _after(self, done: int, time_s: float) -> None:
         config = self._run.config

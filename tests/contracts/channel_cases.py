@@ -105,3 +105,27 @@ def most_urgent_goes_next(backend: Backend, group: Group) -> list[str]:
         assert bool((request.tensor == group.size).all()), request
     events = sorted((work.event for work in works), key=lambda event: event.started_s)
     return [event.key for event in events]
+
+
+def older_steps_go_first(backend: Backend, group: Group) -> list[tuple[int, str]]:
+    """Steps and keys in the order in which this rank began them, the channel being held at first.
+
+    A rank that waits for the end of an old exchange before it submits a young one must not be
+    waited for by a rank that has both.
+    """
+    device = device_of(backend)
+    hold = Request(Verb.SUM, torch.ones(HELD_ELEMENTS, device=device), key="hold", step=1)
+    young = Request(Verb.SUM, torch.ones(50, device=device), key="young", step=3, priority=0)
+    old = Request(Verb.SUM, torch.ones(50, device=device), key="old", step=2, priority=9)
+    works = []
+    if group.rank == 0:
+        works = [backend.submit(request) for request in (hold, young, old)]
+    meet(group, "young and old are queued on rank 0")
+    if group.rank != 0:
+        works = [backend.submit(request) for request in (hold, old)]
+        works[-1].wait(WITHIN_S)
+        works.append(backend.submit(young))
+    for work in works:
+        work.wait(WITHIN_S)
+    events = sorted((work.event for work in works), key=lambda event: event.started_s)
+    return [(event.step, event.key) for event in events]

@@ -11,12 +11,13 @@ from testbed.training.session import Session
 from tests.contracts.cases import meet
 from tests.contracts.session_models import (
     DIFFERENT,
-    STEPS,
     Recipe,
     build,
+    clip,
     losses,
     optimizer_of,
     parameters_of,
+    schedule_of,
 )
 
 
@@ -25,7 +26,7 @@ def by_session(backend: Backend, group: Group, recipe: Recipe) -> list[torch.Ten
     model = build(recipe, seed=group.rank)
     optimizer = optimizer_of(recipe, model)
     session = Session(model, optimizer, backend, group.control)
-    for step in range(STEPS):
+    for step in range(recipe.steps):
         optimizer.zero_grad(set_to_none=True)
         *early, last = losses(recipe, model, group.rank, step)
         with session.accumulating():
@@ -42,12 +43,15 @@ def by_naive_twin(backend: Backend, group: Group, recipe: Recipe) -> list[torch.
     """The same, one blocking exchange after the other; all ranks start from rank 0's weights."""
     model = build(recipe, seed=0)
     optimizer = optimizer_of(recipe, model)
-    for step in range(STEPS):
+    schedule = schedule_of(recipe, optimizer)
+    for step in range(recipe.steps):
         optimizer.zero_grad(set_to_none=True)
         for loss in losses(recipe, model, group.rank, step):
             loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(model, backend, step)
+        clip(recipe, model)
         optimizer.step()
+        schedule.step()
     meet(group, "trained by the twin")
     return parameters_of(model)
 

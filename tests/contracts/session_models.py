@@ -45,6 +45,49 @@ class Plain(torch.nn.Module):
         return output
 
 
+WIDTH = 24
+
+
+class Awkward(torch.nn.Module):
+    """Everything at once that a scheduler may stumble over.
+
+    A tied weight, a tensor without elements, one larger than all others together, a weight that
+    another layer reads, branches whose order differs between ranks and, unless `complete`,
+    parameters that are unused on some ranks, in some steps, or always.
+    """
+
+    def __init__(self, complete: bool) -> None:
+        super().__init__()
+        self.complete = complete
+        self.nothing = torch.nn.Parameter(torch.empty(0, 3))
+        self.table = torch.nn.Parameter(torch.empty(WIDTH, 2000))
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.left = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.right = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.lent = torch.nn.Linear(WIDTH, WIDTH, bias=not complete)  # a bias is never used
+        self.last = torch.nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+        if not complete:
+            self.somewhere = torch.nn.Linear(WIDTH, WIDTH)
+            self.at_times = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, inputs: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        if (rank + step) % 2:
+            right, left = self.right(hidden), self.left(hidden)
+        else:
+            left, right = self.left(hidden), self.right(hidden)
+        hidden = torch.tanh(self.narrow(left + right))
+        if not self.complete and (rank + step) % 2 == 0:
+            hidden = hidden + self.somewhere(inputs)
+        if not self.complete and step % 3 == 0:
+            hidden = hidden + self.at_times(inputs)
+        hidden = torch.nn.functional.linear(hidden, self.lent.weight)
+        output: torch.Tensor = self.last(hidden) + self.nothing.sum()
+        return output + torch.tanh(inputs @ self.table).sum(1, keepdim=True) / 45
+
+
 class Integers(torch.nn.Module):
     """A loss that is linear in the weights: gradients are the inputs, which are integers."""
 
@@ -66,12 +109,25 @@ class Recipe:
         dtype: of parameters and samples.
         accumulate: backward passes per step.
         twin: whether the naive twin can follow (all ranks use all parameters).
+        optimizer: `sgd` or `adam`.
+        decay: factor on the learning rate from one step to the next.
+        max_norm: clip to this global norm; None = do not.
+        steps: how many.
     """
 
     variant: str
     dtype: str = "float32"
     accumulate: int = 1
     twin: bool = True
+    optimizer: str = "sgd"
+    decay: float = 1.0
+    max_norm: float | None = None
+    steps: int = STEPS
+
+    @property
+    def width(self) -> int:
+        """Features of a sample."""
+        return WIDTH if self.variant in ("complete", "awkward") else 6
 
 
 RECIPES = (
@@ -93,7 +149,13 @@ RECIPES = (
 
 def build(recipe: Recipe, seed: int) -> torch.nn.Module:
     """The model with weights that follow from the seed, without torch's global generator."""
-    model = Integers() if recipe.variant == "integers" else Plain(recipe.variant)
+    model: torch.nn.Module
+    if recipe.variant == "integers":
+        model = Integers()
+    elif recipe.variant in ("complete", "awkward"):
+        model = Awkward(complete=recipe.variant == "complete")
+    else:
+        model = Plain(recipe.variant)
     model.to(DTYPES[recipe.dtype])
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -105,11 +167,25 @@ def build(recipe: Recipe, seed: int) -> torch.nn.Module:
     return model
 
 
-def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.SGD:
+def optimizer_of(recipe: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Momentum and weight decay; powers of two where all must stay exact."""
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
     if recipe.variant == "integers":
         return torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def schedule_of(
+    recipe: Recipe, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay)
+
+
+def clip(recipe: Recipe, model: torch.nn.Module) -> None:
+    """Means to the largest norm, if the recipe has one."""
+    if recipe.max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_norm)
 
 
 def losses(recipe: Recipe, model: torch.nn.Module, rank: int, step: int) -> Iterator[torch.Tensor]:
@@ -120,13 +196,14 @@ def losses(recipe: Recipe, model: torch.nn.Module, rank: int, step: int) -> Iter
             inputs = torch.randint(-8, 9, (4, 6), generator=generator).to(DTYPES[recipe.dtype])
             yield model(inputs, rank, step).sum()
         else:
-            inputs = torch.randn(4, 6, generator=generator).to(DTYPES[recipe.dtype])
+            inputs = torch.randn(4, recipe.width, generator=generator).to(DTYPES[recipe.dtype])
+            inputs = inputs.to(next(model.parameters()).device)
             output = model(inputs, rank, step)
             yield (output - inputs.flip(1)).square().mean() / recipe.accumulate
 
 
 def parameters_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
+    return [p.detach().cpu().clone() for p in model.parameters()]
 
 
 def reference(recipe: Recipe, num_workers: int, seed: int) -> list[torch.Tensor]:
@@ -136,7 +213,8 @@ def reference(recipe: Recipe, num_workers: int, seed: int) -> list[torch.Tensor]
     """
     model = build(recipe, seed)
     optimizer = optimizer_of(recipe, model)
-    for step in range(STEPS):
+    schedule = schedule_of(recipe, optimizer)
+    for step in range(recipe.steps):
         sums: list[torch.Tensor | None] = [None for _ in model.parameters()]
         for rank in range(num_workers):
             optimizer.zero_grad(set_to_none=True)
@@ -146,7 +224,9 @@ def reference(recipe: Recipe, num_workers: int, seed: int) -> list[torch.Tensor]
                 sums[i] = _add(sums[i], parameter.grad)
         for total, parameter in zip(sums, model.parameters(), strict=True):
             parameter.grad = None if total is None else total / num_workers
+        clip(recipe, model)
         optimizer.step()
+        schedule.step()
     return parameters_of(model)
 
 

@@ -92,6 +92,8 @@ MOVING = tuple(m for m in MEMBERS if m.moves)
 SILENT = tuple(m for m in MEMBERS if not m.moves)
 WITH_SERVERS = tuple(m for m in MOVING if m.num_servers > 0)
 WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
+# Servers that run the optimizer; only training concerns them, so most tests leave them out.
+SERVING = (_variant(Member("zmq-ps:update=server", quick=(2,), slow=(4,))),)
 DEFAULTS = tuple(m for m in MOVING if ":" not in m.text)
 
 

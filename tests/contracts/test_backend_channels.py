@@ -37,5 +37,13 @@ def test_the_most_urgent_goes_next(job: Job, pools: PoolKeeper) -> None:
         assert keys == ["hold", "f", "d", "b", "g", "a", "e", "c"]
 
 
+@pytest.mark.parametrize("job", jobs(MOVING, many))
+def test_older_steps_go_first(job: Job, pools: PoolKeeper) -> None:
+    setup = by_priority(job)
+    ranks = pools.with_setup(job, setup)
+    for begun in ranks.run(f"{CASES}:older_steps_go_first", setup=setup):
+        assert begun == [(1, "hold"), (2, "old"), (3, "young")]
+
+
 def by_priority(job: Job) -> Setup:
     return Setup("priority", min(2, job.setup.num_channels))

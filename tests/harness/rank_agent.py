@@ -20,10 +20,12 @@ class Setup:
 
     order: Order = "fifo"
     num_channels: int = 1
+    credit_bytes: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.order}-{self.num_channels}"
+        credit = "" if self.credit_bytes is None else f"-{self.credit_bytes}"
+        return f"{self.order}-{self.num_channels}{credit}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,11 @@ class Agent:
     def _open(self, setup: Setup) -> tuple[Backend, Group]:
         if setup not in self._opened:
             group = replace(
-                self._group, name=setup.name, order=setup.order, num_channels=setup.num_channels
+                self._group,
+                name=setup.name,
+                order=setup.order,
+                num_channels=setup.num_channels,
+                credit_bytes=setup.credit_bytes,
             )
             self._opened[setup] = (open_backend(self._role, group), group)
         return self._opened[setup]

@@ -1,9 +1,10 @@
-"""What a session does with gradients that do not come in the last backward pass."""
+"""What a session does with gradients, reads and states that do not come as usual."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from testbed.backends.loopback import LOOPBACK
 from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
+from testbed.prediction.link import Link
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import make_plan
+from testbed.training.plans import skeleton_trace
 from testbed.training.session import Session
+from testbed.training.usage import KEY
 
 WAIT_S = 30.0
 
@@ -24,17 +30,43 @@ class TwoBranches(torch.nn.Module):
         self.b = torch.nn.Parameter(torch.tensor([1.0]))
 
 
-def on_two_ranks(body: Callable[[int, TwoBranches, Session, torch.optim.Optimizer], None]) -> None:
+class TwoLayers(torch.nn.Module):
+    """Called layers; weights are ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(2, 2, bias=False)
+        self.last = torch.nn.Linear(2, 2, bias=False)
+        for parameter in self.parameters():
+            torch.nn.init.ones_(parameter)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(self.first(inputs))
+        return output
+
+
+def plan_of(scheduler: str, model: torch.nn.Module) -> Plan:
+    link = Link(backend="", num_workers=2, latency_s=0.0, seconds_per_byte=0.0)
+    return make_plan(scheduler, skeleton_trace(list(model.named_parameters())), link)
+
+
+def on_two_ranks(
+    body: Callable[[int, Any, Session, torch.optim.Optimizer], None],
+    build: Callable[[], torch.nn.Module] = TwoBranches,
+    scheduler: str = "wfbp",
+) -> None:
     """Run a training loop on two threads; the first exception of either is raised here."""
     hub = InprocHub(2)
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
-        group = Group(number, 2, hub.member(number), deadline_s=WAIT_S)
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        plan = plan_of(scheduler, model)
+        member = hub.member(number)
+        group = Group(number, 2, member, deadline_s=WAIT_S, order=plan.order)
         backend = LOOPBACK.open(group, LOOPBACK.options())
-        model = TwoBranches()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        session = Session(model, optimizer, backend, group.control)
+        session = Session(model, optimizer, backend, group.control, plan=plan)
         try:
             body(number, model, session, optimizer)
             session.close()
@@ -65,7 +97,8 @@ def test_a_parameter_used_only_in_an_earlier_micro_batch_keeps_its_gradient() ->
         ends[rank] = (model.a.item(), model.b.item())
 
     on_two_ranks(loop)
-    assert ends[0] == ends[1] == (1.0 - 2 * 2, 1.0 - 2 * 1)
+    # The second step of 2 (of 1) goes 0.5 times the first one's way once more.
+    assert ends[0] == ends[1] == (1.0 - 2 * 2.5, 1.0 - 1 * 2.5)
 
 
 def test_a_second_backward_pass_before_the_step_is_refused() -> None:
@@ -75,3 +108,135 @@ def test_a_second_backward_pass_before_the_step_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"second gradient .* session.accumulating"):
         on_two_ranks(loop)
+
+
+CROSSING = ("dear", "p3", "bytescheduler")
+
+
+def step_once(model: TwoLayers, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def trained_alone(steps: int) -> tuple[TwoLayers, torch.optim.Optimizer]:
+    model = TwoLayers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    for _ in range(steps):
+        step_once(model, optimizer)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("scheduler", CROSSING)
+def test_states_are_those_after_the_update(scheduler: str) -> None:
+    """Whichever is asked for first: the model's, a layer's or the optimizer's."""
+    alone, optimizer_alone = trained_alone(2)
+    asked: list[dict[str, Any]] = []
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(2):
+            step_once(model, optimizer)
+        if rank == 0:
+            asked.append(model.last.state_dict())
+        else:
+            asked.append(optimizer.state_dict()["state"][1])
+
+    on_two_ranks(loop, TwoLayers, scheduler)
+    found = {name: value for state in asked for name, value in state.items()}
+    assert torch.equal(found["weight"], alone.last.weight)
+    wanted = optimizer_alone.state_dict()["state"][1]["momentum_buffer"]
+    assert torch.equal(found["momentum_buffer"], wanted)
+
+
+@pytest.mark.parametrize("scheduler", CROSSING)
+def test_a_state_that_is_loaded_is_not_updated_by_what_was_pending(scheduler: str) -> None:
+    start = TwoLayers().state_dict()
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(2):
+            step_once(model, optimizer)
+        model.load_state_dict(start)
+        session.flush()
+        assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+
+    on_two_ranks(loop, TwoLayers, scheduler)
+
+
+@pytest.mark.parametrize("scheduler", CROSSING)
+def test_layers_may_be_called_without_the_model(scheduler: str) -> None:
+    alone, _ = trained_alone(3)
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            # The last layer is never called: it is announced with any other.
+            hidden = model.first(torch.ones(1, 2))
+            torch.nn.functional.linear(hidden, model.last.weight).sum().backward()
+            optimizer.step()
+        session.flush()
+        for name, parameter in alone.named_parameters():
+            assert torch.equal(model.get_parameter(name), parameter), name
+
+    on_two_ranks(loop, TwoLayers, scheduler)
+
+
+def test_reading_a_parameter_before_its_update_is_refused() -> None:
+    """Nothing is called here that could announce the read."""
+
+    def loop(rank: int, model: TwoBranches, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model.a + model.b).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(UsageError, match=r"'[ab]' was read before its update .* session.flush"):
+        on_two_ranks(loop, TwoBranches, "dear")
+
+
+class OneMayBeSpared(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(2))
+        for parameter in self.parameters():
+            torch.nn.init.ones_(parameter)
+
+    def forward(self, spares: bool) -> torch.Tensor:
+        inputs = torch.ones(1, 1)
+        output: torch.Tensor = self.layers[0](inputs)
+        return output if spares else output + self.layers[1](inputs)
+
+
+@pytest.mark.parametrize("scheduler", CROSSING)
+@pytest.mark.parametrize("who", ["nobody", "rank 1", "rank 1, by nothing"])
+def test_a_parameter_that_becomes_unused_later(scheduler: str, who: str) -> None:
+    """Momentum moves it only if somebody used it, were it with a gradient of zero."""
+    ends: dict[int, float] = {}
+
+    def loop(rank: int, model: OneMayBeSpared, session: Session, optimizer: torch.optim.Optimizer):
+        for step in range(3):
+            optimizer.zero_grad()
+            spares = step > 0 and (who == "nobody" or rank == 0)
+            loss = model(spares)
+            (loss * 0 if step > 0 and who.endswith("nothing") else loss).sum().backward()
+            optimizer.step()
+        session.flush()
+        ends[rank] = model.layers[1].weight.item()
+
+    on_two_ranks(loop, OneMayBeSpared, scheduler)
+    # The first step moves it by 1; then momentum of a half goes on with a gradient of 1/2 or 0.
+    after = {"nobody": 0.0, "rank 1": -1.0 - 1.0, "rank 1, by nothing": -0.5 - 0.25}
+    assert ends[0] == ends[1] == after[who]
+
+
+@pytest.mark.parametrize("scheduler", ["wfbp", "sequential", *CROSSING])
+def test_events_tell_each_exchange_of_a_step_once(scheduler: str) -> None:
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for step in range(3):
+            step_once(model, optimizer)
+            session.flush()
+            told = [(e.verb, e.key, e.step) for e in session.events if e.key != KEY]
+            halves = 2 if session.plan.halves else 1
+            assert len(told) == len(set(told)) == halves * len(session.plan.messages)
+            assert {number for _, _, number in told} == {step}
+
+    on_two_ranks(loop, TwoLayers, scheduler)

@@ -1,6 +1,7 @@
 """`testbed simulate` as a user calls it: files in, table or JSON out."""
 
 import json as json_module
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 from testbed.commands.simulate import ALL, scheduler_specs, simulate
 from testbed.errors import UnknownName, UsageError
+from testbed.prediction.algorithms import Ring
 from testbed.prediction.crossing import predict
+from testbed.prediction.extrapolate import extrapolate
 from testbed.prediction.files import save_link, save_trace
 from testbed.records.simulation import decode_simulation
 from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD, AutoOptions, noise_of
@@ -18,7 +21,10 @@ from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 
 CROSSING = {"pace", "bytescheduler", "p3", "dear"}
-RESULT_KEYS = ["scheduler", "num_messages", "messages", "iteration_s", "exposed_s", "lower_bound_s"]
+RESULT_KEYS = [
+    *("scheduler", "num_messages", "messages", "iteration_s", "exposed_s", "lower_bound_s"),
+    *("num_workers", "scaling_factor", "speedup"),
+]
 MESSAGE_KEYS = ["tensors", "num_bytes", "ready_s", "start_s", "end_s", "channel"]
 
 
@@ -46,6 +52,9 @@ def test_json_has_the_keys_of_the_schema(files, capsys):
         assert sum(m["num_bytes"] for m in result["messages"]) == TRACE_A.num_bytes
         assert (result["exposed_s"] is None) == (result["scheduler"] in CROSSING)
         assert result["lower_bound_s"] == 22
+        assert result["num_workers"] == LINK_A.num_workers
+        assert result["scaling_factor"] == pytest.approx(22 / result["iteration_s"])
+        assert result["speedup"] == pytest.approx(result["scaling_factor"] * LINK_A.num_workers)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,7 @@ def test_options_with_commas_stay_with_their_scheduler():
         ({"scheduler": "wfpb"}, UnknownName, "did you mean 'wfbp'"),
         ({"scheduler": ""}, UsageError, "expected name,name,... or all"),
         ({"scheduler": "dear:mb=3"}, UsageError, "known options: mib"),
-        ({"trace": "nowhere.json"}, UsageError, "nowhere.json cannot be read"),
+        ({"trace": "nowhere.json"}, UsageError, "'nowhere.json': no such file.*resnet50-v100"),
         ({"link": "nowhere.json"}, UsageError, "nowhere.json cannot be read"),
     ],
 )
@@ -177,3 +186,91 @@ def test_auto_can_stay_within_the_backward_pass():
 def test_auto_takes_the_noise_from_the_option_or_the_link(option, extra, noise):
     link = msgspec.structs.replace(LINK_A, extra=extra)
     assert noise_of(link, AutoOptions(noise=option)) == noise
+
+
+def outlook(files, capsys, **options):
+    simulate(**files, json="-", **options)
+    return json_module.loads(capsys.readouterr().out)
+
+
+def test_other_numbers_of_workers(files, capsys):
+    record = outlook(files, capsys, scheduler="wfbp,optimal", workers="2:8")
+    assert [(r["num_workers"], r["scheduler"]) for r in record["results"]] == [
+        (n, s) for n in (2, 4, 8) for s in ("wfbp", "optimal")
+    ]
+    of_eight = extrapolate(LINK_A, Ring(), 8)
+    expected = predict(make_plan("optimal", TRACE_A, of_eight), TRACE_A, of_eight)
+    assert record["results"][-1]["iteration_s"] == expected.iteration_s
+    assert "break_even" not in record
+    assert "factors" not in record
+
+
+def test_factors_and_break_even_go_into_the_record(files, capsys):
+    record = outlook(files, capsys, scheduler="mg-wfbp,pace", factors=True, break_even=True)
+    (found,) = record["factors"]
+    assert (found["scheduler"], found["startup_s"], found["tail_s"]) == ("mg-wfbp", 8, 5)
+    assert [b["scheduler"] for b in record["break_even"]] == ["mg-wfbp", "pace"]
+
+
+def test_stragglers_and_slow_interfaces(files, capsys):
+    (plain,) = outlook(files, capsys, scheduler="sequential")["results"]
+    (straggling,) = outlook(files, capsys, scheduler="sequential", slowest_worker=2.0)["results"]
+    (narrow,) = outlook(files, capsys, scheduler="sequential", slowest_link=0.5)["results"]
+    assert straggling["iteration_s"] == plain["iteration_s"] + 22
+    assert straggling["scaling_factor"] == pytest.approx(22 / (plain["iteration_s"] + 22))
+    assert narrow["iteration_s"] == plain["iteration_s"] + 10
+
+
+def test_tables_and_curves_over_workers(files, capsys, tmp_path):
+    for name in ("curves.html", "curves.svg"):
+        simulate(
+            **files,
+            scheduler="wfbp,optimal",
+            workers="2,4,16",
+            plot=tmp_path / name,
+            check_link=[files["link"]],
+            break_even=True,
+            factors=True,
+        )
+        assert (tmp_path / name).read_text().count("<polyline") == 7
+    text = capsys.readouterr().out
+    assert "at other numbers of workers as ring" in text
+    assert f"held out: {LINK_A.num_workers} workers" in text
+    for title in ("iteration", "scaling factor", "speed-up", "worth it"):
+        assert any(line.startswith(title) for line in text.splitlines())
+    (row,) = {line for line in text.splitlines() if line.startswith("iteration")}
+    assert row.split()[1:] == ["2", "4", "16"]
+
+
+def test_nodes_are_named_and_needed_inside_them(files, capsys, tmp_path):
+    for name, link in (("link", LINK_A), ("node", link_of(0.5, 0.125))):
+        count = {"link": 8, "node": 2}[name]
+        save_link(msgspec.structs.replace(link, num_workers=count), tmp_path / f"{name}.json")
+    simulate(**files, scheduler="wfbp", workers="2,8", node_link=tmp_path / "node.json")
+    assert "as ring, nodes of 2 ranks" in capsys.readouterr().out
+
+
+def test_plans_at_several_numbers_of_workers_have_files_of_their_own(files, capsys, tmp_path):
+    simulate(**files, scheduler="wfbp", workers="2,4", plan_out=tmp_path / "plan.json")
+    capsys.readouterr()
+    assert {p.name for p in tmp_path.glob("plan*")} == {"plan-wfbp-2.json", "plan-wfbp-4.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": "8:2"}, "--workers is '8:2'"),
+        ({"workers": "2,x"}, "--workers is '2,x'"),
+        ({"workers": "2,2"}, "different numbers"),
+        ({"workers": "0:4"}, "from 1 on"),
+        ({"plot": Path("curves.png")}, r"ends in .html or .svg"),
+        ({"plot": Path("nowhere/curves.svg")}, "make it first"),
+        ({"overlap_slowdown": -1.0}, "--overlap-slowdown is -1"),
+        ({"slowest_worker": 0.5}, "expected 1 or more"),
+        ({"slowest_link": 0.0}, "expected above 0"),
+        ({"workers": "2", "algorithm": "rings"}, "did you mean 'ring'"),
+    ],
+)
+def test_wrong_outlooks_are_named(files, options, words):
+    with pytest.raises(UsageError, match=words):
+        simulate(**files, scheduler="wfbp", **options)

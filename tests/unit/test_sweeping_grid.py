@@ -63,7 +63,7 @@ def test_explicit_cells_win_over_axes_and_base():
     ("axes", "message"),
     [
         ({"backend": ["glo"]}, "did you mean 'gloo'"),
-        ({"backend": ["gloo:fast"]}, "not key=value"),
+        ({"backend": ["gloo:x=1,fast"]}, "not key=value"),
         ({"workload": ["resnet2"]}, "no workload 'resnet2'"),
         ({"wokers": [2]}, "did you mean 'workers'"),
         ({"workers": ["two"]}, "Expected `int`"),
@@ -126,10 +126,11 @@ def test_axes_of_the_command_line_replace_those_of_the_recipe():
 
 
 def test_backends_that_take_no_such_option_are_all_named():
-    cells = expand({}, {"backend": ["gloo:a=1", "zmq-ps:servers=x", "none"]})
+    cells = expand({}, {"backend": ["gloo:a=1", "gloo:fast", "zmq-ps:servers=x", "none"]})
     with pytest.raises(UsageError) as caught:
         check_backends(cells, BACKENDS.load)
     assert "gloo:a=1: " in str(caught.value)
+    assert "gloo:fast: " in str(caught.value)
     assert "zmq-ps:servers=x: " in str(caught.value)
 
 

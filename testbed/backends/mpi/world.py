@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from mpi4py import MPI
@@ -14,10 +15,15 @@ from testbed.errors import Unavailable, UsageError
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where one rank runs: its rank in MPI's world, its host and the cores that it may use."""
+    """Where one rank runs: its rank in MPI's world, its host and the cores that it may use.
+
+    Hosts that are containers or network namespaces of one machine share its cores, so `machine`
+    may be the same for several of them.
+    """
 
     world_rank: int
     host: str
+    machine: str
     cores: tuple[int, ...]
 
 
@@ -54,7 +60,7 @@ def join(group: Group) -> Joined:
     _require_threads()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     host = group.hosts[group.rank] if group.hosts else group.host
-    mine = Place(MPI.COMM_WORLD.Get_rank(), host, cores)
+    mine = Place(MPI.COMM_WORLD.Get_rank(), host, _machine(host), cores)
     told = group.control.all_gather(
         f"{group.name}.mpi", msgspec.msgpack.encode(mine), group.deadline_s, members=group.size
     )
@@ -69,12 +75,20 @@ def join(group: Group) -> Joined:
     base = MPI.COMM_WORLD.Create_group(members)
     members.Free()
     comms = tuple(base.Dup() for _ in range(group.num_channels))
-    return Joined(base, comms, manners_on(host, places), tuple(place.host for place in places))
+    return Joined(
+        base, comms, manners_on(mine.machine, places), tuple(place.host for place in places)
+    )
 
 
-def manners_on(host: str, places: list[Place]) -> Manners:
-    """How the ranks of one host wait, from how many share how many cores."""
-    here = [place for place in places if place.host == host]
+def _machine(host: str) -> str:
+    """What tells this machine from others: its boot, or where Linux does not tell, its name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else host
+
+
+def manners_on(machine: str, places: list[Place]) -> Manners:
+    """How the ranks of one machine wait, from how many share how many cores."""
+    here = [place for place in places if place.machine == machine]
     return manners_for(len(here), len({core for place in here for core in place.cores}))
 
 

@@ -1,0 +1,54 @@
+"""Every scheduler on an emulated cluster whose network is the bottleneck, beside PyTorch DDP."""
+
+from __future__ import annotations
+
+from testbed.sweeping.grid import Sweep, expand
+
+# ResNet-50 as a V100 computes it, on four nodes with 10 Gbit/s; everything ten times slower, so
+# that two cores keep up.
+CLUSTER = "nodes=4,rate=10gbit,dilation=10"
+
+SCHEDULERS = (
+    "sequential",
+    "wfbp",
+    "bucket",
+    "cycle",
+    "mg-wfbp",
+    "asc-wfbp",
+    "optimal",
+    "osf",
+    "pace",
+    "bytescheduler",
+    "p3",
+    "dear",
+    "auto",
+)
+
+# Where each message costs a millisecond to start, whoever merges well wins.
+MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
+
+BASE = {
+    "workload": "replay:resnet50-v100",
+    "workers": 4,
+    "cluster": CLUSTER,
+    "steps": 14,
+    "warmup": 3,
+    "verify_steps": 2,
+    "threads": 1,
+    "deadline": 30.0,
+    "predict": True,
+}
+
+
+def recipe() -> Sweep:
+    """ResNet-50 of a V100 replayed on 4 nodes with 10 Gbit/s: all schedulers, and PyTorch DDP."""
+    backends = ("zmq-ps", "mpi-ring", "gloo")
+    cells = (
+        *expand(BASE, {"backend": backends, "scheduler": SCHEDULERS}),
+        *expand(BASE, {"backend": ("peer:ddp",)}),
+        *expand(
+            {**BASE, "cluster": f"{CLUSTER},latency=1ms", "backend": "mpi-ring"},
+            {"scheduler": MERGING},
+        ),
+    )
+    return Sweep("emulated", cells, repeats=1, summary=recipe.__doc__ or "")

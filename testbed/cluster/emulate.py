@@ -1,0 +1,272 @@
+"""Brings a cluster up and takes it down again, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.cluster import system
+from testbed.cluster.changes import Change
+from testbed.cluster.facts import VARIABLE, Facts, write_facts
+from testbed.cluster.owner import own_prefix
+from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
+from testbed.cluster.tcp import tcp_settings
+from testbed.cluster.topology import CIDR, DEVICE, MTU, QUEUE_BYTES, Node, Topology
+from testbed.errors import Unavailable
+
+# MPI sends its segments over one connection per neighbour and cannot refill it while its thread
+# sleeps, so that connection may hold more than others (see `send_window_bytes`), and segments up to
+# a size leave without asking first: an answer would wait for a rank that is busy computing.
+MPI_SEND_WINDOW_BYTES = 1 << 20
+EAGER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up.
+
+    Attributes:
+        topology: its namespaces and cables.
+        folder: holds the script that enters a node, the hostfile and the facts.
+    """
+
+    topology: Topology
+    folder: Path
+
+    @property
+    def hostfile(self) -> Path:
+        """Open MPI's hostfile with the nodes' addresses."""
+        return self.folder / "hostfile"
+
+    @property
+    def enter(self) -> Path:
+        """The script that runs a command on a node: `enter node2 COMMAND...`."""
+        return self.folder / "enter"
+
+    @property
+    def facts_path(self) -> Path:
+        """What processes inside read."""
+        return self.folder / "facts.json"
+
+    def command(self, words: Sequence[str], node: int = 1) -> list[str]:
+        """A command line that runs `words` on a node, to be started from outside."""
+        quoted = 'exec "$@"'
+        target = self.topology.nodes[node - 1]
+        host = f"mount --bind {self.folder / 'hosts'} /etc/hosts && hostname {target.host}"
+        enter = ["ip", "netns", "exec", target.namespace, "unshare", "--uts"]
+        return [*enter, "sh", "-c", f"{host} && {quoted}", "sh", *words]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables with which `mpirun` and Gloo find the nodes by themselves.
+
+        `PRTE_MCA_*` are read by mpirun's own runtime, `OMPI_MCA_*` by the MPI library.
+        """
+        shared = ",sm" if self.topology.spec.ranks_per_node > 1 else ""
+        return {
+            **base,
+            VARIABLE: str(self.facts_path),
+            "TESTBED_ENTER": str(self.enter),
+            "PRTE_MCA_plm_ssh_agent": str(self.enter),
+            "PRTE_MCA_prte_default_hostfile": str(self.hostfile),
+            "PRTE_MCA_prte_if_include": CIDR,
+            "OMPI_MCA_btl": f"tcp,self{shared}",
+            "OMPI_MCA_btl_tcp_if_include": CIDR,
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl_tcp_sndbuf": str(MPI_SEND_WINDOW_BYTES),
+            "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            # Whoever is no root outside is still one here, and may be.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "GLOO_SOCKET_IFNAME": DEVICE,
+        }
+
+    def apply(self, change: Change) -> None:
+        """Change links now; cutting a node off takes its cable out."""
+        nodes = self.topology.nodes
+        for node in nodes if change.node is None else (nodes[change.node - 1],):
+            self._apply_to(node, change)
+
+    def _apply_to(self, node: Node, change: Change) -> None:
+        state = "down" if change.cuts else "up"
+        system.call("ip", "-n", self.topology.switch, "link", "set", node.port, state)
+        if change.cuts:
+            return
+        both: tuple[Direction, ...] = ("up", "down")
+        for direction in both if change.direction is None else (change.direction,):
+            bps = change.rate_bps / self.topology.spec.dilation
+            system.call(*self.topology.rate_command(node, direction, bps))
+
+
+@contextlib.contextmanager
+def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
+    """A cluster, up inside the block; leftovers of owners that were killed are removed first.
+
+    Args:
+        spec: what to emulate.
+        number: told apart by it, one process may have several clusters at once.
+
+    Raises:
+        Unavailable: the kernel lacks what was asked for.
+        RunFailed: a command of the system failed; says which.
+    """
+    system.clean_up_after_the_dead()
+    prefix = own_prefix(number) + "-"
+    topology = Topology(prefix, spec)
+    folder = Path(tempfile.gettempdir()) / f"{prefix}files"
+    try:
+        folder.mkdir(mode=0o700)
+        yield _bring_up(topology, folder)
+    finally:
+        with _undisturbed():
+            for name in topology.namespaces:
+                system.remove_namespace(name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bring_up(topology: Topology, folder: Path) -> Cluster:
+    for name in topology.namespaces:
+        system.add_namespace(name)
+    mechanism = _choose_mechanism(topology.spec, topology.switch)
+    topology = Topology(topology.prefix, topology.spec, mechanism)
+    for command in topology.build():
+        system.call(*command)
+    settings = _set_tcp(topology)
+    cluster = Cluster(topology, folder)
+    (folder / "hosts").write_text(topology.hosts())
+    cluster.hostfile.write_text(topology.hostfile())
+    cluster.enter.write_text(topology.enter(str(folder / "hosts")))
+    cluster.enter.chmod(0o700)
+    write_facts(cluster.facts_path, _facts(cluster, settings))
+    return cluster
+
+
+def _set_tcp(topology: Topology) -> dict[str, list[str]]:
+    """Give every node TCP settings for a loss-free network; what each setting is on each node."""
+    for node in topology.nodes:
+        for key, value in tcp_settings(topology.spec.kernel_bps(node.number, "up")).items():
+            system.set_sysctl(node.namespace, key, value)
+    keys = tcp_settings(topology.spec.slowest_kernel_bps)
+    return {
+        key: list(dict.fromkeys(system.sysctl(n.namespace, key) for n in topology.nodes))
+        for key in keys
+    }
+
+
+def _choose_mechanism(spec: ClusterSpec, namespace: str) -> Mechanism | None:
+    """How latency and loss are made.
+
+    Raises:
+        Unavailable: netem is needed and this kernel has none.
+    """
+    if not spec.latency_s and not spec.loss_share:
+        return None
+    if spec.latency_by == "injected":
+        return "injected"
+    if system.has_netem(namespace):
+        return "netem"
+    reason = "this kernel has no netem (module sch_netem)"
+    if spec.loss_share:
+        raise Unavailable("cluster option", f"loss={spec.loss}", reason, "leave out loss")
+    if spec.latency_by == "netem":
+        raise Unavailable("cluster option", "latency_by=netem", reason, "use latency_by=injected")
+    return "injected"
+
+
+def _facts(cluster: Cluster, settings: Mapping[str, list[str]]) -> Facts:
+    topology = cluster.topology
+    spec = topology.spec
+    injects = topology.mechanism == "injected"
+    links = [
+        {
+            "node": node.number,
+            **{f"{d}_bps": spec.link_bps(node.number, d) for d in ("up", "down")},
+            **{f"kernel_{d}_bps": spec.kernel_bps(node.number, d) for d in ("up", "down")},
+        }
+        for node in topology.nodes
+    ]
+    record: dict[str, Any] = {
+        "spec": spec.text(),
+        "nodes": spec.nodes,
+        "ranks_per_node": spec.ranks_per_node,
+        "dilation": spec.dilation,
+        "links": links,
+        "slowest_kernel_bps": spec.slowest_kernel_bps,
+        "latency": topology.mechanism or "none",
+        "latency_s": spec.latency_s,
+        "jitter_s": spec.jitter_s,
+        "kernel_latency_s": spec.latency_s * spec.dilation,
+        "loss": spec.loss_share,
+        "changes": [],
+        "mtu_bytes": MTU,
+        "queue_bytes": QUEUE_BYTES,
+        "tcp": dict(settings),
+        "kernel": platform.release(),
+    }
+    return Facts(
+        spec=spec.text(),
+        dilation=spec.dilation,
+        places=spec.places,
+        hostfile=str(cluster.hostfile),
+        latency_s=spec.latency_s * spec.dilation if injects else 0.0,
+        jitter_s=spec.jitter_s * spec.dilation if injects else 0.0,
+        record=record,
+    )
+
+
+@contextlib.contextmanager
+def changing(cluster: Cluster) -> Iterator[None]:
+    """Carries out the changes of the specification while the block runs, and notes each as done."""
+    ended = threading.Event()
+    spec = cluster.topology.spec
+
+    def follow() -> None:
+        passed_s = 0.0
+        for change in spec.changes:
+            if ended.wait((change.at_s - passed_s) * spec.dilation):
+                return
+            passed_s = change.at_s
+            cluster.apply(change)
+            _note(cluster, change)
+
+    thread = threading.Thread(target=follow, name="links", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(system.COMMAND_S)
+
+
+def _note(cluster: Cluster, change: Change) -> None:
+    facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
+    done = {
+        "at_s": change.at_s,
+        "node": change.node,
+        "direction": change.direction,
+        "rate": change.rate,
+        "kernel_bps": change.rate_bps / facts.dilation,
+    }
+    record = {**facts.record, "changes": [*facts.record["changes"], done]}
+    write_facts(cluster.facts_path, msgspec.structs.replace(facts, record=record))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that ask this process to end have to wait."""
+    asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, asking)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

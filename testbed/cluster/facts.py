@@ -1,0 +1,57 @@
+"""What processes inside a cluster know of it: a file whose path is in their environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from testbed.errors import UsageError
+
+VARIABLE: Final = "TESTBED_CLUSTER"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that is up.
+
+    Attributes:
+        spec: what was asked for, as `parse_cluster` reads it.
+        dilation: how many times slower than the emulated cluster everything happens.
+        places: processes that the nodes take together.
+        hostfile: Open MPI's.
+        latency_s: real seconds that the testbed itself waits before each exchange; 0 = none.
+        jitter_s: largest deviation from them.
+        record: for the results: rates asked and set, how latency is made, the host's kernel.
+    """
+
+    spec: str
+    dilation: float
+    places: int
+    hostfile: str
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    record: dict[str, Any] = {}
+
+
+def find_facts(environment: Mapping[str, str] = os.environ) -> Facts | None:
+    """The cluster that this process is in; None outside."""
+    path = environment.get(VARIABLE)
+    if path is None:
+        return None
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Facts)
+    except OSError as error:
+        raise UsageError(
+            f"{VARIABLE} is {path!r}, which cannot be read ({error.strerror}): the cluster is "
+            f"gone; unset {VARIABLE}"
+        ) from error
+
+
+def write_facts(path: Path, facts: Facts) -> None:
+    """Write them so that a reader finds the old ones or the new ones, never half of either."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    draft.replace(path)

@@ -1,0 +1,181 @@
+"""From a cluster's description to the commands that build it; pure.
+
+Each node is a network namespace with one cable (a pair of veth devices) to a bridge, which stands
+in a namespace of its own, so that clusters can have equal addresses without hearing each other. A
+node's `up` direction is shaped where packets leave the node, `down` where they leave the bridge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
+
+SUBNET = "10.211.77"
+CIDR = f"{SUBNET}.0/24"
+DEVICE = "tb0"
+BRIDGE = "bridge0"
+MTU = 1500
+
+# The bucket lets one packet of the largest size through whole (64 KiB before the card cuts it
+# up), and as much again as the link carries while the kernel's timer is late on a busy machine.
+LARGEST_PACKET_BYTES = 1 << 16
+TIMER_SLACK_S = 0.5e-3
+# Long enough for what all senders may have under way to one node: a drop makes TCP wait for 200 ms.
+QUEUE_BYTES = 32 << 20
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One emulated host.
+
+    Attributes:
+        number: from 1.
+        namespace: of its network.
+    """
+
+    number: int
+    namespace: str
+
+    @property
+    def host(self) -> str:
+        """Its host name."""
+        return f"node{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its address in the network of the cluster."""
+        return f"{SUBNET}.{self.number}"
+
+    @property
+    def port(self) -> str:
+        """The bridge's end of its cable."""
+        return f"port{self.number}"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Namespaces and cables of one cluster.
+
+    Attributes:
+        prefix: of the names of its namespaces.
+        spec: rates and number of nodes.
+        mechanism: how latency is made; None = there is none.
+    """
+
+    prefix: str
+    spec: ClusterSpec
+    mechanism: Mechanism | None = None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The hosts."""
+        return tuple(Node(n, f"{self.prefix}n{n}") for n in range(1, self.spec.nodes + 1))
+
+    @property
+    def switch(self) -> str:
+        """The namespace of the bridge."""
+        return f"{self.prefix}switch"
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.switch, *(node.namespace for node in self.nodes))
+
+    def build(self) -> list[Command]:
+        """Commands that make everything but the namespaces, in order."""
+        commands: list[Command] = [
+            ("ip", "-n", self.switch, "link", "add", BRIDGE, "type", "bridge"),
+            ("ip", "-n", self.switch, "link", "set", BRIDGE, "up"),
+        ]
+        for node in self.nodes:
+            commands += self._cable(node)
+            for direction in ("up", "down"):
+                commands += self.shape(node, direction)
+        return commands
+
+    def _cable(self, node: Node) -> list[Command]:
+        inside, switch = ("ip", "-n", node.namespace), ("ip", "-n", self.switch)
+        pair = ("type", "veth", "peer", "name", DEVICE, "netns", node.namespace)
+        return [
+            (*switch, "link", "add", node.port, "mtu", str(MTU), *pair),
+            (*switch, "link", "set", node.port, "master", BRIDGE, "up"),
+            (*inside, "address", "add", f"{node.address}/24", "dev", DEVICE),
+            (*inside, "link", "set", DEVICE, "mtu", str(MTU), "up"),
+            (*inside, "link", "set", "lo", "up"),
+        ]
+
+    def shape(self, node: Node, direction: Direction) -> list[Command]:
+        """The first shaping of one direction: the rate, and on the way up what netem adds."""
+        commands = [
+            self.rate_command(node, direction, self.spec.kernel_bps(node.number, direction))
+        ]
+        if self.mechanism == "netem" and direction == "up":
+            tool = self._tc(node, direction)
+            device = DEVICE
+            commands.append((*tool, "add", "dev", device, "parent", "1:1", *self._netem()))
+        return commands
+
+    def rate_command(self, node: Node, direction: Direction, kernel_bps: float) -> Command:
+        """Set the rate of one direction, also while packets flow.
+
+        Example:
+            >>> from testbed.cluster.spec import parse_cluster
+            >>> topology = Topology("t", parse_cluster("nodes=2"))
+            >>> " ".join(topology.rate_command(topology.nodes[1], "down", 1e9)[:8])
+            'tc -n tswitch qdisc replace dev port2 root'
+        """
+        device = DEVICE if direction == "up" else node.port
+        rate = ("rate", f"{round(kernel_bps)}bit", "burst", str(burst_bytes(kernel_bps)))
+        line = ("root", "handle", "1:", "tbf", *rate, "limit", str(QUEUE_BYTES))
+        return (*self._tc(node, direction), "replace", "dev", device, *line)
+
+    def _tc(self, node: Node, direction: Direction) -> Command:
+        namespace = node.namespace if direction == "up" else self.switch
+        return ("tc", "-n", namespace, "qdisc")
+
+    def _netem(self) -> Command:
+        spec = self.spec
+        delay_us = spec.latency_s * spec.dilation * 1e6
+        jitter_us = spec.jitter_s * spec.dilation * 1e6
+        packets = str(QUEUE_BYTES // MTU)
+        words = ["handle", "10:", "netem", "limit", packets, "delay", f"{delay_us:.0f}us"]
+        words += [f"{jitter_us:.0f}us"] if jitter_us else []
+        words += ["loss", f"{100 * spec.loss_share:g}%"] if spec.loss_share else []
+        return tuple(words)
+
+    def hosts(self) -> str:
+        """The text of every node's `/etc/hosts`."""
+        lines = ["127.0.0.1 localhost", *(f"{node.address} {node.host}" for node in self.nodes)]
+        return "\n".join(lines) + "\n"
+
+    def hostfile(self) -> str:
+        """The text of Open MPI's hostfile."""
+        slots = self.spec.ranks_per_node
+        return "".join(f"{node.address} slots={slots}\n" for node in self.nodes)
+
+    def enter(self, hosts_path: str) -> str:
+        """A script called as ssh is, `enter HOST-OR-ADDRESS COMMAND...`, that runs it on a node."""
+        cases = "".join(
+            f"{n.address}|{n.host}) namespace={n.namespace} host={n.host};;\n" for n in self.nodes
+        )
+        return (
+            "#!/bin/sh\n"
+            "target=$1; shift\n"
+            f'case $target in\n{cases}*) echo "no node $target" >&2; exit 1;; esac\n'
+            "exec ip netns exec $namespace unshare --uts sh -c "
+            f'\'mount --bind {hosts_path} /etc/hosts && hostname "$0" && exec sh -c "$*"\' '
+            '$host "$@"\n'
+        )
+
+
+def burst_bytes(kernel_bps: float) -> int:
+    """Bytes that may pass at once after a pause.
+
+    Example:
+        >>> burst_bytes(1e9)
+        128036
+    """
+    return LARGEST_PACKET_BYTES + round(kernel_bps / 8 * TIMER_SLACK_S)

@@ -1,0 +1,98 @@
+"""What `testbed simulate` prints and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+if TYPE_CHECKING:
+    from testbed.commands.simulate_inputs import Outcome, Wanted
+    from testbed.records.simulation import Simulation
+
+
+def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) -> str:
+    """All tables and drawings."""
+    from testbed.records.outlook import break_even_table, factors_table, held_out_text
+
+    several = len(wanted.links) > 1
+    parts = [_head(wanted)] if wanted.extrapolated or wanted.held_out else []
+    parts += [held_out_text(wanted.held_out)] if wanted.held_out else []
+    parts += _over_workers(simulation) if several else _timelines(simulation, outcomes)
+    if simulation.factors is not UNSET:
+        parts.append(factors_table(simulation.factors))
+    if simulation.break_even is not UNSET:
+        parts.append(break_even_table(simulation.break_even, _bits_per_s(wanted)))
+    return "\n\n".join(parts) + "\n"
+
+
+def curves_page(wanted: Wanted, simulation: Simulation, suffix: str) -> str:
+    """Iteration time, scaling factor and speed-up over the number of workers, as HTML or SVG."""
+    from testbed.records.outlook import by_workers, workers_of
+    from testbed.reporting.svg import Chart, html_page, svg_page
+
+    results = simulation.results
+    labels = [str(n) for n in workers_of(results)]
+    iteration_ms = by_workers(results, lambda r: r.iteration_s * 1e3)
+    scaling = by_workers(results, lambda r: r.scaling_factor)
+    speedup = by_workers(results, lambda r: r.speedup)
+    ideal = {"ideal": [float(n) for n in workers_of(results)]}
+    charts = [
+        Chart("Iteration time", "workers", "ms", labels, iteration_ms, log_y=True),
+        Chart("Scaling factor", "workers", "of ideal throughput", labels, scaling),
+        Chart("Speed-up", "workers", "times one worker", labels, speedup | ideal, log_y=True),
+    ]
+    if suffix == ".svg":
+        return svg_page(charts)
+    return html_page(f"Predicted: {wanted.trace.name}", charts, [_head(wanted)])
+
+
+def _head(wanted: Wanted) -> str:
+    trace, link = wanted.trace, wanted.links[0]
+    text = (
+        f"{trace.name} on {trace.device}, batch {trace.batch_size} for each worker; link of "
+        f"{link.backend}"
+    )
+    if wanted.extrapolated:
+        text += f" at other numbers of workers as {wanted.algorithm_text}"
+    return text
+
+
+def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]:
+    """The table and the drawings, both fastest first."""
+    from testbed.records.simulation import simulation_table
+    from testbed.scheduling.show import draw
+
+    results = simulation.results
+    parts = [simulation_table(results)]
+    for index in sorted(range(len(results)), key=lambda i: results[i].iteration_s):
+        plan, predicted = outcomes[index]
+        head = results[index].scheduler + (f": {plan.reason}" if plan.reason else "")
+        parts.append(f"{head}\n{draw(predicted)}")
+    return parts
+
+
+def _over_workers(simulation: Simulation) -> list[str]:
+    from testbed.records.outlook import by_workers, workers_of, workers_table
+    from testbed.records.simulation import time_text
+    from testbed.reporting.chart import text_chart
+
+    results = simulation.results
+    labels = [str(n) for n in workers_of(results)]
+    chart = text_chart(labels, by_workers(results, lambda r: r.scaling_factor))
+    return [
+        workers_table("iteration", results, lambda r: r.iteration_s, time_text),
+        workers_table("scaling factor", results, lambda r: r.scaling_factor, "{:.3f}".format),
+        workers_table("speed-up", results, lambda r: r.speedup, "{:.1f}".format),
+        f"scaling factor over workers\n{chart}",
+    ]
+
+
+def _bits_per_s(wanted: Wanted) -> Callable[[int, float], float]:
+    """From the time per byte of a message to the rate of each interface."""
+
+    def bits_per_s(num_workers: int, seconds_per_byte: float) -> float:
+        return 8 * wanted.algorithm.transfers(num_workers) / seconds_per_byte
+
+    return bits_per_s

@@ -1,0 +1,1 @@
+"""Compressors: values in, payloads out; pure, so they run over any backend or none."""

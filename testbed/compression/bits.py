@@ -1,0 +1,90 @@
+"""Small unsigned numbers packed bit by bit into bytes, lowest bit first.
+
+Eight codes of `width` bits fill `width` bytes exactly, so all groups of eight are packed by the
+same few shifts, on any device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def packed_bytes(num_codes: int, width: int) -> int:
+    """Bytes of that many codes: ceil(count * width / 8).
+
+    Example:
+        >>> packed_bytes(3, 6), packed_bytes(0, 6)
+        (3, 0)
+    """
+    return -(-num_codes * width // 8)
+
+
+def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
+    """Codes [k] (integers in 0 .. 2^width - 1, width 0 .. 32) as bytes [ceil(k width / 8)].
+
+    Example:
+        >>> pack_codes(torch.tensor([1, 2, 3]), 4).tolist()
+        [33, 3]
+    """
+    count = codes.numel()
+    size = packed_bytes(count, width)
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device=codes.device)
+    if width == 1 and codes.device.type == "cpu":
+        bits = codes.to(torch.bool).numpy()
+        return torch.from_numpy(np.packbits(bits, bitorder="little"))
+    num_groups = -(-count // 8)
+    work = torch.uint8 if width <= 8 else torch.int64
+    padded = torch.zeros(num_groups * 8, dtype=work, device=codes.device)
+    padded[:count] = codes
+    groups = padded.view(num_groups, 8)
+    out = torch.zeros(num_groups, width, dtype=torch.uint8, device=codes.device)
+    for code in range(8):
+        for byte, shift in _places(code, width):
+            column = groups[:, code]
+            moved = column << shift if shift >= 0 else column >> -shift
+            out[:, byte] |= moved if work is torch.uint8 else (moved & 255).to(torch.uint8)
+    return out.view(-1)[:size]
+
+
+def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
+    """The codes [count] that `pack_codes` packed; uint8 up to 8 bits, int64 above.
+
+    Example:
+        >>> unpack_codes(torch.tensor([33, 3], dtype=torch.uint8), 3, 4).tolist()
+        [1, 2, 3]
+    """
+    work = torch.uint8 if width <= 8 else torch.int64
+    if count == 0 or width == 0:
+        return torch.zeros(count, dtype=work, device=packed.device)
+    if width == 1 and packed.device.type == "cpu":
+        bits = np.unpackbits(packed.contiguous().numpy(), count=count, bitorder="little")
+        return torch.from_numpy(bits)
+    num_groups = -(-count // 8)
+    padded = torch.zeros(num_groups * width, dtype=torch.uint8, device=packed.device)
+    padded[: packed.numel()] = packed
+    columns = padded.view(num_groups, width)
+    out = torch.zeros(num_groups, 8, dtype=work, device=packed.device)
+    for code in range(8):
+        for byte, shift in _places(code, width):
+            column = columns[:, byte].to(work)
+            out[:, code] |= column >> shift if shift >= 0 else column << -shift
+    return (out.view(-1) & ((1 << width) - 1))[:count]
+
+
+def pack_codes_plainly(codes: list[int], width: int) -> list[int]:
+    """The same bytes, one bit after another: the reference of the tests.
+
+    Example:
+        >>> pack_codes_plainly([1, 2, 3], 4)
+        [33, 3]
+    """
+    stream = sum(code << (width * i) for i, code in enumerate(codes))
+    return list(stream.to_bytes(packed_bytes(len(codes), width), "little"))
+
+
+def _places(code: int, width: int) -> list[tuple[int, int]]:
+    """(byte, left shift) of each byte of its group that a code reaches into."""
+    first, last = code * width // 8, (code * width + width - 1) // 8
+    return [(byte, code * width - 8 * byte) for byte in range(first, last + 1)]

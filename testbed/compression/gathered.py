@@ -1,0 +1,90 @@
+"""Compressors whose payloads all ranks gather: encode once, decode everybody's, in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from testbed.compression.checks import require_values
+from testbed.compression.protocol import (
+    Arrived,
+    ByteRange,
+    Claims,
+    Context,
+    Conversation,
+    Exchanged,
+    Form,
+    Merger,
+    Round,
+    State,
+)
+
+MeanConversation = Generator[Round, Arrived, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a codec made of a message.
+
+    Attributes:
+        payload: uint8, one dimension.
+        subtract_sent: see `Exchanged`.
+    """
+
+    payload: torch.Tensor
+    subtract_sent: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Codec(Merger, Protocol):
+    """A stateless coder of single messages."""
+
+    @property
+    def claims(self) -> Claims:
+        """What it promises with these options."""
+        ...
+
+    def encode(self, values: torch.Tensor, context: Context) -> Encoded:
+        """Values [n], checked, as a payload."""
+        ...
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """Bytes of a payload."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A codec as a compressor: one GATHER (or push, merge and pull on a server).
+
+    Attributes:
+        codec: what encodes and combines.
+    """
+
+    codec: Codec
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`."""
+        return self.codec.claims
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`; `state` passes through."""
+        require_values(values, context)
+        encoded = self.codec.encode(values, context)
+        mean = yield from gathered_mean(self.codec, encoded.payload, values)
+        return Exchanged(mean, state, encoded.subtract_sent)
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`."""
+        return self.codec.payload_bytes(num_elements, element_bytes, context)
+
+
+def gathered_mean(merger: Merger, payload: torch.Tensor, like: torch.Tensor) -> MeanConversation:
+    """Part of a conversation: give a payload, get the mean of all ranks' payloads."""
+    arrived = yield Round(Form.GATHER, (payload,), merger)
+    if arrived.pulled is not None:
+        return merger.unpack_mean(arrived.pulled, like)
+    return merger.combine(arrived.parts, like)

@@ -1,0 +1,169 @@
+"""gTop-k: the global top-k by pairwise merging, in about log2 P rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from testbed.compression.checks import count_of, require_ratio, require_values
+from testbed.compression.protocol import (
+    ByteRange,
+    Claims,
+    Context,
+    Conversation,
+    Exchanged,
+    Form,
+    Round,
+    State,
+)
+from testbed.compression.select import largest
+from testbed.compression.selection import zeroing
+from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
+
+Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]
+
+
+@dataclass(frozen=True)
+class GTopK:
+    """Pairs of ranks exchange their k elements, add them and keep the k largest, P times doubled.
+
+    In round r rank i exchanges with rank i XOR 2^r, so that both hold the same afterwards. Ranks
+    beyond the largest power of two first hand their selection to one below it and get the result
+    at the end. All ranks end with the same k elements; in general they are not the k largest of
+    the sum.
+
+    Bytes: (log2 P) min(k e + index_bytes(n, k), n e) for a power of two, at most one payload more
+    otherwise.
+
+    Attributes:
+        ratio: share of elements, 0 < ratio <= 1.
+        residual: which local elements count as sent: `published`: those whose index is in the
+            result, which loses what was dropped in an early round on the own path while the index
+            survived on another; `conserving`: those whose index was never dropped on it. What a
+            rank beyond the power of two handed on and was dropped stays with whom it was handed.
+
+    Raises:
+        UsageError: a ratio outside of that.
+
+    Reference:
+        Shi et al., 2019, ICDCS (gTop-k). Departs: `conserving` is the default; any number of
+        ranks.
+    """
+
+    ratio: float = 0.01
+    residual: Literal["conserving", "published"] = "conserving"
+
+    def __post_init__(self) -> None:
+        require_ratio("gtopk", self.ratio)
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`."""
+        return Claims(mean_of_sent=self.residual == "conserving")
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`."""
+        require_values(values, context)
+        count = count_of(self.ratio, values.numel())
+        own = largest(values, count)
+        held: Selection = (own, values[own])
+        dropped = own[:0]
+        handed: Selection = (own[:0], values[:0])
+        for swap in swaps_of(context.rank, context.num_workers):
+            arrived = yield _swap(held, swap, values, context)
+            if swap.receives_from is None:
+                continue
+            other = unpack_sparse(arrived.parts[swap.receives_from], values)
+            if swap.is_result:
+                held = other
+                continue
+            if swap.sends_to is None:
+                handed = other
+            held, gone = _merged(held, other, count)
+            dropped = torch.cat([dropped, gone])
+        mean = torch.zeros_like(values)
+        mean[held[0]] = held[1] / context.num_workers
+        if self.residual == "published":
+            sent = own[torch.isin(own, held[0])]
+            return Exchanged(mean, state, zeroing(sent))
+        lost = torch.isin(handed[0], dropped)
+        returned = (handed[0][lost], handed[1][lost])
+        return Exchanged(mean, state, _conserving(own[~torch.isin(own, dropped)], returned))
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`."""
+        count = count_of(self.ratio, num_elements)
+        size = sparse_bytes(num_elements, count, element_bytes)
+        swaps = swaps_of(context.rank, context.num_workers)
+        num_sent = sum(swap.sends_to is not None for swap in swaps)
+        return ByteRange(num_sent * size, num_sent * size)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What one rank does in one round.
+
+    Attributes:
+        sends_to: a rank, or None.
+        receives_from: a rank, or None.
+        is_result: what arrives replaces what is held.
+    """
+
+    sends_to: int | None
+    receives_from: int | None
+    is_result: bool = False
+
+
+def swaps_of(rank: int, num_workers: int) -> tuple[Swap, ...]:
+    """The rounds of one rank; their number is the same for all ranks.
+
+    Example:
+        >>> [swap.sends_to for swap in swaps_of(1, 4)], [s.sends_to for s in swaps_of(2, 3)]
+        ([0, 3], [0, None, None])
+    """
+    core = 1 << (num_workers.bit_length() - 1)
+    extra = num_workers - core
+    doubling = [1 << r for r in range(core.bit_length() - 1)]
+    if rank >= core:
+        middle = [Swap(None, None)] * len(doubling)
+        first, last = Swap(rank - core, None), Swap(None, rank - core, is_result=True)
+    else:
+        middle = [Swap(rank ^ bit, rank ^ bit) for bit in doubling]
+        partner = rank + core if rank < extra else None
+        first, last = Swap(None, partner), Swap(partner, None)
+    return (first, *middle, last) if extra else tuple(middle)
+
+
+def _swap(held: Selection, swap: Swap, like: torch.Tensor, context: Context) -> Round:
+    nothing = torch.empty(0, dtype=torch.uint8, device=like.device)
+    parts = [nothing] * context.num_workers
+    if swap.sends_to is not None:
+        parts[swap.sends_to] = pack_sparse(*held, like.numel())
+    return Round(Form.DELIVER, tuple(parts))
+
+
+def _merged(mine: Selection, other: Selection, count: int) -> tuple[Selection, torch.Tensor]:
+    """The `count` largest of the sum of two selections, and the indices that were dropped."""
+    together, order = torch.cat([mine[0], other[0]]).sort(stable=True)
+    first = torch.ones(together.numel(), dtype=torch.bool, device=together.device)
+    first[1:] = together.diff() > 0
+    indices = together[first]
+    # An index stands here once or twice, so at most two terms are added: in any order the same.
+    total = torch.zeros(indices.numel(), dtype=mine[1].dtype, device=mine[1].device)
+    total.index_add_(0, first.cumsum(0) - 1, torch.cat([mine[1], other[1]])[order])
+    keep = largest(total, count)
+    gone = torch.ones(indices.numel(), dtype=torch.bool, device=indices.device)
+    gone[keep] = False
+    return (indices[keep], total[keep]), indices[gone]
+
+
+def _conserving(sent: torch.Tensor, returned: Selection) -> Callable[[torch.Tensor], torch.Tensor]:
+    """See `Exchanged.subtract_sent`: own elements that went through, less what came back."""
+
+    def subtract_sent(given: torch.Tensor) -> torch.Tensor:
+        return given.index_fill_(0, sent, 0.0).index_add_(0, *returned)
+
+    return subtract_sent

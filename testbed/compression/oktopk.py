@@ -1,0 +1,192 @@
+"""Ok-Topk: each rank reduces one region of the indices, so that no rank moves more than 6 k."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from testbed.compression.checks import (
+    count_of,
+    require_between,
+    require_ratio,
+    require_values,
+)
+from testbed.compression.protocol import (
+    Arrived,
+    ByteRange,
+    Claims,
+    Context,
+    Conversation,
+    Exchanged,
+    Form,
+    Round,
+    State,
+)
+from testbed.compression.select import above, largest
+from testbed.compression.selection import zeroing
+from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
+
+Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]
+# A count this far from k means that a threshold has gone stale.
+_LEAST, _MOST = 2 / 3, 4 / 3
+
+
+@dataclass(frozen=True)
+class OkTopK:
+    """About k largest of the sum of everybody's k largest, each region summed by its owner.
+
+    1. Every `rebalance` steps: region boundaries are set to the mean over ranks of the quantiles
+       of the local selections (one sum of P - 1 numbers).
+    2. Each rank sends its selection (local threshold) to the owners of the regions, who add it up.
+    3. Owners send on, to all, what is above the global threshold.
+
+    Thresholds are exact every `every` steps (everything summed then travels in 3) and are used
+    again in between. What a rank selected and the result contains counts as sent; nothing is lost.
+
+    Bytes: in 2 at most 4/3 k elements as in `topk`, in 3 about k / P (at exact steps at most
+    4/3 k), and 8 (P - 1) at each rebalancing.
+
+    Attributes:
+        ratio: share of elements, 0 < ratio <= 1.
+        every: steps between exact thresholds.
+        rebalance: steps between new boundaries.
+
+    Raises:
+        UsageError: an option outside of its range.
+
+    Reference:
+        Li and Hoefler, 2022, PPoPP (Ok-Topk). Departs: a local threshold that selects less than
+        2/3 k or more than 4/3 k is made exact at once; the global one is multiplied by
+        (found / k)^(1/8) after each step in between; step 3 gathers the regions as they are,
+        without balancing them once more.
+    """
+
+    ratio: float = 0.01
+    every: int = 32
+    rebalance: int = 64
+
+    def __post_init__(self) -> None:
+        require_ratio("oktopk", self.ratio)
+        require_between("oktopk", "every", self.every, 1, 1e9)
+        require_between("oktopk", "rebalance", self.rebalance, 1, 1e9)
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`."""
+        return Claims()
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`; `state`: two thresholds [1], boundaries [P + 1]."""
+        require_values(values, context)
+        count = count_of(self.ratio, values.numel())
+        everything = count == values.numel()
+        exact = everything or context.step % self.every == 0 or "global" not in state
+        own, local = _selected(values, count, None if exact else float(state["local"]))
+        bounds = state.get("bounds")
+        if bounds is None or context.step % self.rebalance == 0:
+            bounds = yield from _balanced(own, values, context)
+        region = yield from _reduced(own, values, bounds, context)
+        threshold = 0.0 if exact else float(state["global"])
+        keep = region[1].abs() >= threshold
+        start, stop = _region(bounds, context.rank)
+        payload = pack_sparse(region[0][keep], region[1][keep], stop - start)
+        arrived = yield Round(Form.GATHER, (payload,))
+        result = _joined(arrived, values, bounds)
+        if exact:
+            top = largest(result[1], min(count, result[1].numel()))
+            result = (result[0][top], result[1][top])
+            threshold = float(result[1].abs().min()) if top.numel() else 0.0
+        else:
+            threshold *= _drift(result[0].numel(), count)
+        mean = torch.zeros_like(values)
+        mean[result[0]] = result[1] / context.num_workers
+        kept = {
+            "local": torch.tensor([local], dtype=torch.float64),
+            "global": torch.tensor([threshold], dtype=torch.float64),
+            "bounds": bounds,
+        }
+        return Exchanged(mean, kept, zeroing(own[torch.isin(own, result[0])]))
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`: bounds for one step of any kind.
+
+        Each region's payload rounds its indices up to whole bytes: 3 bytes for each rank.
+        """
+        count = count_of(self.ratio, num_elements)
+        most_selected = min(num_elements, int(_MOST * count) + 1)
+        one = sparse_bytes(num_elements, most_selected, element_bytes)
+        per_rank = 3 + 8
+        worst = one + num_elements * element_bytes + per_rank * context.num_workers
+        return ByteRange(0, worst)
+
+
+def _selected(
+    values: torch.Tensor, count: int, threshold: float | None
+) -> tuple[torch.Tensor, float]:
+    """Ascending indices by the old threshold, or by a new exact one; and the threshold used."""
+    if threshold is not None:
+        found = above(values, threshold)
+        if _LEAST * count <= found.numel() <= _MOST * count:
+            return found, threshold
+    found = largest(values, count)
+    return found, float(values[found].abs().min()) if count else 0.0
+
+
+def _balanced(
+    own: torch.Tensor, values: torch.Tensor, context: Context
+) -> Generator[Round, Arrived, torch.Tensor]:
+    """Boundaries [P + 1], int64 on the CPU, the same on all ranks."""
+    parts = context.num_workers
+    places = torch.arange(1, parts) * own.numel() // parts
+    quantiles = own.cpu()[places] if own.numel() else torch.zeros(parts - 1)
+    arrived = yield Round(Form.SUM, (quantiles.double().to(values.device),))
+    inner = (arrived.parts[0].cpu() / parts).round().long()
+    ends = torch.tensor([0, values.numel()])
+    return torch.cat([ends[:1], inner, ends[1:]])
+
+
+def _reduced(
+    own: torch.Tensor, values: torch.Tensor, bounds: torch.Tensor, context: Context
+) -> Generator[Round, Arrived, Selection]:
+    """This rank's region: indices from its start, and their sums over ranks, in rank order."""
+    cuts = torch.searchsorted(own.cpu(), bounds)
+    parts = []
+    for owner in range(context.num_workers):
+        mine = own[int(cuts[owner]) : int(cuts[owner + 1])]
+        start, stop = _region(bounds, owner)
+        parts.append(pack_sparse(mine - start, values[mine], stop - start))
+    arrived = yield Round(Form.DELIVER, tuple(parts))
+    start, stop = _region(bounds, context.rank)
+    like = values.new_empty(stop - start)
+    total, touched = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
+    for part in arrived.parts:
+        indices, selected = unpack_sparse(part, like)
+        total.index_add_(0, indices, selected)
+        touched[indices] = True
+    places = touched.nonzero().view(-1)
+    return places, total[places]
+
+
+def _joined(arrived: Arrived, values: torch.Tensor, bounds: torch.Tensor) -> Selection:
+    """All regions' payloads as one selection from [n]."""
+    indices, selected = [], []
+    for owner, payload in enumerate(arrived.parts):
+        start, stop = _region(bounds, owner)
+        found = unpack_sparse(payload, values.new_empty(stop - start))
+        indices.append(found[0] + start)
+        selected.append(found[1])
+    return torch.cat(indices), torch.cat(selected)
+
+
+def _region(bounds: torch.Tensor, owner: int) -> tuple[int, int]:
+    return int(bounds[owner]), int(bounds[owner + 1])
+
+
+def _drift(found: int, count: int) -> float:
+    """What the global threshold is multiplied by: the same on all ranks, which all saw `found`.
+
+    With error feedback many sums lie just below the threshold, so it is moved gently.
+    """
+    return min(1.25, max(0.8, (found / max(1, count)) ** 0.125))

@@ -1,0 +1,217 @@
+"""What a compressor is: a conversation that yields what is to be exchanged and returns the mean.
+
+Some schemes need one exchange, some two, some log2 of the number of ranks, so a compressor is a
+generator. It never touches a backend; whoever drives it does, one `Round` after another:
+
+    talk = compressor.exchange(values, state, context)
+    round = next(talk)                        # encode
+    while True:
+        arrived = <carry out round>           # communicate
+        try:
+            round = talk.send(arrived)        # decode, or encode the next round
+        except StopIteration as stop:
+            return stop.value                 # Exchanged(mean, state, subtract_sent)
+
+What drives it:
+- carries out SUM, GATHER and DELIVER (see `Form`) among the same ranks in the same order; all
+  ranks yield the same forms in the same order for the same key and step;
+- keeps the returned state beside the message (never shared between messages), saves it with a
+  checkpoint and weighs it with `state.num_bytes`;
+- on a parameter server may answer a GATHER that has a merger with what `server.merge` returned
+  (`Arrived.pulled`) instead of with all parts;
+- gives a message's tensor shapes in `Context.shapes`: low-rank schemes need matrices.
+
+`testbed.compression.lockstep` drives N ranks in one thread and is the reference.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+State = dict[str, torch.Tensor]
+
+
+class Form(enum.StrEnum):
+    """How the tensors of a round travel."""
+
+    SUM = "sum"  # Verb.SUM: replaced by the sum over ranks, by any backend
+    GATHER = (
+        "gather"  # Verb.GATHER: one-dimensional, unequal sizes, all ranks get all, in rank order
+    )
+    DELIVER = "deliver"  # one part to each rank: all-to-all with unequal, mostly empty, parts
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a compressor may know besides the values; equal on all ranks but for `rank`.
+
+    Attributes:
+        rank: this worker.
+        num_workers: P.
+        step: training step, from 0.
+        seed: of the run; draws depend on seed, key and step (and rank where ranks must differ).
+        key: the message's name, equal on all ranks.
+        shapes: of the tensors that lie in the message, in order; a slice is one-dimensional.
+            Empty: one tensor of one dimension.
+        learning_rate: of this step, for schemes that keep updates instead of gradients.
+    """
+
+    rank: int = 0
+    num_workers: int = 1
+    step: int = 0
+    seed: int = 0
+    key: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    learning_rate: float | None = None
+
+
+class Merger(Protocol):
+    """How payloads of all ranks become one mean, on every rank or on a server."""
+
+    def combine(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """The mean [n] of the payloads, in rank order; `like` [n] gives size, dtype and device."""
+        ...
+
+    def pack_mean(self, mean: torch.Tensor) -> torch.Tensor:
+        """A mean [n] as a payload that loses nothing."""
+        ...
+
+    def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The mean [n] that `pack_mean` packed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """One exchange that a conversation asks for.
+
+    Attributes:
+        form: how it travels.
+        parts: SUM: one tensor, which the exchange may overwrite; GATHER: one, left as it is;
+            DELIVER: one for each rank, in rank order, `parts[r]` goes to rank r (the own one
+            stays here).
+        merger: for GATHER: what a server may use instead of sending all parts to all.
+    """
+
+    form: Form
+    parts: tuple[torch.Tensor, ...]
+    merger: Merger | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts, the one for itself included."""
+        return sum(p.numel() * p.element_size() for p in self.parts)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The answer to a round.
+
+    Attributes:
+        parts: SUM: the one sum; GATHER: the tensors of all ranks, in rank order; DELIVER: what
+            each rank sent here, in rank order.
+        pulled: for GATHER with a merger on a server: the server's payload (see `server`).
+    """
+
+    parts: tuple[torch.Tensor, ...] = ()
+    pulled: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """How a conversation ends.
+
+    Attributes:
+        mean: [n], the mean over ranks as this compressor delivers it; identical on all ranks.
+        state: to be given to the next exchange of this message.
+        subtract_sent: turns the values that were given, in place, into what was not sent; returns
+            them. Valid once, and before the values are changed otherwise.
+    """
+
+    mean: torch.Tensor
+    state: State
+    subtract_sent: Callable[[torch.Tensor], torch.Tensor]
+
+
+Conversation = Generator[Round, Arrived, Exchanged]
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bounds on the bytes that one rank hands over in one exchange, all rounds together."""
+
+    least: int
+    most: int
+
+    def __add__(self, other: ByteRange) -> ByteRange:
+        return ByteRange(self.least + other.least, self.most + other.most)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a compressor promises, so that tests and users can hold it to that.
+
+    Attributes:
+        unbiased: the expectation of what is sent is what was given.
+        contraction: delta(values) in (0, 1] with E |C(x) - x|^2 <= (1 - delta) |x|^2; None: none.
+        mean_of_sent: the mean is the mean over ranks of what each sent (not so for votes).
+        keeps: it holds back what it did not send by itself, so `ef` around it would do so twice.
+    """
+
+    unbiased: bool = False
+    contraction: Callable[[torch.Tensor], float] | None = None
+    mean_of_sent: bool = True
+    keeps: bool = False
+
+
+class Compressor(Protocol):
+    """A configured compressor: frozen, without state of its own."""
+
+    @property
+    def claims(self) -> Claims:
+        """What it promises with these options."""
+        ...
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """Send `values` [n] (never changed), receive their mean.
+
+        Args:
+            values: this rank's message: one dimension, contiguous, floating point.
+            state: what the last exchange of this message returned; {} at first.
+            context: rank, step and the like.
+
+        Raises:
+            UsageError: not one dimension, or not floating point.
+            NonFiniteGradient: NaN or infinity among the values; names message, step and rank.
+        """
+        ...
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """Bytes that this rank hands over for a message, by the formula of the docstring."""
+        ...
+
+
+@dataclass(frozen=True)
+class CompressorKind:
+    """An entry of the compressor registry.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for `testbed list`.
+        options: frozen dataclass of the options that `name:key=value` may set.
+        build: from options (and, for a wrapper, the compressor to its right) to a compressor.
+        wraps: it stands left of another: `ef+topk`.
+        probe: None when usable here, else (reason, what to install).
+    """
+
+    name: str
+    summary: str
+    options: type
+    build: Callable[[Any, Any], Compressor]
+    wraps: bool = False
+    probe: Callable[[], tuple[str, str] | None] = lambda: None

@@ -1,0 +1,204 @@
+"""Signs of gradients: as a majority vote, or scaled by the mean magnitude."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from testbed.compression.bits import pack_codes, packed_bytes, unpack_codes
+from testbed.compression.buckets import (
+    for_each,
+    in_buckets,
+    num_buckets,
+    require_bucket,
+    sizes_of,
+)
+from testbed.compression.gathered import Encoded
+from testbed.compression.protocol import ByteRange, Claims, Context
+from testbed.compression.quantised import join_scales, scale_bytes, split_scales, working_dtype
+from testbed.compression.sparse import as_values
+from testbed.compression.sparse_mean import SparseMerger
+
+
+@dataclass(frozen=True)
+class SignOptions:
+    """Options of `sign`; 0 counts as positive.
+
+    Bytes: ceil(n / 8), with `scaled` 4 ceil(n / bucket) more (float64: 8 each), n e where that is
+    less. Scaled signs are a delta-contraction with delta = |x|_1^2 / (n |x|_2^2) of each bucket. A vote's result has the sign that
+    most ranks have, 0 on a tie, and magnitude 1 (the learning rate is the step), or with `scaled`
+    the mean of the ranks' scales.
+
+    Attributes:
+        vote: the result is the majority's sign; else the mean of what was sent.
+        scaled: each rank sends the mean magnitude of each bucket along.
+        bucket: with `scaled`, values that share a scale; 0: all of a message.
+
+    Raises:
+        UsageError: a bucket of less than 8.
+
+    Reference:
+        Bernstein et al., 2018, ICML, and 2019, ICLR (signSGD with majority vote).
+    """
+
+    vote: bool = True
+    scaled: bool = False
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        require_bucket("sign", self.bucket)
+
+
+@dataclass(frozen=True)
+class EfSignOptions:
+    """Options of `ef-sign`: scaled signs with error feedback.
+
+    Bytes: 4 ceil(n / bucket) + ceil(n / 8) (float64: 8 for each bucket), n e where that is less.
+
+    Attributes:
+        vote: the majority's sign times the mean scale; else the mean of the scaled signs, for
+            which nothing is ever lost: what was sent plus what is kept equals what was given.
+        bucket: values that share a scale; 0: all of a message.
+
+    Raises:
+        UsageError: a bucket of less than 8.
+
+    Reference:
+        Karimireddy et al., 2019, ICML (EF-signSGD); with `vote`, Zheng et al., 2019, NeurIPS.
+        Departs: the scale is a bucket's, not a layer's.
+    """
+
+    vote: bool = False
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        require_bucket("ef-sign", self.bucket)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The codec of `sign` and `ef-sign`.
+
+    Attributes:
+        vote: see `SignOptions`.
+        scaled: see `SignOptions`.
+        bucket: see `SignOptions`.
+    """
+
+    vote: bool = True
+    scaled: bool = False
+    bucket: int = 512
+
+    @property
+    def claims(self) -> Claims:
+        """See `Codec.claims`."""
+        return Claims(
+            contraction=self._contraction if self.scaled else None,
+            mean_of_sent=not self.vote,
+        )
+
+    def encode(self, values: torch.Tensor, context: Context) -> Encoded:
+        """See `Codec.encode`."""
+        if self._is_dense(values.numel(), values.element_size()):
+            return Encoded(values.clone().view(torch.uint8), torch.Tensor.zero_)
+        payload = pack_codes(values >= 0, 1)
+        if self.scaled:
+            payload = join_scales(self._magnitudes(values), payload)
+
+        def subtract_sent(given: torch.Tensor) -> torch.Tensor:
+            return given.sub_(self._decoded(payload, given))
+
+        return Encoded(payload, subtract_sent)
+
+    def combine(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """See `Merger.combine`."""
+        if not self.vote:
+            total = torch.zeros_like(like)
+            for payload in payloads:
+                total += self._decoded(payload, like)
+            return total.div_(len(payloads))
+        votes = torch.zeros(like.numel(), dtype=torch.int32, device=like.device)
+        scales = torch.zeros_like(self._magnitudes(like))
+        for payload in payloads:
+            scale, up = self._split(payload, like)
+            votes += up.int() * 2 - 1
+            scales += scale
+        return (votes.sign() * self._spread(scales / len(payloads), like)).to(like.dtype)
+
+    def pack_mean(self, mean: torch.Tensor) -> torch.Tensor:
+        """See `Merger.pack_mean`: of a vote the scale and 1 bit each, 2 bits where some are 0."""
+        if not self.vote or mean.numel() == 0:
+            return SparseMerger().pack_mean(mean)
+        wide = mean.abs().to(working_dtype(mean.dtype))
+        scale = in_buckets(wide, self.bucket if self.scaled else 0).amax(1)
+        # The width is told by the length, so up to 4 values always take 2 bits.
+        width = 2 if mean.numel() <= 4 or bool((mean == 0).any()) else 1
+        codes = mean.sign().int() + 1 if width == 2 else mean > 0
+        return join_scales(scale, pack_codes(codes, width))
+
+    def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """See `Merger.unpack_mean`."""
+        if not self.vote or like.numel() == 0:
+            return SparseMerger().unpack_mean(payload, like)
+        count = like.numel()
+        scale, packed = split_scales(payload, self._num_scales(count), like)
+        width = 2 if packed.numel() == packed_bytes(count, 2) else 1
+        codes = unpack_codes(packed, count, width).int()
+        signs = codes - 1 if width == 2 else codes * 2 - 1
+        return (signs * self._spread(scale, like)).to(like.dtype)
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Codec.payload_bytes`."""
+        size = self._coded_bytes(num_elements, element_bytes)
+        if self._is_dense(num_elements, element_bytes):
+            size = num_elements * element_bytes
+        return ByteRange(size, size)
+
+    def _coded_bytes(self, num_elements: int, element_bytes: int) -> int:
+        scales = self._num_scales(num_elements) * scale_bytes(element_bytes) if self.scaled else 0
+        return scales + packed_bytes(num_elements, 1)
+
+    def _is_dense(self, num_elements: int, element_bytes: int) -> bool:
+        """Whether the values themselves are as short: one or two, with a scale."""
+        return self._coded_bytes(num_elements, element_bytes) >= num_elements * element_bytes
+
+    def _num_scales(self, num_elements: int) -> int:
+        return num_buckets(num_elements, self.bucket) if self.scaled else 1
+
+    def _magnitudes(self, values: torch.Tensor) -> torch.Tensor:
+        """The scales [buckets] of values [n]; ones [1] where none are sent."""
+        wide = values.to(working_dtype(values.dtype))
+        if not self.scaled:
+            return wide.new_ones(1)
+        sums = in_buckets(wide.abs(), self.bucket).sum(1)
+        return sums / sizes_of(values.numel(), self.bucket, wide).clamp(min=1)
+
+    def _spread(self, scales: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return for_each(scales, self.bucket if self.scaled else 0, like.numel())
+
+    def _split(
+        self, payload: torch.Tensor, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales [buckets] and signs [n], 1 for those not below 0."""
+        if self._is_dense(like.numel(), like.element_size()):
+            values = as_values(payload, like)
+            return self._magnitudes(values), (values >= 0).to(torch.uint8)
+        if not self.scaled:
+            return self._magnitudes(like), unpack_codes(payload, like.numel(), 1)
+        scales, packed = split_scales(payload, self._num_scales(like.numel()), like)
+        return scales, unpack_codes(packed, like.numel(), 1)
+
+    def _decoded(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if self._is_dense(like.numel(), like.element_size()):
+            return as_values(payload, like)
+        scales, up = self._split(payload, like)
+        spread = self._spread(scales, like)
+        return torch.where(up.to(torch.bool), spread, -spread).to(like.dtype)
+
+    def _contraction(self, values: torch.Tensor) -> float:
+        wide = values.double()
+        square = float(wide.square().sum())
+        sizes = sizes_of(values.numel(), self.bucket, wide)
+        kept = in_buckets(wide.abs(), self.bucket).sum(1).square() / sizes
+        return float(kept.sum()) / square if square else 1.0

@@ -1,0 +1,48 @@
+"""Runs a command of its own on the first node of an emulated cluster that lasts as long as it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from testbed.cluster.access import enter_user_namespace, find_way
+from testbed.cluster.emulate import changing, emulated
+from testbed.cluster.spec import parse_cluster
+from testbed.launch import tree
+
+
+def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0) -> int:
+    """Bring the cluster up, run the command on node 1, take the cluster down.
+
+    An ordinary user's process is replaced by one in a user namespace that does the same.
+
+    Args:
+        spec_text: as `parse_cluster` reads it.
+        command: program and arguments; finds the cluster by its environment.
+        grace_s: how long others may go on once one process has failed.
+
+    Returns:
+        The command's exit status as a shell gives it.
+
+    Raises:
+        UsageError: the specification is wrong.
+        Unavailable: no cluster can be had here; says why.
+    """
+    spec = parse_cluster(spec_text)
+    if find_way() == "user namespace":
+        again = tree.own_command("cluster", "--spec", spec.text(), "--", *command)
+        enter_user_namespace(again)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        with tree.interruptible(), emulated(spec) as cluster, contextlib.ExitStack() as stack:
+            stack.callback(tree.end_all, children)
+            environment = cluster.environment(tree.base_environment())
+            children.append(tree.start(cluster.command(command), environment))
+            stack.enter_context(changing(cluster))
+            ending = tree.wait_all(children, grace_s)
+    except tree.Interrupted as error:
+        sys.stderr.write(f"testbed: {error}; the cluster is taken down\n")
+        return error.status
+    return ending.status if ending.status >= 0 else 128 - ending.status

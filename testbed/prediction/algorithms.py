@@ -1,0 +1,227 @@
+"""How an exchange's cost grows with the number of workers, for each algorithm.
+
+    T(M) = startups(n) alpha + transfers(n) beta M
+
+alpha: seconds of one point-to-point message, beta: seconds per byte of one network interface in one
+direction (full duplex). `transfers` is what the busiest interface carries, as a multiple of M.
+Additions are part of beta.
+
+| algorithm | startups(n) | transfers(n) |
+|---|---|---|
+| ring | 2 (n - 1) | 2 (n - 1) / n |
+| halving-doubling | 2 log2 n | 2 (n - 1) / n |
+| recursive-doubling | log2 n | log2 n |
+| tree (two complementary ones, pipelined) | 2 log2 n | 2 |
+| binomial (reduce, then broadcast, unpipelined) | 2 log2 n | 2 log2 n |
+| server, dedicated, S of them | 2 | 2 max(1, n / S), overlapped max(1, n / S) |
+| server, colocated, S of them | 2 | 2 (n - 1) / S, overlapped (n + S - 2) / S |
+
+Where n is no power of two, the extra ranks of halving-doubling and recursive-doubling are folded in
+before and out after: 2 alpha + 2 beta M more than for the power of two below. `server` costs
+2 (o / alpha) max(n, S) start-ups more if each message takes an endpoint o seconds of its own.
+
+Reference:
+    Thakur, Rabenseifner and Gropp, 2005 (collectives); Sanders, Speck and Traff, 2009 (two trees;
+    departs: without the time to fill the pipeline).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import Literal, Protocol
+
+from testbed.errors import UnknownName, UsageError
+from testbed.spec import parse_options, parse_spec
+
+
+class Algorithm(Protocol):
+    """What one exchange over n >= 2 workers takes, in units of the network's constants."""
+
+    def startups(self, num_workers: int) -> float:
+        """Point-to-point start-ups one after another."""
+        ...
+
+    def transfers(self, num_workers: int) -> float:
+        """What the busiest interface carries in one direction, over the message's bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Reduce-scatter and all-gather around a ring.
+
+    Example:
+        >>> Ring().startups(4), Ring().transfers(4)
+        (6, 1.5)
+    """
+
+    def startups(self, num_workers: int) -> float:
+        """2 (n - 1)."""
+        return 2 * (num_workers - 1)
+
+    def transfers(self, num_workers: int) -> float:
+        """2 (n - 1) / n."""
+        return 2 * (num_workers - 1) / num_workers
+
+
+@dataclass(frozen=True)
+class HalvingDoubling:
+    """Recursive halving of the message, then recursive doubling.
+
+    Example:
+        >>> HalvingDoubling().startups(8), HalvingDoubling().transfers(8)
+        (6, 1.75)
+        >>> HalvingDoubling().startups(9), HalvingDoubling().transfers(9)
+        (8, 3.75)
+    """
+
+    def startups(self, num_workers: int) -> float:
+        """2 log2 n, and 2 for extra ranks."""
+        rounds, extra = _rounds(num_workers)
+        return 2 * rounds + 2 * extra
+
+    def transfers(self, num_workers: int) -> float:
+        """2 (n - 1) / n, and 2 for extra ranks."""
+        rounds, extra = _rounds(num_workers)
+        return 2 * (1 - 2.0**-rounds) + 2 * extra
+
+
+@dataclass(frozen=True)
+class RecursiveDoubling:
+    """Whole messages, exchanged and added in pairs."""
+
+    def startups(self, num_workers: int) -> float:
+        """log2 n, and 2 for extra ranks."""
+        rounds, extra = _rounds(num_workers)
+        return rounds + 2 * extra
+
+    def transfers(self, num_workers: int) -> float:
+        """log2 n, and 2 for extra ranks."""
+        return self.startups(num_workers)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Two complementary binary trees, each for half of the message, pipelined."""
+
+    def startups(self, num_workers: int) -> float:
+        """2 log2 n."""
+        return 2 * log2(num_workers)
+
+    def transfers(self, num_workers: int) -> float:
+        """2: an inner node sends one half up and the other half down, twice."""
+        return 2.0
+
+
+@dataclass(frozen=True)
+class Binomial:
+    """A binomial tree up and another down, whole messages."""
+
+    def startups(self, num_workers: int) -> float:
+        """2 log2 n."""
+        return 2 * log2(num_workers)
+
+    def transfers(self, num_workers: int) -> float:
+        """2 log2 n."""
+        return 2 * log2(num_workers)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A parameter server whose S servers hold equal shards.
+
+    Attributes:
+        servers: S; 0 = as many as workers.
+        placement: `colocated` on the workers' machines, at most one each, or `dedicated` machines.
+        overlap: whether one chunk is pulled while another is pushed.
+        endpoint: time o that a message takes an endpoint, over alpha.
+
+    Example:
+        >>> Server().transfers(8), Server(servers=2).transfers(8), Ring().transfers(8)
+        (1.75, 4.0, 1.75)
+        >>> Server(servers=8, placement="dedicated").transfers(8)
+        1.0
+    """
+
+    servers: int = 0
+    placement: Literal["colocated", "dedicated"] = "colocated"
+    overlap: bool = True
+    endpoint: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.servers < 0 or self.endpoint < 0:
+            raise UsageError(
+                f"server: servers is {self.servers} and endpoint {self.endpoint:g}; expected 0 or "
+                "more each; servers=0 means one for each worker"
+            )
+
+    def startups(self, num_workers: int) -> float:
+        """2, and 2 o / alpha for each of the messages that one endpoint has."""
+        return 2 + 2 * self.endpoint * max(num_workers, self._count(num_workers))
+
+    def transfers(self, num_workers: int) -> float:
+        """See the table above."""
+        count = self._count(num_workers)
+        if self.placement == "dedicated":
+            return max(1.0, num_workers / count) * (1 if self.overlap else 2)
+        if self.overlap:
+            # A machine without a server carries the whole message once each way.
+            return max((num_workers + count - 2) / count, float(count < num_workers))
+        return 2 * (num_workers - 1) / count
+
+    def _count(self, num_workers: int) -> int:
+        count = self.servers or num_workers
+        return min(count, num_workers) if self.placement == "colocated" else count
+
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "ring": Ring,
+    "halving-doubling": HalvingDoubling,
+    "recursive-doubling": RecursiveDoubling,
+    "tree": Tree,
+    "binomial": Binomial,
+    "server": Server,
+}
+
+
+def parse_algorithm(text: str) -> Algorithm:
+    """An algorithm given as `name` or `name:key=value,...`.
+
+    Raises:
+        UnknownName: none of this name; the message lists the known ones.
+        UsageError: an option that it does not have.
+
+    Example:
+        >>> parse_algorithm("server:servers=2,placement=dedicated").transfers(8)
+        4.0
+    """
+    spec = parse_spec(text)
+    if spec.name not in ALGORITHMS:
+        raise UnknownName("algorithm", spec.name, ALGORITHMS)
+    return parse_options(spec.name, spec.options, ALGORITHMS[spec.name])
+
+
+def algorithm_of(backend: str) -> str:
+    """The algorithm that a backend's name stands for, as far as the name tells.
+
+    Servers of `zmq-ps` are taken as the backend's own default, one beside each worker; everything
+    else is taken for a ring, which is what mpi-ring, Gloo and NCCL do with large messages.
+
+    Example:
+        >>> algorithm_of("zmq-ps:servers=dedicated:2"), algorithm_of("zmq-ps"), algorithm_of("gloo")
+        ('server:servers=2,placement=dedicated', 'server', 'ring')
+    """
+    spec = parse_spec(backend)
+    if spec.name != "zmq-ps":
+        return "ring"
+    where, _, count = spec.options.get("servers", "colocated").partition(":")
+    options = [f"servers={count}"] if count else []
+    options += ["placement=dedicated"] if where == "dedicated" else []
+    return "server" + (":" + ",".join(options) if options else "")
+
+
+def _rounds(num_workers: int) -> tuple[int, int]:
+    """Rounds of the power of two at or below, and 1 if ranks are left over."""
+    rounds = num_workers.bit_length() - 1
+    return rounds, int(num_workers > 1 << rounds)

@@ -1,0 +1,1 @@
+"""Published measurements of gradient exchange, beside what the simulator says of the setting."""

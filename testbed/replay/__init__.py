@@ -1,0 +1,1 @@
+"""Recorded workloads trained again: real gradients, and compute that is spent as waiting."""

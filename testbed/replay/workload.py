@@ -1,0 +1,97 @@
+"""`replay:TRACE`: a recorded workload, the same for everybody who trains it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from testbed.errors import UsageError
+from testbed.models.samples import TensorSamples
+from testbed.prediction.shipped import find_trace
+from testbed.prediction.trace import Trace
+from testbed.replay.cursor import ComputeCursor
+from testbed.replay.layout import owned
+from testbed.replay.model import RecordedModel
+from testbed.workload import Workload, WorkloadKind
+
+NUM_SAMPLES = 65_536
+
+
+def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int) -> Workload:
+    """The workload that replays a trace.
+
+    A sample is a number between 0.5 and 1.5; the mean of a worker's samples scales its gradients,
+    so that the usual proofs (order of samples, equality with a single process) hold here too.
+
+    Args:
+        trace: a shipped trace's name, or a `testbed.trace/1` file.
+        dilation: how many times longer than recorded everything takes.
+        data_dir: must be None.
+        seed: of the samples and values.
+
+    Raises:
+        UsageError: no such trace, one that cannot be replayed, or a data folder.
+    """
+    if data_dir is not None:
+        raise UsageError(f"--data is {data_dir!r}, but a replayed trace has no data; leave it out")
+    recorded = owned(find_trace(trace))
+    cursor = ComputeCursor(time.perf_counter, time.sleep)
+    model = RecordedModel(stretched(recorded, dilation), cursor, seed)
+
+    def for_values() -> None:
+        cursor.stop_waiting()
+        model.tape.keeps_buffers = False
+
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return Workload(
+        model=model,
+        train=TensorSamples(torch.rand(NUM_SAMPLES, generator=generator, device="cpu") + 0.5),
+        loss=lambda called, batch: called(batch[0]),
+        batch_size=recorded.batch_size,
+        learning_rate=0.01,
+        momentum=0.9,
+        on_resume=cursor.resume,
+        for_values=for_values,
+        recorded=recorded,
+        data=f"replayed {recorded.name} of {recorded.device}",
+    )
+
+
+def stretched(trace: Trace, factor: float) -> Trace:
+    """The trace with all times multiplied.
+
+    Example:
+        >>> from testbed.prediction.trace import TraceTensor
+        >>> tensor = TraceTensor(name="a.w", num_elements=1, forward_s=1.0, backward_s=2.0)
+        >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor,))
+        >>> stretched(trace, 10.0).backward_s
+        20.0
+    """
+    return msgspec.structs.replace(
+        trace,
+        tensors=tuple(
+            msgspec.structs.replace(
+                t, forward_s=factor * t.forward_s, backward_s=factor * t.backward_s
+            )
+            for t in trace.tensors
+        ),
+    )
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    owned(find_trace(options["trace"]))
+
+
+REPLAY = WorkloadKind(
+    name="replay",
+    summary="a recorded trace: replay:NAME (see traces) or replay:FILE (testbed.trace/1)",
+    build=build_replay,
+    options={"trace": "resnet50-v100"},
+    bare_option="trace",
+    check=_check,
+    stretches=True,
+)

@@ -1,0 +1,60 @@
+"""Tables show the times of the emulated cluster: real ones divided by the dilation; pure."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from testbed.records.cell import Cell
+
+C = TypeVar("C", bound=Cell)
+
+_TIMES = (
+    "step_time_s",
+    "step_time_p5_s",
+    "step_time_p95_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "compute_s",
+    "exposed_comm_s",
+    "predicted_step_time_s",
+    "training_time_s",
+)
+
+
+def undilated(cell: C) -> C:
+    """The cell with the times and the speed of the cluster that it emulated.
+
+    Samples and the curve of accuracies keep the real ones. A cell that is undilated already, as one
+    without a cluster is, stays as it is.
+
+    Example:
+        >>> from testbed.config import RunConfig
+        >>> cell = Cell(backend="mpi", workload="x", num_workers=2, config=RunConfig(),
+        ...             dilation=10.0, step_time_s=1.0, samples_per_s=64.0)
+        >>> shown = undilated(cell)
+        >>> shown.step_time_s, shown.samples_per_s
+        (0.1, 640.0)
+    """
+    factor = cell.dilation
+    if factor == 1:
+        return cell
+    times = {name: value / factor for name in _TIMES if (value := getattr(cell, name)) is not None}
+    reached = {
+        target: None if time_s is None else time_s / factor
+        for target, time_s in cell.time_to_accuracy_s.items()
+    }
+    speed = None if cell.samples_per_s is None else cell.samples_per_s * factor
+    return msgspec.structs.replace(cell, **times, time_to_accuracy_s=reached, samples_per_s=speed)
+
+
+def cluster_words(cell: Cell) -> str:
+    """The emulated cluster in words; empty without one."""
+    if cell.cluster is None:
+        return ""
+    spec, latency = cell.cluster.get("spec", ""), cell.cluster.get("latency", "none")
+    return (
+        f"emulated cluster {spec} (latency: {latency}): times are the cluster's, real ones "
+        f"{cell.dilation:g} times longer"
+    )

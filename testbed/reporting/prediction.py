@@ -1,0 +1,87 @@
+"""How well the model predicted: the error of each cell, and its middle and worst per family."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from testbed.records.cell import Cell
+from testbed.records.report import PredictionError, ReportCell
+
+
+def prediction_error(cell: Cell) -> float | None:
+    """(predicted - measured) / measured step time; negative where the model is too fast.
+
+    Example:
+        >>> from testbed.config import RunConfig
+        >>> cell = Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
+        ...             step_time_s=2.0, predicted_step_time_s=1.5)
+        >>> prediction_error(cell)
+        -0.25
+    """
+    if cell.predicted_step_time_s is None or not cell.step_time_s:
+        return None
+    return cell.predicted_step_time_s / cell.step_time_s - 1
+
+
+def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
+    """Over all predicted cells, then by backend and by scheduler (without their options).
+
+    Nothing where fewer than two cells were predicted: the table says it all.
+    """
+    known = [(cell, error) for cell in cells if (error := prediction_error(cell)) is not None]
+    if len(known) < 2:
+        return []
+    rows = [_sum_up("all cells", "", known)]
+    families: dict[str, Callable[[ReportCell], str]] = {
+        "backend": lambda cell: _name(cell.backend),
+        "scheduler": lambda cell: _name(cell.scheduler),
+    }
+    for family, name_of in families.items():
+        names = dict.fromkeys(name_of(cell) for cell, _ in known)
+        rows += [
+            _sum_up(family, name, [(c, e) for c, e in known if name_of(c) == name])
+            for name in names
+        ]
+    return rows
+
+
+def describe_errors(rows: Sequence[PredictionError]) -> list[str]:
+    """Lines for people: all cells, then one line for each family.
+
+    Example:
+        >>> row = PredictionError(family="all cells", name="", num_cells=4, median=0.012,
+        ...                       worst=-0.05, worst_cell="gloo, dear")
+        >>> describe_errors([row])
+        ['prediction error of 4 cells: median 1.2 %, worst -5.0 % (gloo, dear)']
+    """
+    lines = []
+    for family in dict.fromkeys(row.family for row in rows):
+        of_family = [row for row in rows if row.family == family]
+        if of_family[0].name == "":
+            (row,) = of_family
+            lines.append(
+                f"prediction error of {row.num_cells} cells: median {row.median:.1%}, "
+                f"worst {row.worst:+.1%} ({row.worst_cell})".replace("%", " %")
+            )
+            continue
+        each = [f"{row.name} {row.median:.1%} / {row.worst:+.1%}" for row in of_family]
+        text = f"prediction error by {family}, median / worst: {', '.join(each)}"
+        lines.append(text.replace("%", " %"))
+    return lines
+
+
+def _sum_up(family: str, name: str, known: Sequence[tuple[ReportCell, float]]) -> PredictionError:
+    worst_cell, worst = max(known, key=lambda pair: abs(pair[1]))
+    return PredictionError(
+        family=family,
+        name=name,
+        num_cells=len(known),
+        median=statistics.median(abs(error) for _, error in known),
+        worst=worst,
+        worst_cell=f"{worst_cell.backend}, {worst_cell.scheduler}",
+    )
+
+
+def _name(specification: str) -> str:
+    return specification.partition(":")[0]

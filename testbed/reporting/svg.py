@@ -1,0 +1,134 @@
+"""Line charts as SVG, and a page of them as one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import log10
+
+WIDTH, HEIGHT = 720, 400
+LEFT, TOP, RIGHT, BOTTOM = 70, 40, 170, 50
+# Colours that people with the common forms of colour blindness can tell apart; with dashes beside.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DASHES = ("", "6 3", "2 3")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a common x.
+
+    Attributes:
+        title: above it.
+        x_label: below it.
+        y_label: beside it.
+        x_labels: of the columns, evenly apart.
+        series: name -> one value for each column; above 0 where `log_y`.
+        log_y: whether the y axis is logarithmic; else it begins at 0.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    x_labels: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    log_y: bool = False
+
+
+def svg_chart(chart: Chart) -> str:
+    """The chart as an `<svg>` element.
+
+    Example:
+        >>> chart = Chart("t", "workers", "s", ["2", "4"], {"wfbp": [1.0, 2.0]})
+        >>> svg_chart(chart).count("<polyline")
+        1
+    """
+    low, high, ticks = _axis([v for line in chart.series.values() for v in line], chart.log_y)
+    x_of = _even(LEFT, WIDTH - RIGHT, len(chart.x_labels))
+
+    def y_of(value: float) -> float:
+        share = _share(value, low, high, chart.log_y)
+        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        _text(LEFT, TOP - 18, chart.title, size=15),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, chart.x_label, anchor="middle"),
+        _text(8, TOP - 4, chart.y_label),
+    ]
+    for tick in ticks:
+        y = y_of(tick)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
+        parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+    parts += [
+        _text(x, HEIGHT - BOTTOM + 18, label, anchor="middle")
+        for x, label in zip(x_of, chart.x_labels, strict=True)
+    ]
+    for number, (name, values) in enumerate(chart.series.items()):
+        points = " ".join(f"{x:.1f},{y_of(v):.1f}" for x, v in zip(x_of, values, strict=True))
+        stroke = (
+            f'stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="2" '
+            f'stroke-dasharray="{DASHES[number // len(COLOURS) % len(DASHES)]}"'
+        )
+        y = TOP + 8 + 18 * number
+        parts += [
+            f'<polyline points="{points}" fill="none" {stroke}/>',
+            f'<path d="M{WIDTH - RIGHT + 12} {y - 4}h24" {stroke}/>',
+            _text(WIDTH - RIGHT + 42, y, name),
+        ]
+    return "\n".join([*parts, "</svg>"])
+
+
+def html_page(title: str, charts: Sequence[Chart], notes: Sequence[str] = ()) -> str:
+    """A page of charts: one file, no scripts, nothing loaded from anywhere."""
+    body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(note)}</p>" for note in notes)]
+    body += [f"<div>{svg_chart(chart)}</div>" for chart in charts]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title>'
+    joined = "\n".join(body)
+    return f"<!doctype html>\n<html><head>{head}</head><body>\n{joined}\n</body></html>\n"
+
+
+def svg_page(charts: Sequence[Chart]) -> str:
+    """Charts below each other in one SVG."""
+    inner = [
+        svg_chart(chart).replace("<svg ", f'<svg y="{HEIGHT * number}" ', 1)
+        for number, chart in enumerate(charts)
+    ]
+    size = f'width="{WIDTH}" height="{HEIGHT * len(charts)}"'
+    joined = "\n".join(inner)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{joined}\n</svg>\n'
+
+
+def _axis(values: Sequence[float], log_y: bool) -> tuple[float, float, list[float]]:
+    """Ends of the axis and the values that it is marked at."""
+    if log_y:
+        low, high = min(values), max(values)
+        powers = range(int(log10(low)) - 2, int(log10(high)) + 3)
+        marks = [m * 10.0**k for k in powers for m in (1, 2, 5)]
+        below = max(m for m in marks if m <= low)
+        above = min(m for m in marks if m >= high and m > below)
+        return below, above, [m for m in marks if below <= m <= above]
+    high = max(values, default=0.0) or 1.0
+    unit = 10.0 ** (len(str(int(high))) - 1) if high >= 1 else 0.1
+    step = next(s * unit for s in (0.1, 0.2, 0.5, 1.0, 2.0) if high / (s * unit) <= 8)
+    count = -int(-high // step)
+    return 0.0, count * step, [k * step for k in range(count + 1)]
+
+
+def _share(value: float, low: float, high: float, log_y: bool) -> float:
+    if log_y:
+        return log10(value / low) / log10(high / low)
+    return (value - low) / (high - low)
+
+
+def _even(start: float, stop: float, count: int) -> list[float]:
+    if count == 1:
+        return [(start + stop) / 2]
+    return [start + (stop - start) * i / (count - 1) for i in range(count)]
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+    style = f'text-anchor="{anchor}" font-size="{size}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

@@ -1,0 +1,59 @@
+"""What replaying costs beside what it replays; ratios, and never of another machine's times."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from testbed.replay.values import Values
+from testbed.workload import Workload
+from testbed.workloads import load_workload
+
+
+def spent_s(workload: Workload, steps: int) -> list[float]:
+    """Forward and backward of each step, nothing else in between but forgetting the gradients."""
+    times = []
+    assert workload.loss is not None
+    assert workload.on_resume is not None
+    batch = workload.train.batch(range(32))
+    for _ in range(steps):
+        workload.on_resume()
+        start_s = time.perf_counter()
+        torch.autograd.backward(workload.loss(workload.model, batch))
+        times.append(time.perf_counter() - start_s)
+        workload.model.zero_grad(set_to_none=True)
+    return times
+
+
+def test_replayed_compute_is_within_2_percent_of_the_trace() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        workload = load_workload("replay:resnet50-v100", seed=1)
+        times_s = spent_s(workload, 25)[5:]
+    finally:
+        torch.set_num_threads(threads)
+    recorded_s = 0.0633 + 0.0648
+    ratio = statistics.median(times_s) / recorded_s
+    print(f"replayed / recorded: {ratio:.4f}")
+    assert 1.0 <= ratio <= 1.02
+
+
+def test_gradients_cost_little_more_than_a_copy() -> None:
+    tensor, source = torch.empty(25_000_000), torch.ones(25_000_000)
+    values = Values(seed=1)
+
+    def timed(action: object) -> float:
+        times = []
+        for _ in range(7):
+            start_s = time.perf_counter()
+            action()  # type: ignore[operator]
+            times.append(time.perf_counter() - start_s)
+        return statistics.median(times)
+
+    copy_s = timed(lambda: tensor.copy_(source))
+    fill_s = timed(lambda: values.fill(tensor, 5, 1.5))
+    print(f"fill / copy: {fill_s / copy_s:.2f}")
+    assert fill_s <= 1.5 * copy_s

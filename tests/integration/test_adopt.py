@@ -1,0 +1,112 @@
+"""A script of one's own under torchrun, with every sort of scheduler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import testbed
+from testbed.errors import UsageError
+from testbed.prediction.files import save_link, save_trace
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace, TraceTensor
+from tests.harness.runs import WITHIN_S
+
+SCRIPT = """
+import sys
+
+import torch
+
+import testbed
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+scheduler, trace, link, record = sys.argv[1:]
+session = testbed.distribute(
+    model, optimizer, "gloo", scheduler=scheduler, trace=trace or None, link=link or None
+)
+inputs = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(1))
+for step in range(6):
+    optimizer.zero_grad()
+    mine = inputs[step].chunk(session.backend.size)[session.backend.rank]
+    model(mine).square().mean().backward()
+    optimizer.step()
+state = model.state_dict()  # nothing may be pending in it
+if session.backend.rank == 0:
+    torch.save(state, record)
+"""
+
+
+def by_hand() -> torch.nn.Module:
+    """The same training in one process: the mean over two halves is the mean over all."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    inputs = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(1))
+    for step in range(6):
+        optimizer.zero_grad()
+        model(inputs[step]).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A trace of the script's model and a link, as `profile` and `comm --fit` would write them."""
+    tensors = tuple(
+        TraceTensor(name=name, num_elements=p.numel(), forward_s=1e-3, backward_s=1e-3)
+        for name, p in by_hand().named_parameters()
+    )
+    trace, link = tmp_path / "trace.json", tmp_path / "link.json"
+    save_trace(Trace(name="mine", device="cpu", batch_size=2, tensors=tensors), trace)
+    save_link(Link(backend="gloo", num_workers=2, latency_s=2e-3, seconds_per_byte=1e-9), link)
+    return trace, link
+
+
+@pytest.mark.parametrize("scheduler", ["dear:mib=0.001", "bytescheduler:partition_kib=1", "pace"])
+def test_a_script_trains_as_one_process(
+    scheduler: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    script, record = tmp_path / "mine.py", tmp_path / "state.pt"
+    script.write_text(SCRIPT)
+    trace, link = files if scheduler == "pace" else ("", "")
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(script), scheduler, str(trace), str(link), str(record)],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found = torch.load(record)
+    for name, expected in by_hand().state_dict().items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, r"'mg-wfbp' plans from times .*testbed profile .*testbed comm --fit"),
+        ({"trace": "t.json"}, "trace= was given without link="),
+        ({"link": "l.json"}, "link= was given without trace="),
+    ],
+)
+def test_a_scheduler_that_plans_from_times_says_so(given: dict[str, str], words: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=words):
+        testbed.distribute(model, optimizer, "gloo", scheduler="mg-wfbp", **given)
+
+
+def test_a_trace_of_another_model_is_refused(files: tuple[Path, Path]) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"is for another model: tensor '0\.bias'"):
+        testbed.distribute(
+            model, optimizer, "gloo", scheduler="optimal", trace=files[0], link=files[1]
+        )

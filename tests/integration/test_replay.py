@@ -1,0 +1,108 @@
+"""Recorded workloads through the real trainer: same work as one process, under any scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.prediction.files import save_trace
+from testbed.prediction.trace import Trace, TraceTensor
+from testbed.records.cell import Cell, decode_cell
+from tests.harness.runs import testbed
+
+SIZES = (300, 40, 70_000, 1_000, 40_000, 1, 20_000, 600)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    tensors = tuple(
+        TraceTensor(
+            name=f"layer{i // 2}.{'weight' if i % 2 == 0 else 'bias'}",
+            num_elements=size,
+            forward_s=1e-3,
+            backward_s=2e-3,
+        )
+        for i, size in enumerate(SIZES)
+    )
+    place = tmp_path / "toy.json"
+    save_trace(Trace(name="toy", device="V100", batch_size=8, tensors=tensors), place)
+    return place
+
+
+def run(folder: Path, trace: Path, *arguments: str) -> Cell:
+    cell = folder / "cell.json"
+    done = testbed(
+        *("run", "--workload", f"replay:{trace}", "--workers", "2", "--steps", "12"),
+        *("--warmup", "2", "--json", str(cell), *arguments),
+    )
+    assert done.status == 0, done.err
+    return decode_cell(cell.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("backend", "scheduler", "more"),
+    [
+        ("mpi-ring", "mg-wfbp", ()),
+        ("gloo", "dear:mib=0.1", ("--accumulate", "2", "--predict")),
+        ("zmq-ps", "bytescheduler:partition_kib=64,credit_kib=128", ("--clip-norm", "50", "--predict")),
+        ("mpi-ring", "asc-wfbp", ("--optimizer", "adam")),
+    ],
+)
+def test_a_replay_trains_as_one_process_does(
+    tmp_path: Path, trace: Path, backend: str, scheduler: str, more: tuple[str, ...]
+) -> None:
+    cell = run(tmp_path, trace, "--backend", backend, "--scheduler", scheduler, *more)
+    assert cell.identical_work is True, cell.identical_work_note
+    assert cell.batch_size == 8 * cell.config.accumulate
+    assert cell.step_time_s is not None
+    assert cell.predicted_step_time_s is not None
+    computed_s = cell.config.accumulate * 24e-3
+    assert min(cell.samples.step_time_s) >= 0.9 * computed_s
+    assert cell.predicted_step_time_s >= computed_s
+
+
+def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path) -> None:
+    more = ("--accumulate", "2", "--predict")
+    cell = run(tmp_path, trace, "--backend", "peer:ddp,bucket_mib=0.1", *more)
+    assert cell.identical_work is True, cell.identical_work_note
+    assert cell.scheduler == "ddp"
+    assert cell.backend == "peer:ddp,bucket_mib=0.1"
+    assert cell.wire_bytes_per_step == pytest.approx(4 * sum(SIZES), rel=1e-3)
+    assert cell.exposed_comm_s is not None
+    assert cell.step_time_s is not None
+    assert 0 < cell.exposed_comm_s < cell.step_time_s
+    assert cell.predicted_step_time_s is not None
+
+
+def test_a_peer_trains_what_really_computes_too(tmp_path: Path) -> None:
+    cell_path = tmp_path / "cell.json"
+    done = testbed(
+        *("run", "--workload", "digits-cnn", "--backend", "peer:ddp", "--workers", "2"),
+        *("--steps", "8", "--json", str(cell_path)),
+    )
+    assert done.status == 0, done.err
+    assert decode_cell(cell_path.read_bytes()).identical_work is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "peer:ddp", "--scheduler", "mg-wfbp"), "schedules by itself"),
+        (("--backend", "peer:horovod"), "expected one of ddp"),
+        (("--backend", "gloo", "--batch-size", "3"), "recorded with 8 samples"),
+    ],
+)
+def test_what_cannot_be_replayed_so_is_refused_by_name(
+    trace: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = testbed("run", "--workload", f"replay:{trace}", "--workers", "2", *arguments)
+    assert done.status == 2
+    assert message in done.err
+
+
+def test_a_trace_that_is_not_there_is_refused_before_anything_starts() -> None:
+    done = testbed("run", "--workload", "replay:nowhere", "--workers", "2")
+    assert done.status == 2
+    assert "nowhere" in done.err
+    assert "resnet50-v100" in done.err

@@ -1,0 +1,74 @@
+"""The fast selection beside its plain twin."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.compression.plain import above_plainly, largest_plainly
+from testbed.compression.select import above, largest, sampled
+
+LARGE = 200_000  # beyond one chunk of a scan and beyond what is selected without a sample
+
+
+def normal(num_elements, seed=0):
+    return torch.randn(num_elements, generator=torch.Generator().manual_seed(seed))
+
+
+LARGE_CASES = {
+    "normal": normal(LARGE),
+    "all equal": torch.full((LARGE,), -3.0),
+    "all zero": torch.zeros(LARGE),
+    "few values": normal(LARGE).round(),
+    "mostly zero": normal(LARGE) * (normal(LARGE, 1) > 3),
+    # The sample takes every hundredth element: these mislead it either way.
+    "large where sampled": normal(LARGE).where(torch.arange(LARGE) % 100 == 0, 1e-3),
+    "small where sampled": normal(LARGE).where(torch.arange(LARGE) % 100 != 0, 1e-3),
+    "sorted": normal(LARGE).sort().values,
+    "float64": normal(LARGE).double(),
+    "bfloat16": normal(LARGE).bfloat16(),
+    "float16": normal(LARGE).half(),
+}
+
+
+@given(values=st.lists(st.integers(-3, 3), max_size=60), share=st.floats(0, 1), half=st.booleans())
+def test_exact_selection_of_small_tensors_with_ties(values, share, half):
+    tensor = torch.tensor(values, dtype=torch.bfloat16 if half else torch.float32)
+    count = round(share * len(values))
+    assert torch.equal(largest(tensor, count), largest_plainly(tensor, count))
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+@pytest.mark.parametrize("count", [0, 1, 7, 2000, 40_000, 150_000, LARGE - 1, LARGE])
+def test_exact_selection_of_large_tensors(name, count):
+    values = LARGE_CASES[name]
+    assert torch.equal(largest(values, count), largest_plainly(values, count))
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+@pytest.mark.parametrize("threshold", [0.5, 3.0, 1e9])
+def test_scan(name, threshold):
+    values = LARGE_CASES[name]
+    assert torch.equal(above(values, threshold), above_plainly(values, threshold))
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+@pytest.mark.parametrize("count", [1, 200, 2000, 40_000])
+def test_sampled_selection_takes_about_as_many_and_the_largest(name, count):
+    values = LARGE_CASES[name]
+    for offset in (0, 37, 99):
+        found = sampled(values, count, offset)
+        assert int(0.8 * count) <= found.numel() <= 1.3 * count
+        if name not in ("all equal", "all zero", "few values", "mostly zero"):
+            # Up to ties, a threshold divides what is taken from what is not.
+            left_out = values.abs().clone()
+            left_out[found] = 0
+            assert values[found].abs().min() >= left_out.max()
+
+
+@given(num_elements=st.integers(0, 300), share=st.floats(0, 1), offset=st.integers(0, 99))
+@settings(deadline=None)
+def test_sampled_selection_of_small_tensors_is_exact(num_elements, share, offset):
+    values = normal(num_elements, offset)
+    count = round(share * num_elements)
+    assert torch.equal(sampled(values, count, offset), largest_plainly(values, count))

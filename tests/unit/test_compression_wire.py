@@ -1,0 +1,108 @@
+"""Payloads: bits, indices, values; the fast ways beside the plain ones."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
+from testbed.compression.indices import index_bytes, low_bits, pack_indices, unpack_indices
+from testbed.compression.sparse import as_values, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.sparse_mean import SparseMerger, add_sparse
+from testbed.errors import UsageError
+
+INT_BITS = 31  # of the widest code that an index needs
+
+
+@st.composite
+def codes(draw):
+    width = draw(st.integers(0, INT_BITS))
+    return width, draw(st.lists(st.integers(0, (1 << width) - 1), max_size=70))
+
+
+@st.composite
+def selections(draw):
+    num_elements = draw(st.integers(0, 3000))
+    count = draw(st.integers(0, num_elements))
+    seed = draw(st.integers(0, 1 << 30))
+    order = torch.randperm(num_elements, generator=torch.Generator().manual_seed(seed))
+    return num_elements, order[:count].sort().values
+
+
+@given(codes())
+def test_codes_are_packed_as_plainly_and_come_back(case):
+    width, numbers = case
+    packed = pack_codes(torch.tensor(numbers, dtype=torch.int64), width)
+    assert packed.tolist() == pack_codes_plainly(numbers, width)
+    assert packed.numel() == packed_bytes(len(numbers), width)
+    assert unpack_codes(packed, len(numbers), width).tolist() == numbers
+
+
+@given(selections())
+@example((1 << 33, torch.tensor([5, 1 << 20, (1 << 33) - 1])))
+@settings(max_examples=200, deadline=None)
+def test_indices_come_back_in_the_bytes_of_the_formula(case):
+    num_elements, indices = case
+    packed = pack_indices(indices, num_elements)
+    assert packed.numel() == index_bytes(num_elements, indices.numel())
+    assert torch.equal(unpack_indices(packed, num_elements, indices.numel()), indices)
+
+
+@given(num_elements=st.integers(1, 1 << 32), share=st.floats(0, 1))
+def test_no_element_costs_more_than_8_bytes_or_all_more_than_dense(num_elements, share):
+    count = int(share * num_elements)
+    size = sparse_bytes(num_elements, count, 4)
+    assert size <= min(8 * count, 4 * num_elements)
+
+
+@given(selections(), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+@settings(max_examples=200, deadline=None)
+def test_sparse_payloads_come_back_from_any_address(case, dtype):
+    num_elements, indices = case
+    like = torch.zeros(num_elements, dtype=dtype)
+    selected = torch.arange(1, indices.numel() + 1).to(dtype)
+    payload = pack_sparse(indices, selected, num_elements)
+    assert payload.numel() == sparse_bytes(num_elements, indices.numel(), like.element_size())
+    odd = torch.zeros(payload.numel() + 1, dtype=torch.uint8)[1:].copy_(payload)
+    expected = like.clone().index_add_(0, indices, selected)
+    assert torch.equal(add_sparse(like.clone(), odd), expected)
+    if payload.numel() < like.numel() * like.element_size():
+        assert torch.equal(unpack_sparse(odd, like)[0], indices)
+
+
+@given(num_elements=st.integers(1, 500), element_bytes=st.sampled_from([2, 4, 8]))
+def test_the_length_tells_the_number_of_elements(num_elements, element_bytes):
+    sizes = [sparse_bytes(num_elements, k, element_bytes) for k in range(num_elements + 1)]
+    sparse = [size for size in sizes if size < num_elements * element_bytes]
+    assert sparse == sorted(set(sparse))
+    assert set(sizes[len(sparse) :]) == {num_elements * element_bytes}
+
+
+def test_lengths_that_fit_no_selection_are_refused():
+    payload = pack_sparse(torch.tensor([3, 70]), torch.ones(2), 1000)
+    for wrong in (payload[:-1], torch.cat([payload, payload[:1]])):
+        with pytest.raises(UsageError, match="is no selection from 1000 elements"):
+            unpack_sparse(wrong, torch.zeros(1000))
+
+
+def test_delta_form_is_used_below_a_quarter_and_a_bitmap_above():
+    # About 2 + log2(n / k) bits for each index in the one form, n / k in the other.
+    assert index_bytes(1 << 20, 1 << 14) < (1 << 20) // 8 // 6
+    assert index_bytes(1 << 20, 1 << 19) == (1 << 20) // 8
+    assert low_bits(1 << 20, 1 << 14) in (5, 6)
+
+
+def test_values_are_viewed_and_only_copied_where_unaligned():
+    payload = torch.ones(4).view(torch.uint8)
+    assert as_values(payload, torch.zeros(4)).data_ptr() == payload.data_ptr()
+
+
+@given(selections())
+def test_a_server_packs_a_mean_without_loss(case):
+    num_elements, indices = case
+    mean = torch.zeros(num_elements)
+    mean[indices] = torch.linspace(-1, 1, indices.numel()) * 1e-40  # denormal numbers too
+    merger = SparseMerger()
+    payload = merger.pack_mean(mean)
+    assert torch.equal(merger.unpack_mean(payload, torch.zeros(num_elements)), mean)
+    assert payload.numel() == sparse_bytes(num_elements, int((mean != 0).sum()), 4)

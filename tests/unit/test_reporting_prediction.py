@@ -1,0 +1,60 @@
+"""The error of predictions beside what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed.config import RunConfig
+from testbed.records.cell import Cell
+from testbed.reporting.collect import Collected, Found
+from testbed.reporting.formats import to_markdown
+from testbed.reporting.make import make_report
+
+
+def cell(backend: str, scheduler: str, measured_s: float, predicted_s: float | None) -> Found:
+    made = Cell(
+        backend=backend,
+        scheduler=scheduler,
+        workload="replay:resnet50-v100",
+        num_workers=4,
+        step_time_s=measured_s,
+        predicted_step_time_s=predicted_s,
+        config=RunConfig(backend=backend, scheduler=scheduler),
+    )
+    return Found("here", f"{backend} {scheduler}", made)
+
+
+CELLS = (
+    cell("gloo", "wfbp", 1.0, 1.02),
+    cell("gloo", "bucket:mib=25", 1.0, 0.9),
+    cell("zmq-ps:update=worker", "wfbp", 2.0, 2.02),
+    cell("zmq-ps", "dear", 2.0, None),
+)
+
+
+def test_errors_are_summed_up_over_all_by_backend_and_by_scheduler() -> None:
+    rows = make_report(Collected(CELLS, ())).prediction_errors
+    found = {(r.family, r.name): (r.num_cells, r.median, r.worst, r.worst_cell) for r in rows}
+    bucket = "gloo, bucket:mib=25"
+    assert found == {
+        ("all cells", ""): (3, pytest.approx(0.02), pytest.approx(-0.1), bucket),
+        ("backend", "gloo"): (2, pytest.approx(0.06), pytest.approx(-0.1), bucket),
+        ("backend", "zmq-ps"): (
+            1,
+            pytest.approx(0.01),
+            pytest.approx(0.01),
+            "zmq-ps:update=worker, wfbp",
+        ),
+        ("scheduler", "wfbp"): (2, pytest.approx(0.015), pytest.approx(0.02), "gloo, wfbp"),
+        ("scheduler", "bucket"): (1, pytest.approx(0.1), pytest.approx(-0.1), bucket),
+    }
+
+
+def test_the_report_tells_them_in_words() -> None:
+    text = to_markdown(make_report(Collected(CELLS, ())))
+    assert "prediction error of 3 cells: median 2.0 %, worst -10.0 %" in text
+    assert "gloo 6.0 % / -10.0 %, zmq-ps 1.0 % / +1.0 %" in text
+
+
+def test_a_single_prediction_needs_no_summary() -> None:
+    assert make_report(Collected(CELLS[:1], ())).prediction_errors == []
