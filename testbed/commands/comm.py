@@ -270,19 +270,21 @@ def _start(
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
     command = tree.own_command(*_arguments(config, interface, json, more))
     children: list[subprocess.Popen[bytes]] = []
+    tee = tree.Tee()
     try:
         with tree.interruptible():
             if role.kind.needs_mpi or hostfile is not None:
                 hosts = mpirun.Hosts.given(hostfile, one_machine=config.cluster is not None)
-                children += [mpirun.start_ranks(command, size, threads, hosts)]
+                children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
             else:
-                children += local.start_ranks(command, size, threads)
-            ending = tree.wait_all(children, grace_s=config.deadline)
+                children += local.start_ranks(command, size, threads, tee.write_fd)
+            ending = tree.wait_all(children, config.deadline, failing=tee.heard)
     except tree.Interrupted as error:
         sys.stderr.write(f"testbed: {error}; ending all ranks\n")
         return error.status
     finally:
         tree.end_all(children)
+        tee.close(timeout_s=5)
     if ending.status == 0:
         return 0
     first = "mpirun" if len(children) == 1 else f"rank {ending.culprit}"

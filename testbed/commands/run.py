@@ -297,7 +297,7 @@ def _start(
                 children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
             else:
                 children += local.start_ranks(command, size, threads, tee.write_fd)
-            ending = tree.wait_all(children, grace_s=config.deadline)
+            ending = tree.wait_all(children, config.deadline, failing=tee.heard)
     except tree.Interrupted as error:
         sys.stderr.write(f"testbed: {error}; ending all ranks\n")
         return error.status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -189,4 +190,4 @@ def _drift(found: int, count: int) -> float:
 
     With error feedback many sums lie just below the threshold, so it is moved gently.
     """
-    return min(1.25, max(0.8, (found / max(1, count)) ** 0.125))
+    return min(1.25, max(0.8, math.pow(found / max(1, count), 0.125)))

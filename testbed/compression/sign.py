@@ -26,9 +26,9 @@ class SignOptions:
     """Options of `sign`; 0 counts as positive.
 
     Bytes: ceil(n / 8), with `scaled` 4 ceil(n / bucket) more (float64: 8 each), n e where that is
-    less. Scaled signs are a delta-contraction with delta = |x|_1^2 / (n |x|_2^2) of each bucket. A vote's result has the sign that
-    most ranks have, 0 on a tie, and magnitude 1 (the learning rate is the step), or with `scaled`
-    the mean of the ranks' scales.
+    less. Scaled signs are a delta-contraction with delta = |x|_1^2 / (n |x|_2^2) of each bucket.
+    A vote's result has the sign that most ranks have, 0 on a tie, and magnitude 1 (the learning
+    rate is the step), or with `scaled` the mean of the ranks' scales.
 
     Attributes:
         vote: the result is the majority's sign; else the mean of what was sent.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from testbed.backends.protocol import Group, OwnSchedule
 from testbed.cluster.spec import dilation_of
@@ -20,6 +21,7 @@ from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
+from testbed.profiling.overhead import Overhead, measure_overhead
 from testbed.profiling.recorder import record_trace
 from testbed.profiling.step import training_step
 from testbed.profiling.sweep import quick
@@ -29,6 +31,7 @@ from testbed.scheduling.protocol import make_plan, resolve_scheduler
 from testbed.training.plans import Replan, replanner
 from testbed.training.replica import make_replica, sample_order
 from testbed.training.sampling import SampleCursor
+from testbed.training.step import update
 from testbed.workload import Workload
 
 PLAN_S = 600.0
@@ -44,6 +47,7 @@ class Planned:
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
         link: likewise.
+        overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
     """
@@ -52,6 +56,7 @@ class Planned:
     replan: Replan | None = None
     trace: Trace | None = None
     link: Link | None = None
+    overhead: Overhead = field(default_factory=Overhead)
     micro_batches: int = 1
     dilation: float = 1.0
 
@@ -106,16 +111,16 @@ def _prepare(
     if replan is not None and not config.predict:
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
-    trace = _trace(config, group, workload, build)
+    trace, overhead = _trace(config, group, workload, build)
     link = (
         load_link(Path(config.link))
         if config.link
-        else stretched_link(_measure(config, role, group, trace.num_bytes, dilation), 1 / dilation)
+        else stretched_link(_measure(config, role, group, trace, dilation), 1 / dilation)
     )
     plan = make_plan(config.scheduler, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
-    return Planned(plan, replan, trace, link, config.accumulate, dilation)
+    return Planned(plan, replan, trace, link, overhead, config.accumulate, dilation)
 
 
 def group_for(plan: Plan, group: Group) -> Group:
@@ -130,15 +135,21 @@ def group_for(plan: Plan, group: Group) -> Group:
 
 def _trace(
     config: RunConfig, group: Group, workload: Workload, build: Callable[[], Workload]
-) -> Trace:
+) -> tuple[Trace, Overhead]:
+    """Where the times come from, and what a step does that they do not hold.
+
+    A replayed step has nothing beside its trace: the optimizer's real time counts against the
+    recorded times.
+    """
+    recorded = workload.recorded if isinstance(workload.recorded, Trace) else None
+    if recorded is not None:
+        return (find_trace(config.trace) if config.trace else recorded), Overhead()
     if config.trace is not None:
-        return find_trace(config.trace)
-    if isinstance(workload.recorded, Trace):
-        return workload.recorded
+        return find_trace(config.trace), Overhead()
     return _profile(config, group, build())
 
 
-def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
+def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace, Overhead]:
     """Rank 0's times of one micro-batch, measured while all ranks compute, as in training."""
     group.control.set_state("profiling the workload")
     order = sample_order(config, workload, group.size)
@@ -146,22 +157,36 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> Trace:
     replica = make_replica(workload, config, 1)
     replica.model.train()
     indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
-    batch = replica.to_device(replica.workload.train.batch(indices))
+
+    def fetch() -> tuple[torch.Tensor, ...]:
+        return replica.to_device(replica.workload.train.batch(indices))
+
+    step = training_step(replica.loss, fetch(), replica.scaler)
     trace = record_trace(
         replica.model,
-        training_step(replica.loss, batch, replica.scaler),
+        step,
         name=config.workload,
         device=config.device,
         batch_size=batch_size,
     )
+    overhead = measure_overhead(
+        fetch, step, lambda: update(replica, config.clip_norm), replica.device
+    )
     shared = _from_rank_0(group, "trace", msgspec.json.encode(trace))
-    return msgspec.json.decode(shared, type=Trace)
+    return msgspec.json.decode(shared, type=Trace), overhead
 
 
-def _measure(config: RunConfig, role: Role, group: Group, num_bytes: int, dilation: float) -> Link:
-    """The link as it is here, for messages up to all gradients in one."""
+def _measure(config: RunConfig, role: Role, group: Group, trace: Trace, dilation: float) -> Link:
+    """The link as it is here, for messages up to all gradients in one.
+
+    It is measured as it will be used: with the order, the credit and the channels that the
+    scheduler asks for, as far as a plan for a link that is only guessed tells them.
+    """
     group.control.set_state("measuring the link")
-    probe = replace(group, name=PROBE)
+    guess = Link(
+        backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
+    )
+    probe = replace(group_for(make_plan(config.scheduler, trace, guess), group), name=PROBE)
     backend = open_backend(role, probe)
     link = measure_link(
         backend,
@@ -169,7 +194,7 @@ def _measure(config: RunConfig, role: Role, group: Group, num_bytes: int, dilati
         num_workers=group.size,
         deadline_s=group.deadline_s,
         name=config.backend,
-        sweep=quick(num_bytes, dilation),
+        sweep=quick(trace.num_bytes, dilation),
         device=group.device,
     )
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
@@ -187,10 +212,14 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
 def predicted_step_s(planned: Planned) -> float | None:
     """What the model says a step takes here; None without trace and link.
 
-    The optimizer's own time is not part of a trace, and so not of the prediction.
+        (k - 1) (t_f + t_b) + iteration of the plan + overhead,  k the micro-batches
+
+    all of it times the dilation.
     """
     trace, link = planned.trace, planned.link
     if trace is None or link is None:
         return None
     earlier_s = (planned.micro_batches - 1) * (trace.forward_s + trace.backward_s)
-    return planned.dilation * (earlier_s + predict(planned.plan, trace, link).iteration_s)
+    beside_s = planned.overhead.of_step_s(planned.micro_batches)
+    last_s = predict(planned.plan, trace, link).iteration_s
+    return planned.dilation * (earlier_s + last_s + beside_s)

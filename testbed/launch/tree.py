@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -87,10 +87,20 @@ class Ending:
     culprit: int | None = None
 
 
-def wait_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> Ending:
+def wait_all(
+    children: Sequence[subprocess.Popen[bytes]],
+    grace_s: float,
+    failing: Callable[[], bool] = lambda: False,
+) -> Ending:
     """Wait for all; once one fails the rest have `grace_s` to end by themselves, then are ended.
 
     Survivors of a loss write what they were waiting for before they end, hence the grace.
+
+    Args:
+        children: processes that were started together.
+        grace_s: how long they have once one has failed.
+        failing: whether something below a child has failed already; a launcher may wait for ever
+            for a host that is cut off.
     """
     limit_s: float | None = None
     ending = Ending(0)
@@ -103,10 +113,12 @@ def wait_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> End
             del waiting[index]
             if status != 0 and ending.status == 0:
                 ending = Ending(status, index)
-                limit_s = time.monotonic() + grace_s
+        if limit_s is None and (ending.status or failing()):
+            limit_s = time.monotonic() + grace_s
         if limit_s is not None and time.monotonic() > limit_s:
             end_all(list(waiting.values()))
-            break
+            index, child = next(iter(waiting.items()))
+            return ending if ending.status else Ending(child.wait() or 1, index)
         if waiting:
             _wait_any(list(waiting.values()), 0.2)
     return ending
@@ -156,6 +168,10 @@ class Tee:
                 sys.stderr.buffer.flush()
                 if line.startswith(b"testbed: rank"):
                     self._said.append(line.decode(errors="replace").rstrip())
+
+    def heard(self) -> bool:
+        """Whether a rank said why it ends: one that ends well says nothing."""
+        return bool(self._said)
 
     def close(self, timeout_s: float) -> list[str]:
         """What was said; call it when the children have ended."""

@@ -217,6 +217,7 @@ def _work(
         outcomes,
         plan=planned.plan,
         predicted_s=predicted_step_s(planned),
+        link=planned.link,
         data=workload.data,
         consistency=role.kind.consistency(role.options),
         num_servers=role.num_servers,

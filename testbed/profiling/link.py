@@ -40,9 +40,10 @@ def measure_link(
 
     Every rank calls it at the same point and gets rank 0's fit. The time of an exchange runs from
     `submit` after the backend's own barrier to the last `wait`, on the slowest rank; small messages
-    are submitted several in a row, and the time is shared among them. Sizes take turns in a random order that all ranks share. Times are told over the control plane between
-    exchanges, never during one. The first exchange of each size is not a sample: it allocates and
-    connects, and its time only decides what the budget allows.
+    are submitted several in a row, and share its time. Sizes take turns in a random order that all
+    ranks share. Times are told over the control plane between exchanges, never during one. The
+    first exchange of each size is not a sample: it allocates and connects, and its time only
+    decides what the budget allows.
 
     Concurrent messages are measured where the backend was opened with several channels; without,
     `Link.concurrency_slowdown` is None: one message at a time is all there is.

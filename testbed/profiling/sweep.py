@@ -65,8 +65,8 @@ class Exchange:
         the next one waits already, and no thread has to be woken for it.
 
         Example:
-            >>> Exchange(4096).num_in_row, Exchange(1 << 22).num_in_row, Exchange(4096, 2).num_in_row
-            (8, 1, 1)
+            >>> Exchange(4096).num_in_row, Exchange(1 << 22).num_in_row
+            (8, 1)
         """
         if self.num_messages > 1:
             return 1
@@ -85,7 +85,12 @@ def quick(max_bytes: int = 4 << 20, dilation: float = 1.0) -> LinkSweep:
     while 2 * sizes[-1] < largest:
         sizes.append(2 * sizes[-1])
     return LinkSweep(
-        sizes=(*sizes, largest), repeats=12, min_repeats=3, budget_s=max(0.6, dilation)
+        sizes=(*sizes, largest),
+        repeats=12,
+        min_repeats=3,
+        budget_s=max(0.6, dilation),
+        # Large enough to load the link: small messages gain from company what large ones do not.
+        concurrent_bytes=max(1 << 20, largest // 64 * 4),
     )
 
 

@@ -80,6 +80,8 @@ class Cell(msgspec.Struct, kw_only=True):
         plan_digest: digest of the plan that all ranks carried out.
         plan_reason: in words, why the scheduler planned so.
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
+        link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
+            concurrent messages, in the time of the emulated cluster (null: no profile was made).
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.
         accuracy_curve: evaluations in the order they were made.
@@ -131,6 +133,7 @@ class Cell(msgspec.Struct, kw_only=True):
     plan_digest: str = ""
     plan_reason: str = ""
     predicted_step_time_s: float | None = None
+    link: dict[str, Any] | None = None
     staleness_max: int | None = None
     samples: StepSamples = msgspec.field(default_factory=StepSamples)
     accuracy_curve: list[Accuracy] = []

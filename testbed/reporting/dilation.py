@@ -54,7 +54,7 @@ def cluster_words(cell: Cell) -> str:
     if cell.cluster is None:
         return ""
     spec, latency = cell.cluster.get("spec", ""), cell.cluster.get("latency", "none")
-    return (
-        f"emulated cluster {spec} (latency: {latency}): times are the cluster's, real ones "
-        f"{cell.dilation:g} times longer"
-    )
+    words = f"emulated cluster {spec} (latency: {latency})"
+    if cell.dilation == 1:
+        return words
+    return f"{words}: times are the cluster's, real ones {cell.dilation:g} times as long"

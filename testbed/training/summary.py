@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any
 
+import msgspec
+
 from testbed.config import RunConfig, reproduce
+from testbed.prediction.link import Link
 from testbed.records.cell import Accuracy, Cell, StepSamples
 from testbed.scheduling.plan import Plan
 from testbed.statistics.interval import bootstrap_median
@@ -27,6 +30,7 @@ def make_cell(
     *,
     plan: Plan,
     predicted_s: float | None,
+    link: Link | None,
     data: str,
     consistency: str,
     num_servers: int,
@@ -40,6 +44,7 @@ def make_cell(
         outcomes: of all workers, in rank order.
         plan: that was carried out.
         predicted_s: step time that the model gives; None = no profile.
+        link: that it was given; None = no profile.
         data: where the samples came from.
         consistency: of the backend.
         num_servers: dedicated server processes.
@@ -91,6 +96,7 @@ def make_cell(
         plan_digest=plan.digest(),
         plan_reason=plan.reason,
         predicted_step_time_s=predicted_s,
+        link=None if link is None else _without_extra(link),
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
         if any(o.staleness for o in outcomes)
         else None,
@@ -100,6 +106,12 @@ def make_cell(
         environment=environment,
         command=reproduce(config),
     )
+
+
+def _without_extra(link: Link) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(link)
+    del plain["extra"]
+    return plain
 
 
 def judge(

@@ -17,7 +17,7 @@ from testbed.scheduling.protocol import resolve_scheduler
 from testbed.training.plans import replanner
 from testbed.training.session import Session
 from testbed.training.usage import KEY
-from tests.contracts.cases import device_of, meet
+from tests.contracts.cases import meet
 from tests.contracts.session_models import (
     Recipe,
     build,
@@ -48,7 +48,7 @@ def by_plan(
     backend: Backend, group: Group, recipe: Recipe, plan: Plan, held_up: bool = False
 ) -> Trained:
     """Train as a run does: a scheduler without a profile plans anew after the first step."""
-    model = build(recipe, seed=group.rank).to(device_of(backend))
+    model = build(recipe, seed=group.rank).to(group.device)
     optimizer = optimizer_of(recipe, model)
     schedule = schedule_of(recipe, optimizer)
     needs_profile = resolve_scheduler(plan.scheduler)[0].needs_profile
@@ -99,7 +99,7 @@ def _by_channel(events: list[Event]) -> dict[int, list[tuple[str, str, int]]]:
 
 def refusal(backend: Backend, group: Group, recipe: Recipe, plan: Plan) -> str:
     """What the session says to a plan or model that it cannot train with."""
-    model = build(recipe, seed=0)
+    model = build(recipe, seed=0).to(group.device)
     optimizer = optimizer_of(recipe, model)
     try:
         session = Session(model, optimizer, backend, group.control, plan=plan)

@@ -23,7 +23,7 @@ from tests.contracts.session_models import (
 
 def by_session(backend: Backend, group: Group, recipe: Recipe) -> list[torch.Tensor]:
     """Parameters after training; rank 0's start must replace those of all others."""
-    model = build(recipe, seed=group.rank)
+    model = build(recipe, seed=group.rank).to(group.device)
     optimizer = optimizer_of(recipe, model)
     session = Session(model, optimizer, backend, group.control)
     for step in range(recipe.steps):
@@ -41,7 +41,7 @@ def by_session(backend: Backend, group: Group, recipe: Recipe) -> list[torch.Ten
 
 def by_naive_twin(backend: Backend, group: Group, recipe: Recipe) -> list[torch.Tensor]:
     """The same, one blocking exchange after the other; all ranks start from rank 0's weights."""
-    model = build(recipe, seed=0)
+    model = build(recipe, seed=0).to(group.device)
     optimizer = optimizer_of(recipe, model)
     schedule = schedule_of(recipe, optimizer)
     for step in range(recipe.steps):

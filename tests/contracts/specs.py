@@ -57,6 +57,14 @@ class Member:
         kind, options = resolve_backend(self.text)
         return kind.num_servers(options)
 
+    @property
+    def follows_plans(self) -> bool:
+        """Whether schedulers decide when its messages leave."""
+        if self.reason:
+            return True
+        kind, options = resolve_backend(self.text)
+        return kind.schedule(options) is None
+
 
 # What a kind does not declare and its options decide.
 VARIANTS = (
@@ -95,6 +103,7 @@ WITHOUT_SERVERS = tuple(m for m in MOVING if m.num_servers == 0)
 # Servers that run the optimizer; only training concerns them, so most tests leave them out.
 SERVING = (_variant(Member("zmq-ps:update=server", quick=(2,), slow=(4,))),)
 DEFAULTS = tuple(m for m in MOVING if ":" not in m.text)
+SCHEDULED = tuple(m for m in DEFAULTS if m.follows_plans)
 
 
 def samples_of_each_sort() -> tuple[Member, ...]:

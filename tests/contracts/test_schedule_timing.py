@@ -13,7 +13,7 @@ from testbed.prediction.trace import Trace, TraceTensor
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.schedules import setup_of
-from tests.contracts.specs import DEFAULTS, jobs
+from tests.contracts.specs import SCHEDULED, jobs
 from tests.contracts.timing_cases import HUGE, LARGE, SMALL
 from tests.harness.rank_pool import Job, PoolKeeper
 
@@ -26,7 +26,7 @@ def two(num_ranks: int) -> bool:
     return num_ranks == 2
 
 
-every_job = pytest.mark.parametrize("job", jobs(DEFAULTS, two))
+every_job = pytest.mark.parametrize("job", jobs(SCHEDULED, two))
 
 
 def plan_for(spec: str, sizes: dict[str, int]) -> Plan:

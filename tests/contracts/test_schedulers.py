@@ -19,7 +19,7 @@ from tests.contracts.schedules import (
     setup_of,
 )
 from tests.contracts.session_models import Recipe, reference
-from tests.contracts.specs import DEFAULTS, SERVING, jobs
+from tests.contracts.specs import SCHEDULED, SERVING, jobs
 from tests.harness.rank_pool import Job, PoolKeeper
 
 CASES = "tests.contracts.schedule_cases"
@@ -31,7 +31,7 @@ def two_or_four(num_ranks: int) -> bool:
     return num_ranks in (2, 4)
 
 
-every_job = pytest.mark.parametrize("job", jobs(DEFAULTS + SERVING, two_or_four, quick=(2,)))
+every_job = pytest.mark.parametrize("job", jobs(SCHEDULED + SERVING, two_or_four, quick=(2,)))
 
 
 @every_job

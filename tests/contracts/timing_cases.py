@@ -16,7 +16,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.nouns import Event, Request, Verb
 from testbed.scheduling.plan import Plan
 from testbed.training.session import Session
-from tests.contracts.cases import MEET_S, WITHIN_S, device_of, meet
+from tests.contracts.cases import MEET_S, WITHIN_S, meet
 from tests.harness.watched import Watched
 
 SMALL, LARGE, HUGE = 64, 65_536, 4_000_000  # elements
@@ -67,7 +67,7 @@ class Trainee:
 
 
 def _start(sizes: dict[str, int], backend: Backend, group: Group, plan: Plan) -> Trainee:
-    model = Branches(sizes).to(device_of(backend))
+    model = Branches(sizes).to(group.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainee = Trainee(
         model, optimizer, Session(model, optimizer, backend, group.control, plan=plan)
@@ -179,3 +179,47 @@ def _noting(name: str, began_s: dict[str, float]) -> Callable[[torch.nn.Module, 
         began_s[name] = time.perf_counter()
 
     return note
+
+
+class Busy(torch.nn.Module):
+    """Multiplies by a constant again and again: a backward pass that is long without gradients."""
+
+    def __init__(self, width: int, times: int) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.eye(width))
+        self.times = times
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            inputs = inputs @ self.factor
+        return inputs
+
+
+@dataclass(frozen=True)
+class Backward:
+    """When a backward pass began and ended on the device, and the exchanges of its step."""
+
+    began_s: float
+    ended_s: float
+    events: list[Event]
+
+
+def overlaps_backward(backend: Backend, group: Group, plan: Plan, width: int) -> Backward:
+    """A step on a GPU whose first gradient is ready long before the backward pass ends."""
+    first, last = (torch.nn.Linear(width, width, bias=False) for _ in range(2))
+    model = torch.nn.Sequential(first, Busy(width, times=100), last).to(group.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    session = Session(model, optimizer, backend, group.control, plan=plan)
+    inputs = torch.randn(2 * width, width, device=group.device)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(inputs).square().mean()
+        torch.cuda.synchronize(group.device)
+        began_s = time.perf_counter()
+        loss.backward()
+        torch.cuda.synchronize(group.device)
+        ended_s = time.perf_counter()
+        optimizer.step()
+    session.close()
+    meet(group, "overlapped")
+    return Backward(began_s, ended_s, session.events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 
 import torch
@@ -45,6 +46,9 @@ def commit(fault: str) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "cut":  # the emulated node's cable; nobody else's device has this name
+        subprocess.run(["ip", "link", "set", "dev", "tb0", "down"], check=True)
+        return 1.0
     if fault == "hang":
         threading.Event().wait()
     return float("nan") if fault == "nan" else 1.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness import two_hosts
+from testbed.cluster.access import lacking
 from tests.harness.runs import FAULTY, WITHIN_S, testbed
 
 MPIRUN = (str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "--allow-run-as-root")
@@ -72,31 +73,21 @@ def test_a_launcher_that_started_too_few_is_told_how_many() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(two_hosts.lacking() is not None, reason=str(two_hosts.lacking()))
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 @pytest.mark.parametrize(
     "backend",
     ["mpi-ring", *(pytest.param(b, marks=pytest.mark.slow) for b in ("mpi", "gloo", "zmq-ps"))],
 )
 def test_two_hosts_by_hostfile(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    with two_hosts.two_hosts(tmp_path) as hosts:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PRTE_MCA_plm_ssh_agent": str(hosts.enter),
-            "PRTE_MCA_prte_if_include": hosts.cidr,
-            "OMPI_MCA_btl": "tcp,self",
-            "OMPI_MCA_btl_tcp_if_include": hosts.cidr,
-            "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        }
-        run = (sys.executable, "-m", "testbed", "run", *MODEL, "--backend", backend)
-        command = hosts.command(*run, "--hostfile", str(hosts.hostfile), "--json", str(record))
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=WITHIN_S, env=environment
-        )
-    assert done.returncode == 0, done.stderr
-    assert cell_of(record)["num_machines"] == 2
+    run = (sys.executable, "-m", "testbed", "run", *MODEL, "--backend", backend)
+    words = shlex.join([*run, "--json", str(record)])
+    # Two hosts on a network, and nobody is told that it is emulated.
+    script = f'unset TESTBED_CLUSTER; {words} --hostfile "$PRTE_MCA_prte_default_hostfile"'
+    done = testbed("cluster", "--nodes", "2", "--", "sh", "-c", script)
+    assert done.status == 0, done.err
+    cell = cell_of(record)
+    assert (cell["num_machines"], cell["cluster"]) == (2, None)
 
 
 @pytest.mark.mpi

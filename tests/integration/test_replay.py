@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cluster.access import lacking
 from testbed.prediction.files import save_trace
 from testbed.prediction.trace import Trace, TraceTensor
 from testbed.records.cell import Cell, decode_cell
@@ -45,7 +46,11 @@ def run(folder: Path, trace: Path, *arguments: str) -> Cell:
     [
         ("mpi-ring", "mg-wfbp", ()),
         ("gloo", "dear:mib=0.1", ("--accumulate", "2", "--predict")),
-        ("zmq-ps", "bytescheduler:partition_kib=64,credit_kib=128", ("--clip-norm", "50", "--predict")),
+        (
+            "zmq-ps",
+            "bytescheduler:partition_kib=64,credit_kib=128",
+            ("--clip-norm", "50", "--predict"),
+        ),
         ("mpi-ring", "asc-wfbp", ("--optimizer", "adam")),
     ],
 )
@@ -106,3 +111,49 @@ def test_a_trace_that_is_not_there_is_refused_before_anything_starts() -> None:
     assert done.status == 2
     assert "nowhere" in done.err
     assert "resnet50-v100" in done.err
+
+
+in_cluster = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+
+
+@in_cluster
+def test_in_a_dilated_cluster_compute_is_stretched(tmp_path: Path, trace: Path) -> None:
+    cell = run(
+        tmp_path,
+        trace,
+        *("--backend", "mpi-ring", "--scheduler", "mg-wfbp", "--slow", "rank=1,delay=10ms"),
+        *("--cluster", "nodes=2,rate=1gbit,dilation=5"),
+    )
+    assert cell.identical_work is True, cell.identical_work_note
+    assert cell.dilation == 5
+    assert cell.compute_s is not None
+    assert cell.step_time_s is not None
+    # Real seconds: recorded compute and the slow rank's delay, five times as long.
+    assert cell.compute_s >= 0.9 * 5 * 24e-3
+    assert cell.step_time_s >= 0.9 * 5 * (24e-3 + 10e-3)
+    assert cell.predicted_step_time_s is not None
+    assert cell.predicted_step_time_s >= 5 * 24e-3
+    # The link is told in the time of the cluster: 8 ns for each byte that crosses 1 Gbit/s.
+    assert cell.link is not None
+    largest = (cell.link["pieces"] or [cell.link])[-1]
+    assert largest["seconds_per_byte"] >= 0.8 * 8e-9
+
+
+@in_cluster
+def test_what_really_computes_cannot_be_stretched(tmp_path: Path) -> None:
+    done = testbed(
+        *("run", "--workload", "digits-cnn", "--backend", "gloo", "--steps", "4"),
+        *("--cluster", "nodes=2,rate=1gbit,dilation=5"),
+    )
+    assert done.status == 2
+    assert "replay a recorded trace" in done.err
+
+
+@in_cluster
+def test_a_peer_is_refused_where_latency_cannot_reach_it(trace: Path) -> None:
+    done = testbed(
+        *("run", "--workload", f"replay:{trace}", "--backend", "peer:ddp"),
+        *("--cluster", "nodes=2,rate=1gbit,latency=1ms,latency_by=injected"),
+    )
+    assert done.status == 2
+    assert "cannot be held up" in done.err

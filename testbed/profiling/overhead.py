@@ -1,0 +1,75 @@
+"""What a training step does beside forward, backward and messages: fetch samples, update."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds that no trace holds.
+
+    Attributes:
+        fetch_s: samples of one micro-batch, brought to the device.
+        update_s: clipping, the optimizer's step, forgetting the gradients.
+    """
+
+    fetch_s: float = 0.0
+    update_s: float = 0.0
+
+    def of_step_s(self, micro_batches: int) -> float:
+        """Seconds of one step.
+
+        Example:
+            >>> Overhead(fetch_s=1.0, update_s=5.0).of_step_s(2)
+            7.0
+        """
+        return micro_batches * self.fetch_s + self.update_s
+
+
+def measure_overhead(
+    fetch: Callable[[], object],
+    compute: Callable[[], object],
+    update: Callable[[], object],
+    device: torch.device,
+    *,
+    warmup: int = 2,
+    repeats: int = 5,
+) -> Overhead:
+    """Medians over whole steps; the first ones allocate the optimizer's state.
+
+    Args:
+        fetch: brings a micro-batch to the device.
+        compute: makes gradients; not timed.
+        update: uses them up.
+        device: is waited for before each time is taken.
+        warmup: steps that are not measured.
+        repeats: steps that are.
+    """
+    fetches_s, updates_s = [], []
+    for number in range(warmup + repeats):
+        fetch_s = _timed_s(fetch, device)
+        compute()
+        update_s = _timed_s(update, device)
+        if number >= warmup:
+            fetches_s.append(fetch_s)
+            updates_s.append(update_s)
+    return Overhead(statistics.median(fetches_s), statistics.median(updates_s))
+
+
+def _timed_s(action: Callable[[], object], device: torch.device) -> float:
+    _settle(device)
+    start_s = time.perf_counter()
+    action()
+    _settle(device)
+    return time.perf_counter() - start_s
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,251 @@
+"""Emulated clusters: real runs in them, what they are held to, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.cluster.access import lacking
+from testbed.cluster.owner import PREFIX
+from testbed.cluster.system import NETNS_FOLDER
+from tests.harness.runs import FAULTY, end_family, testbed
+
+HARNESS = Path(__file__).parents[1] / "harness"
+HEADERS = 1514 / 1448  # Ethernet, IP and TCP with time stamps around 1448 bytes of payload
+WITHIN_S = 60.0
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(lacking() is not None, reason=str(lacking())),
+]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's names are his own alone")
+MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
+
+
+def ours(pid: int) -> list[str]:
+    """Namespaces that the process owns."""
+    names = os.listdir(NETNS_FOLDER) if NETNS_FOLDER.is_dir() else []
+    return [name for name in names if name.startswith(f"{PREFIX}{pid}-")]
+
+
+def folders(pid: int) -> list[Path]:
+    return list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"{PREFIX}{pid}-*"))
+
+
+@contextmanager
+def sleeping_cluster(*more: str) -> Iterator[subprocess.Popen[str]]:
+    """`testbed cluster` around a command that is up and sleeps."""
+    command = [sys.executable, "-m", "testbed", "cluster", "--nodes", "2", *more]
+    with subprocess.Popen(
+        [*command, "--", "sh", "-c", "hostname; exec sleep 1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "node1\n"
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(WITHIN_S)
+            except subprocess.TimeoutExpired:
+                end_family(process.pid)
+                raise
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["gloo", *(pytest.param(b, marks=pytest.mark.slow) for b in ("mpi-ring", "mpi", "zmq-ps"))],
+)
+def test_a_run_in_a_cluster(backend: str, tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    cluster = "nodes=3,rate=1gbit,up.2=500mbit,latency=1ms,latency_by=injected"
+    done = testbed("run", *MODEL, "--backend", backend, "--cluster", cluster, "--json", str(record))
+    assert done.status == 0, done.err
+    cell = json.loads(record.read_text())
+    assert cell["identical_work"] is True, cell["identical_work_note"]
+    assert (cell["num_workers"], cell["num_machines"], cell["dilation"]) == (3, 3, 1.0)
+    assert cell["cluster"]["latency"] == "injected"
+    assert cell["cluster"]["links"][1]["kernel_up_bps"] == 5e8
+    assert f"--cluster {cell['cluster']['spec']}" in cell["command"]
+    # Every exchange waited.
+    assert min(cell["samples"]["step_time_s"]) >= 1e-3
+
+
+def test_a_failed_run_in_a_cluster_tells_its_cluster(tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    fault = ("--workload", f"{FAULTY}:build:fault=raise,rank=1,at=2", "--verify-steps", "0")
+    options = ("--cluster", "nodes=2,rate=1gbit", "--backend", "gloo", "--deadline", "6")
+    done = testbed("run", *fault, *options, "--steps", "9", "--json", str(record))
+    assert done.status == 1
+    cell = json.loads(record.read_text())
+    assert (cell["status"], cell["cluster"]["nodes"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["mpi-ring", *(pytest.param(b, marks=pytest.mark.slow) for b in ("gloo", "mpi", "zmq-ps"))],
+)
+def test_a_node_that_is_cut_off_is_named_within_the_deadline(backend: str, tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    done = testbed(
+        "run",
+        *("--workload", f"{FAULTY}:build:fault=cut,rank=1,at=3", "--verify-steps", "0"),
+        *("--cluster", "nodes=2,rate=1gbit", "--backend", backend, "--steps", "1000"),
+        *("--deadline", "6", "--json", str(record)),
+    )
+    assert done.status == 1, done.err
+    assert "RankLost: rank 1 " in done.err
+    cell = json.loads(record.read_text())
+    assert cell["status"] == "failed"
+    assert "rank 1" in cell["error"]
+
+
+@as_root
+def test_what_a_killed_owner_left_is_gone_after_the_next_start() -> None:
+    with sleeping_cluster() as bystander, sleeping_cluster() as victim:
+        assert len(ours(victim.pid)) == len(ours(bystander.pid)) == 3
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(WITHIN_S)
+        assert len(ours(victim.pid)) == 3
+        done = testbed("cluster", "--nodes", "2", "--", "hostname")
+        assert (done.status, done.out) == (0, "node1\n")
+        assert not ours(victim.pid)
+        assert not folders(victim.pid)
+        assert len(ours(bystander.pid)) == 3
+    assert not ours(bystander.pid)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_that_is_interrupted_is_taken_down(signum: signal.Signals) -> None:
+    with sleeping_cluster() as process:
+        process.send_signal(signum)
+        assert process.wait(WITHIN_S) == 128 + signum
+        assert not ours(process.pid)
+        assert not folders(process.pid)
+
+
+def test_two_clusters_at_once_do_not_hear_each_other() -> None:
+    with sleeping_cluster() as other:
+        done = testbed("cluster", "--nodes", "2", "--", *stream(1, 2, 1 << 20), within_s=WITHIN_S)
+        assert done.status == 0, done.err
+        assert other.poll() is None
+
+
+def test_the_exit_status_is_the_command_s() -> None:
+    assert testbed("cluster", "--nodes", "1", "--", "sh", "-c", "exit 7").status == 7
+
+
+def test_a_cluster_within_a_cluster_is_refused() -> None:
+    inner = (sys.executable, "-m", "testbed", "cluster", "--", "true")
+    done = testbed("cluster", "--nodes", "1", "--", *inner)
+    assert done.status == 2
+    assert "inside an emulated cluster already" in done.err
+
+
+def stream(source: int, target: int, num_bytes: int, after_changes: int = 0) -> tuple[str, ...]:
+    words = (str(source), str(target), str(num_bytes), sys.executable, str(HARNESS))
+    return ("sh", str(HARNESS / "between_nodes.sh"), *words, str(after_changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "source", "target", "bps", "changes"),
+    [
+        ("nodes=2,rate=1gbit,dilation=10", 1, 2, 1e8, 0),
+        ("nodes=2,rate=200mbit", 2, 1, 2e8, 0),
+        ("nodes=3,rate=400mbit,up.2=50mbit", 2, 3, 5e7, 0),
+        ("nodes=3,rate=400mbit,up.2=50mbit", 3, 2, 4e8, 0),
+        ("nodes=3,rate=400mbit,down.2=50mbit", 3, 2, 5e7, 0),
+        ("nodes=2,rate=400mbit,change=100ms:2:50mbit", 1, 2, 5e7, 1),
+        ("nodes=2,rate=50mbit,change=100ms:all:200mbit", 2, 1, 2e8, 1),
+    ],
+)
+def test_measured_rates_are_those_asked_for(
+    spec: str, source: int, target: int, bps: float, changes: int
+) -> None:
+    command = stream(source, target, round(bps / 8 * 2), changes)  # two seconds' worth
+    done = testbed("cluster", "--spec", spec, "--", *command, within_s=WITHIN_S)
+    assert done.status == 0, done.err
+    assert float(done.out) * HEADERS / bps == pytest.approx(1, abs=0.05)
+
+
+def test_changes_are_recorded_with_the_result() -> None:
+    spec = "nodes=2,rate=400mbit,dilation=2,change=50ms:up.2:50mbit+100ms:1:down"
+    wait = 'while [ "$(grep -c at_s "$TESTBED_CLUSTER")" -lt 2 ]; do sleep 0.1; done'
+    done = testbed("cluster", "--spec", spec, "--", "sh", "-c", f'{wait}; cat "$TESTBED_CLUSTER"')
+    assert done.status == 0, done.err
+    changes: list[dict[str, Any]] = json.loads(done.out)["record"]["changes"]
+    assert [(c["node"], c["direction"], c["kernel_bps"]) for c in changes] == [
+        (2, "up", 2.5e7),
+        (1, None, 0.0),
+    ]
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_cluster_reproduces_by_its_cells_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    done = testbed(
+        "sweep",
+        *("--backend", "gloo,zmq-ps", "--workload", f"{FAULTY}:build", "--steps", "8"),
+        *("--cluster", "nodes=2,rate=1gbit", "--repeats", "1", "--output", str(folder)),
+    )
+    assert done.status == 0, done.err
+    cells = [json.loads(p.read_text()) for p in (folder / "cells").glob("*.json")]
+    assert {c["backend"] for c in cells} == {"gloo", "zmq-ps"}
+    assert all(c["cluster"]["nodes"] == c["num_workers"] == 2 for c in cells)
+    assert all("--cluster nodes=2,rate=1gbit" in c["command"] for c in cells)
+    assert "emulated cluster nodes=2,rate=1gbit" in done.out
+
+
+def test_comm_shows_the_cluster_s_times_and_the_share_of_the_line(tmp_path: Path) -> None:
+    record, link = tmp_path / "comm.json", tmp_path / "link.json"
+    where = ("--cluster", "nodes=2,rate=1gbit,dilation=4", "--backend", "gloo")
+    sizes = ("--min", "256K", "--max", "256K", "--iters", "5")
+    done = testbed("comm", *where, *sizes, "--json", str(record))
+    assert done.status == 0, done.err
+    told = json.loads(record.read_text())
+    (result,) = told["results"]
+    assert told["dilation"] == 4.0
+    share = 8 * result["busbw_bytes_per_s"] / 2.5e8
+    assert result["line_rate_share"] == pytest.approx(share)
+    row = next(line.split() for line in done.out.splitlines() if line.startswith("  gloo"))
+    assert float(row[5]) == pytest.approx(result["time_s"] / 4 * 1e6, abs=0.01)
+    assert float(row[-1]) == pytest.approx(share, abs=1e-3)
+
+    done = testbed("comm", "--fit", *where, "--max", "64K", "-o", str(link))
+    assert done.status == 0, done.err
+    fitted = json.loads(link.read_text())
+    assert (fitted["dilation"], fitted["cluster"]["nodes"]) == (4.0, 2)
+
+
+@as_root
+def test_an_ordinary_user_gets_a_cluster_in_a_user_namespace(tmp_path: Path) -> None:
+    """The test's own user if it is one; root becomes nobody, where that one can run this Python."""
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    tmp_path.chmod(0o777)
+    under = (*nobody, "env", "HOME=/tmp", "TMPDIR=/tmp")
+    tried = subprocess.run(
+        (*under, sys.executable, "-c", "import testbed"), capture_output=True, text=True
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"nobody cannot run this Python: {tried.stderr.strip()}")
+    done = testbed("cluster", "--nodes", "2", "--", "mpirun", "-n", "2", "hostname", under=under)
+    assert done.status == 0, done.err
+    assert sorted(done.out.split()) == ["node1", "node2"]
+
+
+def test_a_cluster_that_cannot_be_is_refused_by_name() -> None:
+    done = testbed("run", "--cluster", "nodes=2,rate=fast")
+    assert (done.status, "rate is 'fast'" in done.err) == (2, True)

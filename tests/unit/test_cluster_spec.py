@@ -1,0 +1,184 @@
+"""What a cluster's description says, and what is refused by name; no privilege needed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.backends.protocol import BackendKind
+from testbed.cluster.changes import parse_changes
+from testbed.cluster.facts import Facts
+from testbed.cluster.owner import abandoned, own_prefix
+from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
+from testbed.cluster.topology import Topology
+from testbed.commands.place import check_places, cluster_text, in_cluster
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+from testbed.prediction.dilation import stretched_link
+from testbed.prediction.link import Link, Piece
+from testbed.records.cell import Cell
+from testbed.reporting.dilation import undilated
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("nodes=0", "nodes is 0"),
+        ("nodes=251", "at most 250"),
+        ("nodes=two", "nodes is 'two'"),
+        ("rate=fast", "rate is 'fast'"),
+        ("rate=0gbit", "rate is '0gbit'"),
+        ("dilation=-1", "dilation is -1"),
+        ("latency=soon", "duration is 'soon'"),
+        ("jitter=1ms", "no more jitter than latency"),
+        ("loss=2", "loss is '2'"),
+        ("loss=much", "loss is 'much'"),
+        ("loss=1%,latency_by=injected", "loss needs netem"),
+        ("latency_by=magic", "latency_by is 'magic'"),
+        ("nodes=2,rate.3=1gbit", "node is 3; expected 1 .. 2"),
+        ("speed.2=1gbit", "no option 'speed.2'"),
+        ("links=up", "no option 'links'"),
+        ("wires=2", "no option 'wires'"),
+        ("change=1s:2", "change is '1s:2'"),
+        ("change=1s:left.2:1gbit", "change is '1s:left.2:1gbit'"),
+        ("change=1s:9:1gbit", "node is 9"),
+        ("change=1s:1:0gbit", "change is '1s:1:0gbit'"),
+        ("ranks_per_node=0", "ranks_per_node is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(text: str, word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_cluster(text)
+    assert word in str(caught.value)
+
+
+RATES = st.sampled_from(["1gbit", "10gbit", "250mbit", "2.5gbit"])
+
+
+@given(
+    nodes=st.integers(2, 250),
+    rate=RATES,
+    dilation=st.sampled_from([1.0, 2.5, 10.0, 100.0]),
+    own=st.dictionaries(st.tuples(st.sampled_from(["up", "down"]), st.integers(1, 2)), RATES),
+    latency=st.sampled_from(["0", "50us", "1.5ms"]),
+)
+def test_the_text_of_a_cluster_describes_it(
+    nodes: int, rate: str, dilation: float, own: dict[tuple[str, int], str], latency: str
+) -> None:
+    words = [f"nodes={nodes},rate={rate},dilation={dilation},latency={latency}"]
+    spec = parse_cluster(",".join(words + [f"{d}.{n}={r}" for (d, n), r in own.items()]))
+    assert parse_cluster(spec.text()) == spec
+    assert dilation_of(spec.text()) == dilation
+    for node in (1, 2):
+        for direction in ("up", "down"):
+            asked = spec.link_bps(node, direction)
+            assert spec.kernel_bps(node, direction) * dilation == pytest.approx(asked)
+
+
+def test_rates_of_a_node_replace_the_common_one() -> None:
+    spec = parse_cluster("nodes=3,rate=10gbit,rate.2=1gbit,up.3=100mbit,dilation=10")
+    assert [spec.kernel_bps(n, "up") for n in (1, 2, 3)] == [1e9, 1e8, 1e7]
+    assert [spec.kernel_bps(n, "down") for n in (1, 2, 3)] == [1e9, 1e8, 1e9]
+    assert spec.slowest_kernel_bps == 1e7
+
+
+def test_changes_are_sorted_and_know_what_cuts() -> None:
+    first, second, third = parse_changes("3s:2:down+1s:all:1gbit+2s:down.1:2gbit")
+    assert (first.node, first.rate_bps, second.direction, third.cuts) == (None, 1e9, "down", True)
+    assert third.rate_bps == 0
+
+
+def test_every_direction_of_every_node_is_shaped_once() -> None:
+    topology = Topology("p-", parse_cluster("nodes=3,rate=1gbit,up.2=10mbit"))
+    shaped = [c for c in topology.build() if "tbf" in c]
+    assert len(shaped) == 6
+    assert [c[c.index("rate") + 1] for c in shaped].count("10000000bit") == 1
+    assert set(topology.namespaces) >= {c[2] for c in topology.build()}
+
+
+def test_netem_delays_one_way_and_stretched() -> None:
+    spec = parse_cluster("nodes=2,latency=50us,jitter=10us,loss=0.1%,dilation=10")
+    delaying = [c for c in Topology("p-", spec, "netem").build() if "netem" in c]
+    assert len(delaying) == spec.nodes
+    text = " ".join(delaying[0])
+    assert text.endswith("delay 500us 100us loss 0.1%")
+    assert not [c for c in Topology("p-", spec, "injected").build() if "netem" in c]
+
+
+def test_only_what_a_dead_owner_left_is_abandoned() -> None:
+    mine = own_prefix() + "-n1"
+    pid, start = mine.split("-")[1:3]
+    reborn = f"testbed-{pid}-{int(start) - 1}-0-n1"
+    assert abandoned([mine, reborn, "testbed-x-1-0", "other", f"x{reborn}"]) == [reborn]
+
+
+def kind(num_servers: int = 0, in_process: bool = False) -> BackendKind:
+    return BackendKind(
+        name="toy",
+        summary="",
+        open=lambda group, options: pytest.fail("not to be opened"),
+        options=ClusterSpec,
+        num_servers=lambda options: num_servers,
+        in_process=in_process,
+    )
+
+
+def test_workers_fill_the_places_that_servers_leave() -> None:
+    assert check_places("nodes=4,ranks_per_node=2", kind(), None, None) == 8
+    assert check_places("nodes=4", kind(num_servers=1), None, None) == 3
+    assert check_places("nodes=4", kind(), None, 2) == 2
+    with pytest.raises(UsageError, match="give nodes=8"):
+        check_places("nodes=4", kind(num_servers=4), None, 4)
+    with pytest.raises(UsageError, match="threads of one process"):
+        check_places("nodes=4", kind(in_process=True), None, None)
+
+
+def test_inside_a_cluster_no_other_is_started() -> None:
+    here = Facts(spec="nodes=2,rate=1gbit", dilation=1.0, places=2, hostfile="hosts")
+    assert cluster_text(None, here) == cluster_text("rate=1gbit,nodes=2", here) == here.spec
+    assert cluster_text("dilation=10,nodes=2", None) == "nodes=2,dilation=10"
+    with pytest.raises(UsageError, match="inside the cluster"):
+        cluster_text("nodes=4", here)
+
+
+def test_tables_divide_by_the_dilation_and_records_do_not() -> None:
+    cell = Cell(
+        backend="mpi",
+        workload="w",
+        num_workers=2,
+        config=RunConfig(),
+        step_time_s=2.0,
+        predicted_step_time_s=1.0,
+        samples_per_s=32.0,
+        time_to_accuracy_s={"0.9": 50.0, "0.99": None},
+    )
+    facts = Facts(spec="nodes=2", dilation=10.0, places=2, hostfile="", record={"spec": "nodes=2"})
+    kept = in_cluster(cell, facts)
+    assert (kept.step_time_s, kept.dilation, kept.cluster) == (2.0, 10.0, {"spec": "nodes=2"})
+    shown = undilated(kept)
+    assert (shown.step_time_s, shown.predicted_step_time_s) == (0.2, 0.1)
+    assert shown.samples_per_s == 320.0
+    assert shown.time_to_accuracy_s == {"0.9": 5.0, "0.99": None}
+    assert undilated(cell) is cell
+
+
+@given(factor=st.floats(0.01, 100), num_bytes=st.integers(1, 1 << 30))
+def test_a_stretched_link_takes_so_many_times_longer(factor: float, num_bytes: int) -> None:
+    pieces = (
+        Piece(max_bytes=1e6, latency_s=1e-4, seconds_per_byte=2e-9),
+        Piece(latency_s=1e-3, seconds_per_byte=1e-9),
+    )
+    link = Link(
+        backend="x",
+        num_workers=2,
+        latency_s=1e-4,
+        seconds_per_byte=1e-9,
+        pieces=pieces,
+        concurrency_slowdown=(1.0, 1.5),
+    )
+    slower = stretched_link(link, factor)
+    assert slower.time_s(num_bytes) == pytest.approx(factor * link.time_s(num_bytes))
+    assert slower.slowdown(2) == link.slowdown(2)
+    back = stretched_link(slower, 1 / factor)
+    assert back.time_s(num_bytes) == pytest.approx(link.time_s(num_bytes))
