@@ -20,7 +20,7 @@ MTU = 1500
 # The bucket lets one packet of the largest size through whole (64 KiB before the card cuts it
 # up), and as much again as the link carries while the kernel's timer is late on a busy machine.
 LARGEST_PACKET_BYTES = 1 << 16
-TIMER_SLACK_S = 0.5e-3
+TIMER_SLACK_S = 1e-3
 # Long enough for what all senders may have under way to one node: a drop makes TCP wait for 200 ms.
 QUEUE_BYTES = 32 << 20
 
@@ -176,6 +176,6 @@ def burst_bytes(kernel_bps: float) -> int:
 
     Example:
         >>> burst_bytes(1e9)
-        128036
+        190536
     """
     return LARGEST_PACKET_BYTES + round(kernel_bps / 8 * TIMER_SLACK_S)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from testbed.backends.protocol import Backend, Group
@@ -16,7 +14,7 @@ from tests.contracts.cases import device_of, do
 from tests.harness.compressors import SHAPES, messages
 
 VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER}
-NUM_STEPS = 3
+NUM_STEPS = 2
 
 
 def same_as_in_lockstep(backend: Backend, group: Group, spec: str, sizes: tuple[int, ...]) -> str:
@@ -43,22 +41,26 @@ def same_as_in_lockstep(backend: Backend, group: Group, spec: str, sizes: tuple[
 
 def bytes_of_one_exchange(
     backend: Backend, group: Group, spec: str, num_elements: int
-) -> tuple[Traffic, int, int, bool]:
-    """Traffic, payload bytes that this rank gave, bytes of the formula, whether it was a sum."""
+) -> tuple[int, int, int, bool, int]:
+    """Bytes received, payload bytes given and by the formula, whether a sum, helper processes."""
     context = Context(group.rank, group.size, key="message", shapes=((num_elements,),))
     values = messages(group.size, 0, num_elements)[group.rank].to(device_of(backend))
     _, _, rounds = converse(backend, spec, values, {}, context)
-    bounds = resolve_compressor(spec).payload_bytes(num_elements, 4, context)
-    traffic = sum((moved for _, moved in rounds), Traffic())
-    given_bytes = sum(given.num_bytes for given, _ in rounds)
-    return traffic, given_bytes, bounds.most, rounds[0][0].form is Form.SUM
+    formula = resolve_compressor(spec).payload_bytes(num_elements, 4, context).most
+    return (
+        sum(moved.received_bytes for _, moved in rounds),
+        sum(given.num_bytes for given, _ in rounds),
+        formula,
+        rounds[0][0].form is Form.SUM,
+        backend.capabilities.num_helper_processes,
+    )
 
 
 def converse(
     backend: Backend, spec: str, values: torch.Tensor, state: State, context: Context
 ) -> tuple[torch.Tensor, State, list[tuple[Round, Traffic]]]:
     """Drive one conversation: the mean, the new state, and the rounds with their traffic."""
-    talk = resolve_compressor(spec).exchange(values, state, replace(context))
+    talk = resolve_compressor(spec).exchange(values, state, context)
     rounds = []
     given = next(talk)
     while True:

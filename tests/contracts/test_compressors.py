@@ -11,11 +11,12 @@ from tests.harness.rank_pool import Job, RankPool
 CASES = "tests.contracts.compressor_cases"
 # gtopk and oktopk deliver parts to single ranks, which is no verb of a backend yet.
 CARRIED = tuple(s for s in SPECS if "gtopk" not in s and "oktopk" not in s)
-EXACT = ("topk", "randomk", "ef-sign", "qsgd", "natural", "fp16", "none")
+# Of one size on all ranks, and large enough for every ring to be one.
+EXACT = ("topk", "randomk:ratio=0.1", "ef-sign", "qsgd", "natural", "none")
 NUM_ELEMENTS = 3 * 4 * 65_536
 
 
-@pytest.mark.parametrize("job", jobs(MOVING))
+@pytest.mark.parametrize("job", jobs(MOVING, quick=(2,)))
 def test_means_are_those_of_ranks_in_one_thread(job: Job, pool: RankPool) -> None:
     for spec in CARRIED:
         digests = pool.run(f"{CASES}:same_as_in_lockstep", keeping(spec), (700, 1, 0))
@@ -23,14 +24,16 @@ def test_means_are_those_of_ranks_in_one_thread(job: Job, pool: RankPool) -> Non
 
 
 @pytest.mark.parametrize("job", jobs(DEFAULTS))
-@pytest.mark.parametrize("spec", EXACT)
-def test_bytes_on_the_wire_are_those_of_the_formula(job: Job, pool: RankPool, spec: str) -> None:
-    others = job.num_ranks - 1
-    for traffic, given, formula, is_sum in pool.run(
-        f"{CASES}:bytes_of_one_exchange", spec, NUM_ELEMENTS
-    ):
-        assert given == formula
-        if pool.kind.in_process:
-            continue
-        expected = formula * pool.kind.bus_factor(job.num_ranks) if is_sum else formula * others
-        assert traffic.received_bytes == pytest.approx(expected, rel=0.02)
+def test_bytes_between_workers_are_those_of_the_formula(job: Job, pool: RankPool) -> None:
+    """A gather brings each rank the others' payloads; a sum costs what the backend says of it.
+
+    Servers' helpers count what they move by themselves, so nothing is expected of them here.
+    """
+    for spec in EXACT:
+        answers = pool.run(f"{CASES}:bytes_of_one_exchange", spec, NUM_ELEMENTS)
+        for received_bytes, given, formula, is_sum, num_helpers in answers:
+            assert given == formula, spec
+            if pool.kind.in_process or num_helpers:
+                continue
+            factor = pool.kind.bus_factor(job.num_ranks) if is_sum else job.num_ranks - 1
+            assert received_bytes == pytest.approx(formula * factor, rel=0.02), spec
