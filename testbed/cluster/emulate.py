@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from testbed.cluster import system
 from testbed.cluster.changes import Change
-from testbed.cluster.facts import VARIABLE, Facts, write_facts
+from testbed.cluster.describe import facts_of
+from testbed.cluster.facts import VARIABLE, write_facts
 from testbed.cluster.owner import own_prefix
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 from testbed.cluster.tcp import tcp_settings
-from testbed.cluster.topology import CIDR, DEVICE, MTU, QUEUE_BYTES, Node, Topology
+from testbed.cluster.topology import CIDR, DEVICE, Node, Topology
 from testbed.errors import Unavailable
 
 # MPI sends its segments over one connection per neighbour and cannot refill it while its thread
@@ -147,7 +143,7 @@ def _bring_up(topology: Topology, folder: Path) -> Cluster:
     cluster.hostfile.write_text(topology.hostfile())
     cluster.enter.write_text(topology.enter(str(folder / "hosts")))
     cluster.enter.chmod(0o700)
-    write_facts(cluster.facts_path, _facts(cluster, settings))
+    write_facts(cluster.facts_path, facts_of(topology, cluster.hostfile, settings))
     return cluster
 
 
@@ -181,84 +177,6 @@ def _choose_mechanism(spec: ClusterSpec, namespace: str) -> Mechanism | None:
     if spec.latency_by == "netem":
         raise Unavailable("cluster option", "latency_by=netem", reason, "use latency_by=injected")
     return "injected"
-
-
-def _facts(cluster: Cluster, settings: Mapping[str, list[str]]) -> Facts:
-    topology = cluster.topology
-    spec = topology.spec
-    injects = topology.mechanism == "injected"
-    links = [
-        {
-            "node": node.number,
-            **{f"{d}_bps": spec.link_bps(node.number, d) for d in ("up", "down")},
-            **{f"kernel_{d}_bps": spec.kernel_bps(node.number, d) for d in ("up", "down")},
-        }
-        for node in topology.nodes
-    ]
-    record: dict[str, Any] = {
-        "spec": spec.text(),
-        "nodes": spec.nodes,
-        "ranks_per_node": spec.ranks_per_node,
-        "dilation": spec.dilation,
-        "links": links,
-        "slowest_kernel_bps": spec.slowest_kernel_bps,
-        "latency": topology.mechanism or "none",
-        "latency_s": spec.latency_s,
-        "jitter_s": spec.jitter_s,
-        "kernel_latency_s": spec.latency_s * spec.dilation,
-        "loss": spec.loss_share,
-        "changes": [],
-        "mtu_bytes": MTU,
-        "queue_bytes": QUEUE_BYTES,
-        "tcp": dict(settings),
-        "kernel": platform.release(),
-    }
-    return Facts(
-        spec=spec.text(),
-        dilation=spec.dilation,
-        places=spec.places,
-        hostfile=str(cluster.hostfile),
-        latency_s=spec.latency_s * spec.dilation if injects else 0.0,
-        jitter_s=spec.jitter_s * spec.dilation if injects else 0.0,
-        record=record,
-    )
-
-
-@contextlib.contextmanager
-def changing(cluster: Cluster) -> Iterator[None]:
-    """Carries out the changes of the specification while the block runs, and notes each as done."""
-    ended = threading.Event()
-    spec = cluster.topology.spec
-
-    def follow() -> None:
-        passed_s = 0.0
-        for change in spec.changes:
-            if ended.wait((change.at_s - passed_s) * spec.dilation):
-                return
-            passed_s = change.at_s
-            cluster.apply(change)
-            _note(cluster, change)
-
-    thread = threading.Thread(target=follow, name="links", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(system.COMMAND_S)
-
-
-def _note(cluster: Cluster, change: Change) -> None:
-    facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
-    done = {
-        "at_s": change.at_s,
-        "node": change.node,
-        "direction": change.direction,
-        "rate": change.rate,
-        "kernel_bps": change.rate_bps / facts.dilation,
-    }
-    record = {**facts.record, "changes": [*facts.record["changes"], done]}
-    write_facts(cluster.facts_path, msgspec.structs.replace(facts, record=record))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import typer
 
 from testbed.cluster.facts import find_facts
 from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
-from testbed.commands.place import check_places, cluster_text
+from testbed.commands.place import check_one_place, check_places, cluster_text
 from testbed.errors import UsageError
 from testbed.launch import local, mpirun, tree
 from testbed.launch.emulated import run_in_cluster
@@ -118,6 +118,7 @@ def comm(
     inside = cluster_text(cluster, here)
     if inside is not None:
         workers = check_places(inside, kind, None, workers)
+        check_one_place(here, hostfile)
     config = make_config(
         {
             "backend": split_specs(backend),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,6 +52,19 @@ def check_places(cluster: str, kind: BackendKind, options: Any, workers: int | N
             f"{spec.ranks_per_node}; give nodes={max(wanted, 1) + servers}, or fewer of them"
         )
     return wanted
+
+
+def check_one_place(here: Facts | None, hostfile: Path | None) -> None:
+    """Refuse hosts of the user's for a run that makes hosts of its own.
+
+    Raises:
+        UsageError: there are both, outside of any cluster.
+    """
+    if here is None and hostfile is not None:
+        raise UsageError(
+            f"--hostfile is {str(hostfile)!r} beside --cluster, which makes hosts of its own; give "
+            "one of them"
+        )
 
 
 def in_cluster(cell: Cell, facts: Facts | None) -> Cell:

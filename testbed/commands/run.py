@@ -12,7 +12,8 @@ import msgspec
 import typer
 
 from testbed.cluster.facts import find_facts
-from testbed.commands.place import check_places, cluster_text, in_cluster
+from testbed.cluster.spec import dilation_of
+from testbed.commands.place import check_one_place, check_places, cluster_text, in_cluster
 from testbed.config import RunConfig, reproduce, to_arguments
 from testbed.errors import Unavailable, UsageError
 from testbed.launch import local, mpirun, tree
@@ -162,9 +163,10 @@ def run(
     kind, options = resolve_backend(backend)
     if given["cluster"] is not None:
         given["workers"] = check_places(given["cluster"], kind, options, workers)
+        check_one_place(here, hostfile)
     config = make_config(given)
     identity = who_am_i()
-    check_workload(config.workload)
+    check_workload(config.workload, dilation_of(config.cluster))
     resolve_scheduler(config.scheduler)
     check_files(json, hostfile)
     check_device(config.device)
@@ -211,15 +213,16 @@ def make_config(given: dict[str, Any]) -> RunConfig:
         raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
 
 
-def check_workload(text: str) -> None:
-    """Fail before any process is started if the workload cannot be had.
+def check_workload(text: str, dilation: float = 1.0) -> None:
+    """Fail before any process is started if the workload cannot be had, or not at this dilation.
 
     Raises:
         UnknownName, UsageError, Unavailable: as loading it would.
     """
     from testbed.own_model import parse_own_model
-    from testbed.workloads import kind_options, workload_availability
+    from testbed.workloads import check_dilation, kind_options, workload_availability
 
+    check_dilation(text, dilation)
     own = parse_own_model(text)
     if own is not None:
         if not own.path.is_file():

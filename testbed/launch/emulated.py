@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from testbed.cluster.access import enter_user_namespace, find_way
-from testbed.cluster.emulate import changing, emulated
+from testbed.cluster.emulate import emulated
+from testbed.cluster.following import changing
 from testbed.cluster.spec import parse_cluster
 from testbed.launch import tree
 

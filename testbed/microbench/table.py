@@ -88,8 +88,8 @@ def _emulation_lines(emulation: Emulation | None) -> list[str]:
     lines = [f"# emulated cluster: {emulation.spec}; latency: {emulation.latency}"]
     if emulation.dilation != 1:
         lines.append(
-            f"# dilation {emulation.dilation:g}: times and bandwidths are the cluster's; real times "
-            f"are {emulation.dilation:g} times as long"
+            f"# dilation {emulation.dilation:g}: times and bandwidths are the cluster's, "
+            f"real times {emulation.dilation:g} times as long"
         )
     if emulation.line_bps is not None:
         lines.append(
