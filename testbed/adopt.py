@@ -17,7 +17,7 @@ from testbed.launch.join import assign_role, join, open_backend, resolve_backend
 from testbed.launch.planning import group_for
 from testbed.prediction.files import load_link, load_trace
 from testbed.scheduling.plan import Plan
-from testbed.scheduling.protocol import make_plan, resolve_scheduler
+from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.agreement import AGREE_S
 from testbed.training.plans import Replan, replanner
 from testbed.training.session import Session
@@ -38,6 +38,7 @@ def distribute(
     link: str | Path | None = None,
     deadline_s: float = 10.0,
     patience_s: float = 600.0,
+    check_finite: bool = True,
     interface: str | None = None,
 ) -> Session:
     """Make an ordinary training loop data-parallel; start the script under mpirun or torchrun.
@@ -51,7 +52,11 @@ def distribute(
     With a scheduler that crosses the iteration (`dear`, `pace`, `bytescheduler`, `p3`)
     `optimizer.step()` does not wait: each layer is updated just before it is called again. A
     `state_dict()` sees to what is pending by itself; whoever reads parameters without calling their
-    layers calls `session.flush()` before.
+    layers calls `session.flush()` before. `zero_grad()` belongs into every step: where it is
+    forgotten, such a scheduler has cleared the gradients, and any other adds to the last mean.
+
+    Unfreeze parameters before this call, and give `optimizer.step()` no closure: both are refused,
+    since such gradients would not be exchanged.
 
     Args:
         model: built alike on all ranks.
@@ -64,10 +69,13 @@ def distribute(
         deadline_s: a lost rank raises `RankLost` on all others within this time.
         patience_s: how long a rank that is alive may take between two steps (evaluating, saving)
             before the others give up on it.
+        check_finite: raise `NonFiniteGradient` where a mean holds NaN or infinity; False beside a
+            gradient scaler, which looks for them itself and skips the step.
         interface: network interface or address to use; None = decided here.
 
     Returns:
-        The session: `synchronize()` before clipping, `accumulating()` for gradient accumulation.
+        The session: `synchronize()` before clipping and before a gradient scaler's `unscale_()` or
+        `step()`, `accumulating()` for gradient accumulation.
 
     Raises:
         UnknownName, UsageError, Unavailable: the backend or the scheduler cannot be used.
@@ -100,6 +108,7 @@ def distribute(
             plan=plan,
             replan=replan,
             patience_s=patience_s,
+            check_finite=check_finite,
         )
     except BaseException as error:  # the others must hear of it, whatever it is
         group.control.report_failure(f"it failed to start with {type(error).__name__}: {error}")
@@ -131,7 +140,7 @@ def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None)
     if trace is not None or link is not None:
         given, lacking = ("trace", "link") if link is None else ("link", "trace")
         raise UsageError(f"{given}= was given without {lacking}=; expected both or neither; {how}")
-    if resolve_scheduler(scheduler)[0].needs_profile:
+    if needs_profile(scheduler):
         raise UsageError(
             f"scheduler {scheduler!r} plans from times and was given none; expected trace= and "
             f"link=; {how}, or use a scheduler without (wfbp, bucket, dear, bytescheduler)"

@@ -4,6 +4,10 @@
 announces it on the control plane, and every rank (rank 0 too) runs what was announced, in the
 announced order. Ranks become ready at different times, so a local pick would differ and deadlock.
 
+Rank 0 picks on while the bytes that it picked and that have not ended are below the credit
+(without one: while there are none), when a request comes and when one has ended, so that the next
+ones are known everywhere before the channel is free. What was picked is never taken back.
+
 Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
 older ones end before it can submit the younger one that would be picked.
 """
@@ -20,6 +24,9 @@ from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
 from testbed.control.protocol import Loss
 from testbed.errors import RankLost, UsageError
+
+# Channel, verb, key and step of a request that rank 0 picked.
+_Choice = tuple[int, str, str, int]
 
 
 class RequestQueue:
@@ -42,6 +49,7 @@ class RequestQueue:
         self._chosen: list[dict[tuple[str, str, int], int]] = [
             {} for _ in range(group.num_channels)
         ]
+        self._announcing = False
         self._live: set[PendingWork] = set()
         self._failure: BaseException | None = None
         self._loss: Loss | None = None
@@ -71,6 +79,8 @@ class RequestQueue:
                 self._live.add(work)
         if failure is not None:
             work.fail(failure)
+        else:
+            self._announce_choices()
         self._wake()
 
     def take(self, channel: int) -> PendingWork | None:
@@ -81,18 +91,33 @@ class RequestQueue:
             return self._waiting[channel].pop(0) if self._waiting[channel] else None
 
     def _take_announced(self, channel: int) -> PendingWork | None:
-        announcement: bytes | None = None
+        self._announce_choices()  # in one process it is heard before this returns
         with self._lock:
-            taken = self._next_announced(channel)
-            if self._group.rank == 0:
-                announcement = self._choose(channel)
-        if announcement is None:
-            return taken
-        self._group.control.announce(f"{self._group.name}.order", announcement)
-        if taken is not None:
-            return taken
-        with self._lock:  # in one process the announcement is heard before this returns
             return self._next_announced(channel)
+
+    def _announce_choices(self) -> None:
+        """Rank 0 chooses while there is credit and tells all ranks; others do nothing.
+
+        One thread at a time, so that what was chosen first is heard first. Another one leaves its
+        choices to that one, and so never waits here with a lock that a listener may need.
+        """
+        if self._group.rank != 0 or self._group.order != "priority":
+            return
+        while True:
+            with self._lock:
+                if self._announcing:
+                    return
+                chosen = [c for channel in range(len(self._waiting)) for c in self._choose(channel)]
+                self._announcing = bool(chosen)
+            if not chosen:
+                return
+            try:
+                self._group.control.announce(
+                    f"{self._group.name}.order", msgspec.msgpack.encode(chosen)
+                )
+            finally:
+                with self._lock:
+                    self._announcing = False
 
     def _next_announced(self, channel: int) -> PendingWork | None:
         """The request whose turn it is, if this rank has it already."""
@@ -104,16 +129,25 @@ class RequestQueue:
                 return work
         return None
 
-    def _choose(self, channel: int) -> bytes | None:
-        """Rank 0's next choice, while its credit lasts."""
+    def _choose(self, channel: int) -> list[_Choice]:
+        """Rank 0's next choices, most urgent first, while its credit lasts."""
         chosen = self._chosen[channel]
-        free = [w for w in self._waiting[channel] if _identity(w) not in chosen]
+        under_way_bytes = sum(chosen.values())
+        choices: list[_Choice] = []
+        if self._used_up(channel, under_way_bytes):
+            return choices
+        free = [work for work in self._waiting[channel] if _identity(work) not in chosen]
+        while free and not self._used_up(channel, under_way_bytes):
+            urgent = min(free, key=lambda w: (w.request.step, w.request.priority))
+            free.remove(urgent)
+            chosen[_identity(urgent)] = urgent.request.num_bytes
+            choices.append((channel, *_identity(urgent)))
+            under_way_bytes += urgent.request.num_bytes
+        return choices
+
+    def _used_up(self, channel: int, under_way_bytes: int) -> bool:
         credit = self._group.credit_bytes
-        if not free or (chosen and (credit is None or sum(chosen.values()) >= credit)):
-            return None
-        urgent = min(free, key=lambda w: (w.request.step, w.request.priority))
-        chosen[_identity(urgent)] = urgent.request.num_bytes
-        return msgspec.msgpack.encode((channel, *_identity(urgent)))
+        return bool(self._chosen[channel]) and (credit is None or under_way_bytes >= credit)
 
     def retire(self, work: PendingWork) -> None:
         """The request has ended; a later loss no longer concerns it."""
@@ -146,11 +180,10 @@ class RequestQueue:
             self._closed = True
 
     def _hear(self, announcement: bytes) -> None:
-        channel, verb, key, step = msgspec.msgpack.decode(
-            announcement, type=tuple[int, str, str, int]
-        )
+        choices = msgspec.msgpack.decode(announcement, type=list[_Choice])
         with self._lock:
-            self._announced[channel].append((verb, key, step))
+            for channel, verb, key, step in choices:
+                self._announced[channel].append((verb, key, step))
         self._wake()
 
     def _lose(self, loss: Loss) -> None:

@@ -4,6 +4,11 @@ Process groups are made directly, not through torch's default group, so that a u
 torch.distributed in the same process is left alone. Their algorithm is not visible from Python:
 traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any all-reduce
 needs (Patarasuk and Yuan, 2009).
+
+Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
+channel only, so ranks may launch operations of different communicators in different orders. NCCL
+asks for one order across communicators: where operations of one need so much of the GPU that those
+of another cannot run beside them, ranks can wait for each other for ever. One channel is safe.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -116,6 +117,10 @@ def simulate(
     from testbed.records.simulation import encode_simulation
 
     check_plot(plot)
+    if json is not None and json != "-":
+        check_output("--json", Path(json))
+    if plan_out is not None:
+        check_output("--plan-out", plan_out)
     wanted = Wanted.of(
         trace,
         link,
@@ -173,8 +178,22 @@ def check_plot(path: Path | None) -> None:
         return
     if path.suffix not in (".html", ".svg"):
         raise UsageError(f"--plot is {path}; expected a name that ends in .html or .svg")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot is {path}, in a folder that does not exist; make it first")
+    check_output("--plot", path)
+
+
+def check_output(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: its folder is not there or not writable, or it is a folder itself.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} is {path}, in a folder that does not exist; make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} is {path}, a folder; expected the name of a file")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} is {path}, in a folder that cannot be written to")
 
 
 def _save_plans(path: Path, simulation: Simulation, outcomes: list[tuple[Plan, Timeline]]) -> None:

@@ -117,8 +117,10 @@ class Wanted:
         from testbed.prediction.files import load_link
         from testbed.prediction.shipped import find_trace
 
-        if overlap_slowdown < 0:
-            raise UsageError(f"--overlap-slowdown is {overlap_slowdown:g}; expected 0 or more")
+        if not 0 <= overlap_slowdown < float("inf"):
+            raise UsageError(
+                f"--overlap-slowdown is {overlap_slowdown:g}; expected a finite number, 0 or more"
+            )
         recorded, measured = find_trace(trace), load_link(link)
         text = algorithm or algorithm_of(measured.backend)
         parsed = parse_algorithm(text)

@@ -27,7 +27,8 @@ from testbed.profiling.step import training_step
 from testbed.profiling.sweep import quick
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
-from testbed.scheduling.protocol import make_plan, resolve_scheduler
+from testbed.scheduling.protocol import make_plan, needs_profile, resolve_scheduler
+from testbed.spec import PartSpec, parse_spec
 from testbed.training.plans import Replan, replanner
 from testbed.training.replica import make_replica, sample_order
 from testbed.training.sampling import SampleCursor
@@ -50,6 +51,7 @@ class Planned:
         overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
+        whole: what makes every step wait for the whole mean gradient, see `why_whole`.
     """
 
     plan: Plan
@@ -59,11 +61,12 @@ class Planned:
     overhead: Overhead = field(default_factory=Overhead)
     micro_batches: int = 1
     dilation: float = 1.0
+    whole: str = ""
 
 
 def measures_link(config: RunConfig) -> bool:
     """Whether a run opens the backend once more, before training, to measure the link."""
-    profiled = config.predict or resolve_scheduler(config.scheduler)[0].needs_profile
+    profiled = config.predict or needs_profile(config.scheduler)
     return profiled and config.plan is None and config.link is None
 
 
@@ -103,11 +106,10 @@ def _check_peer(config: RunConfig, own: OwnSchedule, group: Group) -> None:
 def _prepare(
     config: RunConfig, role: Role, group: Group, workload: Workload, build: Callable[[], Workload]
 ) -> Planned:
-    kind, _ = resolve_scheduler(config.scheduler)
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
         return Planned(load_plan(Path(config.plan)))
-    replan = None if kind.needs_profile else replanner(config.scheduler, named)
+    replan = None if needs_profile(config.scheduler) else replanner(config.scheduler, named)
     if replan is not None and not config.predict:
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
@@ -117,10 +119,37 @@ def _prepare(
         if config.link
         else stretched_link(_measure(config, role, group, trace, dilation), 1 / dilation)
     )
-    plan = make_plan(config.scheduler, trace, link)
+    plan = plan_for(config, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
-    return Planned(plan, replan, trace, link, overhead, config.accumulate, dilation)
+    return Planned(
+        plan, replan, trace, link, overhead, config.accumulate, dilation, why_whole(config)
+    )
+
+
+def why_whole(config: RunConfig) -> str:
+    """What makes every step wait for the whole mean gradient, in words; empty = nothing.
+
+    Then no message travels during the next forward pass, whatever the plan allows.
+
+    Example:
+        >>> why_whole(RunConfig(clip_norm=1.0)), why_whole(RunConfig())
+        ('--clip-norm', '')
+    """
+    if config.clip_norm is not None:
+        return "--clip-norm"
+    return "--precision fp16 (its gradient scaler)" if config.precision == "fp16" else ""
+
+
+def plan_for(config: RunConfig, trace: Trace, link: Link) -> Plan:
+    """The scheduler's plan; `auto` does not choose for an overlap that this run cannot have."""
+    why, spec = why_whole(config), parse_spec(config.scheduler)
+    if not why or not hasattr(resolve_scheduler(config.scheduler)[1], "crossing"):
+        return make_plan(config.scheduler, trace, link)
+    within = PartSpec(spec.name, {**spec.options, "crossing": "0"})
+    plan = make_plan(str(within), trace, link)
+    reason = f"{plan.reason}; without overlap with the next forward pass, because of {why}"
+    return msgspec.structs.replace(plan, scheduler=str(spec), reason=reason)
 
 
 def group_for(plan: Plan, group: Group) -> Group:
@@ -186,7 +215,7 @@ def _measure(config: RunConfig, role: Role, group: Group, trace: Trace, dilation
     guess = Link(
         backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
     )
-    probe = replace(group_for(make_plan(config.scheduler, trace, guess), group), name=PROBE)
+    probe = replace(group_for(plan_for(config, trace, guess), group), name=PROBE)
     backend = open_backend(role, probe)
     link = measure_link(
         backend,
@@ -214,12 +243,16 @@ def predicted_step_s(planned: Planned) -> float | None:
 
         (k - 1) (t_f + t_b) + iteration of the plan + overhead,  k the micro-batches
 
-    all of it times the dilation.
+    all of it times the dilation. Where every step waits for the whole mean gradient, forward starts
+    when all messages have ended, also with a plan that could cross the iteration boundary.
     """
     trace, link = planned.trace, planned.link
     if trace is None or link is None:
         return None
     earlier_s = (planned.micro_batches - 1) * (trace.forward_s + trace.backward_s)
     beside_s = planned.overhead.of_step_s(planned.micro_batches)
-    last_s = predict(planned.plan, trace, link).iteration_s
+    plan = planned.plan
+    if planned.whole:
+        plan = msgspec.structs.replace(plan, crosses_iteration=False)
+    last_s = predict(plan, trace, link).iteration_s
     return planned.dilation * (earlier_s + last_s + beside_s)

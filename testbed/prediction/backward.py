@@ -17,16 +17,20 @@ class Backward:
     Attributes:
         ready_s: when each gradient is ready, from the start of backward; never decreases.
         num_bytes: of each gradient.
+        dtypes: of each gradient; empty = one for all.
     """
 
     ready_s: tuple[float, ...]
     num_bytes: tuple[int, ...]
+    dtypes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, trace: Trace) -> Backward:
         """The trace in backward order."""
         return cls(
-            tuple(reversed(trace.ready_s())), tuple(t.num_bytes for t in reversed(trace.tensors))
+            tuple(reversed(trace.ready_s())),
+            tuple(t.num_bytes for t in reversed(trace.tensors)),
+            tuple(t.dtype for t in reversed(trace.tensors)),
         )
 
     def __len__(self) -> int:

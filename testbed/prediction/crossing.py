@@ -46,7 +46,9 @@ def crossing_timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
     Forward layer l starts when the layers before it are done and all messages of its tensor have
     ended: F_l = max(F_{l-1}, C_l) + t_f(l), F_0 = end of backward; iteration = F of the last layer.
     A plan in halves has two spans for each message, its fold and its spread, with half of the bytes
-    each (an odd byte is counted with the fold).
+    each (an odd byte is counted with the fold). All folds end before the first spread starts; the
+    spreads then run back to back in forward order, as the engine submits them. (The paper issues
+    each from the hook of the group before, so that it may start later, when forward is slower.)
 
     Raises:
         UsageError: the plan belongs to another model, or has several channels or halves by
@@ -154,9 +156,9 @@ def _by_rule(
 def _in_halves(
     plan: Plan, trace: Trace, link: Link, ready_s: Sequence[float]
 ) -> tuple[tuple[Span, ...], float]:
-    """Folds in the plan's order, a barrier, then one spread ahead of the forward pass.
+    """Folds in the plan's order, a barrier, then the spreads back to back in forward order.
 
-    The hook before a message's first layer waits for its spread, then issues the next one.
+    The hook before a message's first layer waits for its spread.
     """
     sizes = [message_bytes(plan, m) for m in plan.messages]
     half_s = [link.time_s(size) / 2 for size in sizes]
@@ -166,12 +168,12 @@ def _in_halves(
         start_s = max(folded_s, ready)
         folded_s = start_s + half_s[index]
         spans.append(_span(plan, index, -(-sizes[index] // 2), ready, start_s, folded_s))
-    now_s = issued_s = barrier_s = max(folded_s, max(trace.ready_s(), default=0.0))
+    now_s = spread_s = barrier_s = max(folded_s, max(trace.ready_s(), default=0.0))
     for layer, needed in _needed_first(plan, trace):
         for index in needed:
-            ended_s = issued_s + half_s[index]
-            spans.append(_span(plan, index, sizes[index] // 2, barrier_s, issued_s, ended_s))
-            now_s = issued_s = max(now_s, ended_s)
+            start_s, spread_s = spread_s, spread_s + half_s[index]
+            spans.append(_span(plan, index, sizes[index] // 2, barrier_s, start_s, spread_s))
+            now_s = max(now_s, spread_s)
         now_s += trace.tensors[layer].forward_s
     return tuple(spans), now_s
 

@@ -59,6 +59,8 @@ def tails_s(trace: Trace) -> list[float]:
 
     One stream computes one layer at a time, so everything behind a layer waits for it, in its
     branch or not: the DAG decides the order alone. On a chain q_l = sum of forward_s over k >= l.
+    Tensors are treated as layers: a layer's bias counts as read after its weight, though the layer
+    waits for both, so predictions of crossing plans are slightly optimistic.
 
     Returns:
         Seconds, in the order of the trace.

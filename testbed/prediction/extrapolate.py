@@ -130,10 +130,10 @@ def at_bandwidth(link: Link, factor: float) -> Link:
     busiest interface it is (in a ring any): all wait for it.
 
     Raises:
-        UsageError: the factor is not above 0.
+        UsageError: the factor is not finite and above 0.
     """
-    if factor <= 0:
-        raise UsageError(f"bandwidth factor is {factor:g}; expected above 0")
+    if not 0 < factor < inf:
+        raise UsageError(f"bandwidth factor is {factor:g}; expected above 0 and finite")
     return _each_piece(link, lambda a, b: (a, b / factor))
 
 
@@ -141,10 +141,12 @@ def slowed(trace: Trace, factor: float) -> Trace:
     """The trace of the worker whose compute takes so many times as long: all wait for it.
 
     Raises:
-        UsageError: the factor is below 1.
+        UsageError: the factor is not finite, or below 1.
     """
-    if factor < 1:
-        raise UsageError(f"the slowest worker's factor is {factor:g}; expected 1 or more")
+    if not 1 <= factor < inf:
+        raise UsageError(
+            f"the slowest worker's factor is {factor:g}; expected 1 or more and finite"
+        )
     return with_compute(trace, lambda _: factor, lambda _: factor)
 
 

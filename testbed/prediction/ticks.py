@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
+from typing import Final
 
 from testbed.prediction.link import Link
+
+MIN_PERIOD_S: Final = 1e-6  # shorter ones would be lost in the rounding of times
+
+
+def is_period(period_s: float) -> bool:
+    """Whether a loop can tick so often: 0, or at least 1 us.
+
+    Example:
+        >>> is_period(0.0), is_period(1e-3), is_period(1e-300), is_period(float("nan"))
+        (True, True, False, False)
+    """
+    return period_s == 0 or MIN_PERIOD_S <= period_s < inf
 
 
 @dataclass(frozen=True)
 class Ticks:
     """When a background loop looks for ready gradients; the first tick is the start of backward.
+
+    Whoever reads a period from outside checks it with `is_period`.
 
     Attributes:
         period_s: time between ticks; 0 = whenever the loop is free.

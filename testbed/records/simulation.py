@@ -26,7 +26,9 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         iteration_s: steady-state time of one whole iteration.
         exposed_s: end of the last message minus end of backward; null for schedulers that cross the
             iteration boundary.
-        lower_bound_s: max(forward + backward, total bytes x seconds_per_byte).
+        lower_bound_s: max(forward + backward, total bytes x seconds_per_byte); of a link with
+            `pieces` the smallest seconds_per_byte of them, so that it stays a bound; with one
+            worker forward + backward.
         num_workers: n, of the link.
         scaling_factor: time of one worker alone over `iteration_s`: throughput of n workers over n
             times that of one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from testbed.prediction.timeline import Timeline
 from testbed.prediction.trace import Trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import SchedulerKind, make_plan
+from testbed.scheduling.slices import TooManyMessages
 from testbed.units import format_seconds
 
 # From the simplest to the most involved: of equal predictions the first one is taken.
@@ -52,7 +54,7 @@ class AutoOptions:
 
     Attributes:
         noise: relative difference that measurements cannot tell from none; None = the link's key
-            `relative_residual`, or 0.03 without one.
+            `relative_residual_median` (of its fit), or 0.03 without one.
         crossing: whether messages may still travel during the next forward pass.
     """
 
@@ -82,14 +84,17 @@ def plan_auto(trace: Trace, link: Link, options: AutoOptions) -> Plan:
     Raises:
         UsageError: a bad option, or a bad DAG in the trace.
     """
-    candidates = [_simulated(s, trace, link) for s in candidate_specs(trace, options.crossing)]
+    candidates = _simulated(candidate_specs(trace, options.crossing), trace, link)
     best = min(candidates, key=lambda c: c.predicted.iteration_s)
     noise = noise_of(link, options)
     return msgspec.structs.replace(best.plan, reason=explain(best, candidates, noise))
 
 
 def candidate_specs(trace: Trace, crossing: bool) -> tuple[str, ...]:
-    """What `auto` tries; pace's segment sizes are not searched for models of very many tensors."""
+    """What `auto` tries; pace's segment sizes are not searched for models of very many tensors.
+
+    Left out later are those that would cut a very large model into more than a million messages.
+    """
     if not crossing:
         return WITHIN_BACKWARD
     if len(trace.tensors) <= MANY_TENSORS:
@@ -149,9 +154,15 @@ def _above(candidate: Candidate, time_s: float) -> float:
     return candidate.predicted.iteration_s / time_s - 1 if time_s > 0 else 0.0
 
 
-def _simulated(scheduler: str, trace: Trace, link: Link) -> Candidate:
-    plan = make_plan(scheduler, trace, link)
-    return Candidate(scheduler, plan, predict(plan, trace, link))
+def _simulated(schedulers: Sequence[str], trace: Trace, link: Link) -> list[Candidate]:
+    candidates: list[Candidate] = []
+    for scheduler in schedulers:
+        try:
+            plan = make_plan(scheduler, trace, link)
+        except TooManyMessages:  # no candidate for so large a model; asked for by name it says so
+            continue
+        candidates.append(Candidate(scheduler, plan, predict(plan, trace, link)))
+    return candidates
 
 
 def _time(seconds: float) -> str:

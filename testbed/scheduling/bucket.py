@@ -46,9 +46,13 @@ class BucketOptions:
 def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
     """Append gradients in backward order; close a bucket with the one that fills it.
 
+    Without `timeout_ms` sizes alone decide; with it the plan needs times.
+
     Reference:
         Li et al., 2020, VLDB (PyTorch Distributed; 25 MiB, the first bucket 1 MiB). With
-        `timeout_ms`: Zhang et al., 2020, NetAI (64 MiB, 5 ms).
+        `timeout_ms`: Zhang et al., 2020, NetAI (64 MiB, 5 ms). Departs: gradients of several
+        dtypes fill one bucket together, which is then sent as one message per dtype; PyTorch
+        fills a bucket for each dtype.
     """
     backward = Backward.of(trace)
     limit = options.mib * MIB
@@ -66,5 +70,5 @@ BUCKET = SchedulerKind(
     summary="buckets of fixed size as in PyTorch DDP (mib=25,first_mib=1)",
     options=BucketOptions,
     plan=plan_bucket,
-    needs_profile=False,
+    needs_profile=lambda options: options.timeout_ms is not None,
 )

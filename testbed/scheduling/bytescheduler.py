@@ -8,7 +8,12 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import elements_in, require_positive, sliced_plan
+from testbed.scheduling.slices import (
+    elements_in,
+    require_few_messages,
+    require_positive,
+    sliced_plan,
+)
 from testbed.units import format_bytes
 
 
@@ -38,7 +43,8 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
     ceil(credit / partition) slices; each slice costs one start-up time.
 
     Raises:
-        UsageError: an option that is not above 0, or a bad DAG in the trace.
+        UsageError: an option that is not above 0, partitions that cut into more than a million
+            messages, or a bad DAG in the trace.
 
     Reference:
         Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are not searched.
@@ -46,6 +52,7 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
     partition_bytes = int(options.partition_kib * 1024)
     credit_bytes = max(1, int(options.credit_kib * 1024))
     limits = [elements_in(trace, i, partition_bytes) for i in range(len(trace.tensors))]
+    require_few_messages(trace, limits, "bytescheduler: partition_kib")
     reason = (
         f"partitions of {format_bytes(partition_bytes)} by forward priority, "
         f"{format_bytes(credit_bytes)} under way"
@@ -58,6 +65,6 @@ BYTESCHEDULER = SchedulerKind(
     summary="partitions by forward priority under a credit (partition_kib, credit_kib)",
     options=ByteSchedulerOptions,
     plan=plan_bytescheduler,
-    needs_profile=False,
+    needs_profile=lambda options: False,
     crosses_iteration=True,
 )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import inf
 
 import msgspec
 
 from testbed.errors import UsageError
 from testbed.prediction.backward import Backward
 from testbed.prediction.link import Link
-from testbed.prediction.ticks import Ticks
+from testbed.prediction.ticks import Ticks, is_period
 from testbed.prediction.trace import Trace
 from testbed.scheduling.grouping import close_before_exceed, plan_of
 from testbed.scheduling.plan import Plan
@@ -26,7 +25,7 @@ class CycleOptions:
 
     Attributes:
         mib: largest message; a tensor above it travels alone.
-        ms: time between ticks; 0 = whenever the loop is free.
+        ms: time between ticks, 0.001 or more; 0 = whenever the loop is free.
         blocking: the loop waits for its messages before it ticks again (a backend that works in
             the loop's own thread); 0 = messages are handed on (a device stream).
     """
@@ -36,10 +35,14 @@ class CycleOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        if not (0 <= self.ms < inf and self.mib >= 0):
+        if not self.mib >= 0:
             raise UsageError(
-                f"cycle: mib is {self.mib:g} and ms {self.ms:g}; expected numbers of 0 or more, "
-                "as cycle:mib=128,ms=1"
+                f"cycle: mib is {self.mib:g}; expected a number of 0 or more, as cycle:mib=128"
+            )
+        if not is_period(self.ms * 1e-3):
+            raise UsageError(
+                f"cycle: ms is {self.ms:g}; expected 0 (no waiting) or a finite number from 0.001 "
+                "(1 us) on, as cycle:ms=1"
             )
 
     @property

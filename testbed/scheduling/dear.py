@@ -32,14 +32,15 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
     """Groups in forward order; each is folded during backward and spread before its own forward.
 
     Fold is a reduce-scatter or a push, spread an all-gather or a pull. All spreads wait until
-    backward and all folds have ended, then run in forward order.
+    backward and all folds have ended, then run back to back in forward order.
 
     Raises:
         UsageError: `mib` is not above 0, or a bad DAG in the trace.
 
     Reference:
-        Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, and groups are of
-        tensors, not of whole modules.
+        Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, groups are of
+        tensors, not of whole modules, and the spreads are submitted all at once, where the paper
+        issues each when the group before it has arrived; none starts later for that.
     """
     limit_bytes = int(options.mib * 2**20)
     order = forward_order(trace)
@@ -71,6 +72,6 @@ DEAR = SchedulerKind(
     summary="reduce-scatter behind backward, all-gather behind the next forward (mib)",
     options=DearOptions,
     plan=plan_dear,
-    needs_profile=False,
+    needs_profile=lambda options: False,
     crosses_iteration=True,
 )

@@ -34,10 +34,10 @@ class OptimalOptions:
 def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     """The exact dynamic program on one channel; on several, event simulation and local search.
 
-    On one channel no grouping whatever, contiguous or not, ends earlier under this cost model. On
-    several the result is never later than `asc-wfbp` with as many channels, nor than one channel.
-    Groups of several dtypes are cut afterwards (a message has one dtype), which the search does
-    not foresee.
+    On one channel no grouping whatever, contiguous or not, ends earlier under this cost model; with
+    several dtypes no contiguous one, each group being one message per dtype. On several channels
+    the result is never later than `asc-wfbp` with as many channels, nor than one channel; with
+    several dtypes neither is certain: that search does not foresee how groups are cut.
     """
     backward = Backward.of(trace)
     stops = optimal_stops(backward, link)

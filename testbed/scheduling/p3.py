@@ -8,7 +8,7 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import require_positive, sliced_plan
+from testbed.scheduling.slices import require_few_messages, require_positive, sliced_plan
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,15 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
     Nothing is fused and each slice costs one start-up time, so it suits links with a small one.
 
     Raises:
-        UsageError: `slice_elements` is not above 0, or a bad DAG in the trace.
+        UsageError: `slice_elements` is not above 0 or cuts into more than a million messages, or a
+            bad DAG in the trace.
 
     Reference:
         Jayarajan et al., 2019, MLSys (P3). Departs: it works over every backend; how slices spread
         over servers is the parameter server's own choice.
     """
     limits = [options.slice_elements] * len(trace.tensors)
+    require_few_messages(trace, limits, "p3: slice_elements")
     reason = f"slices of {options.slice_elements} elements by forward priority, one at a time"
     return sliced_plan("p3", trace, limits, credit_bytes=None, reason=reason)
 
@@ -47,6 +49,6 @@ P3 = SchedulerKind(
     summary="slices by forward priority, one at a time (slice_elements)",
     options=P3Options,
     plan=plan_p3,
-    needs_profile=False,
+    needs_profile=lambda options: False,
     crosses_iteration=True,
 )

@@ -14,7 +14,13 @@ from testbed.scheduling.pace_fusion import fuse, jobs_of
 from testbed.scheduling.pace_oracle import Tensors, finish_s
 from testbed.scheduling.plan import Message, Part, Plan
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import elements_in, priority_plan, require_positive, slices_of
+from testbed.scheduling.slices import (
+    elements_in,
+    priority_plan,
+    require_few_messages,
+    require_positive,
+    slices_of,
+)
 from testbed.units import format_bytes, format_seconds
 
 LARGEST_ELEMENT_BYTES = 8
@@ -60,17 +66,23 @@ def plan_pace(trace: Trace, link: Link, options: PaceOptions) -> Plan:
         q_i = forward time from the first layer that reads tensor i to the end
         iteration = max(t_b + t_f, max over i of (C_i + q_i)),  C_i = end of tensor i
 
-    With ideal preemption largest tail first is optimal. A segment costs a start-up time, and a more
-    urgent tensor waits for the one under way.
+    With ideal preemption largest tail first is optimal for a forward pass that computes one layer
+    at a time in a fixed order (which makes every q_i a number known beforehand), not for branches
+    that compute side by side. A segment costs a start-up time, and a more urgent tensor waits for
+    the one under way.
 
     Raises:
-        UsageError: a bad option, or a bad DAG in the trace.
+        UsageError: a bad option, segments that cut into more than a million messages, or a bad DAG
+            in the trace.
 
     Reference:
         Bao, Peng, Chen and Wu, 2020, INFOCOM (PACE); Baker, Lawler, Lenstra and Rinnooy Kan, 1983,
         Operations Research 31(2) (optimality). The text of PACE was not available; free: size and
         cost of segments, order and window of the program, the credit.
     """
+    if options.segment_bytes is not None:
+        limits = [elements_in(trace, i, options.segment_bytes) for i in range(len(trace.tensors))]
+        require_few_messages(trace, limits, "pace: segment_kib")
     tensors = released(trace, link, options.segment_bytes)
     ideal = options.oracle == "ideal"
     singles = list(range(1, len(tensors) + 1))

@@ -7,7 +7,7 @@ from heapq import heappush
 from math import inf
 
 from testbed.scheduling.pace_bounds import Floats
-from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, work
+from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, drain, work
 
 ROUNDING = 1 + 1e-12
 
@@ -103,7 +103,7 @@ class Suffix:
             for negative_tail_s, count, segment_s in segments:
                 heappush(waiting, (negative_tail_s, number, count, segment_s))
                 number += 1
-        return len(self._singles), work(waiting, now_s, worst_s, inf, ideal=False)[1]
+        return len(self._singles), drain(waiting, now_s, worst_s)
 
     def _idle_value_s(self, position: int) -> float:
         """Largest C + q of the unfused tensors from here on, on a channel that is idle."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from testbed.errors import UsageError
+from testbed.prediction.ticks import is_period
 from testbed.prediction.trace import ELEMENT_BYTES
 from testbed.scheduling.plan import PLAN_SCHEMA, Plan
 
@@ -70,6 +71,10 @@ def plan_problem(plan: Plan) -> str | None:
         return f"dtypes {sorted(unknown)} are unknown; expected some of {', '.join(ELEMENT_BYTES)}"
     if plan.num_channels < 1:
         return f"key 'num_channels' is {plan.num_channels}; expected 1 or more"
+    if plan.credit_bytes is not None and plan.credit_bytes < 1:
+        return f"key 'credit_bytes' is {plan.credit_bytes}; expected 1 or more, or null for none"
+    if plan.tick_s is not None and not is_period(plan.tick_s):
+        return f"key 'tick_s' is {plan.tick_s:g}; expected 0, or 1e-6 or more, or null for none"
     slices: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for index, message in enumerate(plan.messages):
         if not 0 <= message.channel < plan.num_channels:

@@ -32,7 +32,8 @@ class SchedulerKind:
         summary: one line for `testbed list`.
         options: frozen dataclass of the options that `name:key=value` may set.
         plan: the planner.
-        needs_profile: whether the plan depends on times; else sizes alone decide.
+        needs_profile: whether the plan with these options depends on times; else sizes alone
+            decide.
         crosses_iteration: whether messages may still travel during the next forward pass.
         probe: None when usable here, else (reason, what to install).
     """
@@ -41,7 +42,7 @@ class SchedulerKind:
     summary: str
     options: type
     plan: Planner
-    needs_profile: bool = True
+    needs_profile: Callable[[Any], bool] = lambda options: True
     crosses_iteration: bool = False
     probe: Callable[[], tuple[str, str] | None] = lambda: None
 
@@ -61,6 +62,21 @@ def resolve_scheduler(spec_text: str) -> tuple[SchedulerKind, Any]:
     spec = parse_spec(spec_text)
     kind: SchedulerKind = SCHEDULERS.load(spec.name)
     return kind, parse_options(spec.name, spec.options, kind.options)
+
+
+def needs_profile(spec_text: str) -> bool:
+    """Whether a scheduler with its options plans from times; else sizes alone decide.
+
+    Raises:
+        UnknownName: no scheduler of this name; the message lists the known ones.
+        UsageError: an option that the scheduler does not have, or a value it cannot use.
+
+    Example:
+        >>> [needs_profile(s) for s in ("bucket", "bucket:timeout_ms=5", "mg-wfbp")]
+        [False, True, True]
+    """
+    kind, options = resolve_scheduler(spec_text)
+    return kind.needs_profile(options)
 
 
 def make_plan(spec_text: str, trace: Trace, link: Link) -> Plan:

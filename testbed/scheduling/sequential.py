@@ -25,5 +25,5 @@ SEQUENTIAL = SchedulerKind(
     summary="no overlap: one message after the backward pass (full merge)",
     options=NoOptions,
     plan=plan_sequential,
-    needs_profile=False,
+    needs_profile=lambda options: False,
 )

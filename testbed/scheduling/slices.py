@@ -4,11 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 from testbed.errors import UsageError
 from testbed.prediction.dag import forward_order
 from testbed.prediction.trace import ELEMENT_BYTES, Trace
 from testbed.scheduling.plan import Message, Part, Plan
+
+MAX_MESSAGES: Final = 1_000_000
+
+
+class TooManyMessages(UsageError):
+    """Slices are so small that a plan of them could be neither kept nor carried out."""
+
+
+def require_few_messages(trace: Trace, max_elements: Sequence[int], option: str) -> None:
+    """Refuse slices so small that a plan of them could be neither kept nor carried out.
+
+    Args:
+        trace: the model.
+        max_elements: per slice, for each tensor.
+        option: that makes slices larger, as in `p3: slice_elements`.
+
+    Raises:
+        TooManyMessages: more than a million of them.
+    """
+    count = sum(
+        -(-tensor.num_elements // limit)
+        for tensor, limit in zip(trace.tensors, max_elements, strict=True)
+    )
+    if count > MAX_MESSAGES:
+        raise TooManyMessages(
+            f"{option} cuts {trace.name!r} into {count} messages; expected {MAX_MESSAGES} at most; "
+            "raise it"
+        )
 
 
 def slices_of(trace: Trace, index: int, max_elements: int) -> list[Part]:
@@ -55,6 +84,9 @@ def sliced_plan(
         max_elements: per slice, for each tensor.
         credit_bytes: see `Plan`.
         reason: in words.
+
+    Raises:
+        UsageError: a bad DAG in the trace.
     """
     ranks = forward_ranks(trace)
     messages = tuple(

@@ -74,7 +74,10 @@ class Flight:
                 self._send(number)
 
     def spread(self) -> None:
-        """Start the second halves, those of the first layers first."""
+        """Start the second halves, all at once, in forward order (the plan's order of tensors).
+
+        Each channel carries them back to back behind its first halves.
+        """
         begun: set[int] = set()
         for messages in self._fusion.messages_of:
             for number in messages:

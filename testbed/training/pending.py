@@ -8,7 +8,7 @@ import torch
 
 from testbed.training.deferred import DeferredStep
 from testbed.training.flight import Flight, Wait
-from testbed.training.means import divide, refuse_non_finite, silent
+from testbed.training.means import divide, norms_of, refuse_non_finite, silent
 
 
 class PendingUpdate:
@@ -70,7 +70,8 @@ class PendingUpdate:
             self._update(chosen, arrived, self._deferred)
 
     def _replace(self, tensors: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        self._refuse_non_finite(tensors, values, "parameter")
+        if self._check_finite:
+            self._refuse_non_finite(tensors, values, norms_of(values), "parameter")
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 self._parameters[tensor].copy_(value)
@@ -79,8 +80,10 @@ class PendingUpdate:
         self, tensors: Sequence[int], sums: Sequence[torch.Tensor], deferred: DeferredStep
     ) -> None:
         divide(sums, self._divisor)
-        self._refuse_non_finite(tensors, sums, "gradient")
-        unused = self._unused_of(tensors, sums)
+        norms = norms_of(sums)
+        if self._check_finite:
+            self._refuse_non_finite(tensors, sums, norms, "gradient")
+        unused = self._unused_of(tensors, silent(sums, norms))
         means = [None if t in unused else g for t, g in zip(tensors, sums, strict=True)]
         self.stepping = True
         try:
@@ -88,9 +91,9 @@ class PendingUpdate:
         finally:
             self.stepping = False
 
-    def _unused_of(self, tensors: Sequence[int], means: Sequence[torch.Tensor]) -> set[int]:
+    def _unused_of(self, tensors: Sequence[int], zeros: Sequence[int]) -> set[int]:
         """Those that no rank used: their means are zero, but so may others be."""
-        doubtful = [tensors[position] for position in silent(means)]
+        doubtful = [tensors[position] for position in zeros]
         if not doubtful:
             return set()
         if self._unused is None:
@@ -98,8 +101,11 @@ class PendingUpdate:
         return self._unused.intersection(doubtful)
 
     def _refuse_non_finite(
-        self, tensors: Sequence[int], values: Sequence[torch.Tensor], what: str
+        self,
+        tensors: Sequence[int],
+        values: Sequence[torch.Tensor],
+        norms: Sequence[float],
+        what: str,
     ) -> None:
-        if self._check_finite:
-            names = [self._names[tensor] for tensor in tensors]
-            refuse_non_finite(names, values, self._step, what)
+        names = [self._names[tensor] for tensor in tensors]
+        refuse_non_finite(names, values, norms, self._step, what)

@@ -25,31 +25,37 @@ class ReadWatch:
     def __init__(self, model: torch.nn.Module, about_to_read: Callable[[Parameters], None]) -> None:
         self._model = model
         self._about_to_read = about_to_read
-        self._called: set[int] = set()
+        self._called: dict[int, torch.nn.Module] = {}
         self._learning = True
         self._read_by_others: Parameters = []
         self._model_is_called = True
         self.handles: list[Any] = [
-            module.register_forward_pre_hook(self._before_forward)
+            # Before all others: weight_norm's own hook, say, reads parameters.
+            module.register_forward_pre_hook(self._before_forward, prepend=True)
             for module in model.modules()
             if module is model or any(True for _ in module.parameters(recurse=False))
         ]
 
-    def learn(self) -> None:
-        """A whole step has run: from now on it is known which modules are called."""
+    def learn(self) -> Parameters:
+        """A whole step has run: from now on it is known which modules are called.
+
+        Returns:
+            All parameters in the order in which that step needed them.
+        """
         read = {
-            id(parameter)
-            for module in self._model.modules()
-            if id(module) in self._called
+            id(parameter): parameter
+            for module in self._called.values()
             for parameter in module.parameters(recurse=False)
         }
         self._read_by_others = [p for p in self._model.parameters() if id(p) not in read]
         self._model_is_called = id(self._model) in self._called
+        self._called.clear()
         self._learning = False
+        return [*self._read_by_others, *read.values()]
 
     def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._learning:
-            self._called.add(id(module))
+            self._called.setdefault(id(module), module)
         wanted = list(module.parameters(recurse=False))
         if module is self._model or not self._model_is_called:
             wanted += self._read_by_others

@@ -17,7 +17,34 @@ def second_gradient(name: str) -> UsageError:
     """Two backward passes that both send."""
     return UsageError(
         f"{name!r} got a second gradient before optimizer.step(); to accumulate, run all backward "
-        "passes but the last inside session.accumulating()"
+        "passes but the last inside session.accumulating(); beside a gradient scaler, which may "
+        "skip a step, call session.synchronize() before it looks at the gradients"
+    )
+
+
+def changed_gradient(name: str) -> UsageError:
+    """A gradient that clipping, a gradient scaler or the script touched while it travelled."""
+    return UsageError(
+        f"gradient of {name!r} was changed before it was the mean over the workers; what changes "
+        "gradients (clipping, a gradient scaler's unscale_() or step()) comes after the exchange; "
+        "call session.synchronize() first"
+    )
+
+
+def closure_refused() -> UsageError:
+    """`optimizer.step(closure)`: its gradients would come after the exchange."""
+    return UsageError(
+        "optimizer.step() was given a closure, whose gradients would come too late for the "
+        "exchange; compute the loss and call backward() before, then step() without arguments"
+    )
+
+
+def never_exchanged(name: str) -> UsageError:
+    """A gradient that the optimizer would use as it is on this rank."""
+    return UsageError(
+        f"{name} has a gradient that is never exchanged: it did not require gradients, or was not "
+        "the model's, when the session was built; unfreeze and add all parameters before, or close "
+        "the session and build another one"
     )
 
 

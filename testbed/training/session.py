@@ -18,13 +18,14 @@ from testbed.training.contribution import Contribution
 from testbed.training.digest import describe_tensors
 from testbed.training.flight import Flight
 from testbed.training.fusion import Fusion, describe_messages
-from testbed.training.means import divide, refuse_non_finite, silent
+from testbed.training.means import divide, norms_of, refuse_non_finite, silent
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.pending import PendingUpdate
 from testbed.training.plans import Replan, replanner
 from testbed.training.reading import ReadWatch
 from testbed.training.refusals import halves_refused, read_unseen, unused_on_server
 from testbed.training.start import install, share_start
+from testbed.training.step_checks import refuse_closure, refuse_unexchanged
 from testbed.training.usage import Usage
 from testbed.training.waiting import Waiter
 
@@ -53,7 +54,8 @@ class Session:
         control: the job's control plane.
         plan: None = one message per tensor as it gets ready (wait-free backpropagation).
         replan: makes the plan anew, once, from the order in which the first step's gradients came
-            on rank 0; None = the given plan stays (without a plan: wait-free backpropagation).
+            on rank 0 (if it crosses the iteration: from the reverse of its forward order); None =
+            the given plan stays (without a plan: wait-free backpropagation).
         patience_s: how long to wait for a gradient when all ranks have been fast so far.
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
         on_resume: called whenever training goes on after it stood waiting for a message.
@@ -79,6 +81,7 @@ class Session:
         self._waiter = Waiter(control, patience_s, on_resume)
         self._check_finite = check_finite
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
         self._sending = True
         self._synchronized = False
         self._leave: Callable[[], None] | None = None
@@ -124,6 +127,7 @@ class Session:
             RankLost: a rank was lost; names it, the operation, the tensor and the step.
             DeadlineExceeded: a rank is alive but did not come; says what every rank is doing.
             NonFiniteGradient: a mean holds NaN or infinity.
+            UsageError: a gradient was changed since its backward pass.
         """
         if self._synchronized:
             return
@@ -166,7 +170,11 @@ class Session:
 
     @property
     def release_order(self) -> list[str]:
-        """Names in the order in which gradients became ready in the first step; for checkpoints."""
+        """What the plan was made from after the first step; for checkpoints.
+
+        Names in the order in which gradients became ready; under a plan that crosses the iteration
+        the reverse of the order in which the forward pass needed the parameters.
+        """
         return list(self._ready_names)
 
     def resume(self, step: int, ready_names: Sequence[str]) -> None:
@@ -215,7 +223,7 @@ class Session:
         optimizer = self._optimizer
         rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
         flight = Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
-        return Contribution(flight, self._parameters, self.plan.names)
+        return Contribution(flight, self._parameters, self.plan.names, self._waiter.first)
 
     def _hook(self, model: torch.nn.Module) -> None:
         watched = [] if self._alone else self._parameters
@@ -264,6 +272,9 @@ class Session:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._in_deferred_step:
             return
+        refuse_closure(args, kwargs)
+        if not self._alone:
+            refuse_unexchanged(optimizer, self._index, self._frozen)
         crosses = self.plan.crosses_iteration and not self._waiter.first and not self._alone
         if crosses and not self._synchronized:
             self._defer()
@@ -314,18 +325,22 @@ class Session:
                 parameter.copy_(parameter.grad)
                 parameter.grad = None
         if self._check_finite:
-            refuse_non_finite(self.plan.names, self._parameters, self.step, what="parameter")
+            norms = norms_of([p.detach() for p in self._parameters])
+            refuse_non_finite(self.plan.names, self._parameters, norms, self.step, "parameter")
 
     def _take_means(self) -> None:
         given = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
         tensors, gradients = [i for i, _ in given], [g for _, g in given]
         divide(gradients, self._divisor)
+        if self._alone and not self._check_finite:
+            return
+        norms = norms_of(gradients)
         if self._check_finite:
-            refuse_non_finite([self.plan.names[i] for i in tensors], gradients, self.step)
+            refuse_non_finite([self.plan.names[i] for i in tensors], gradients, norms, self.step)
         if self._alone:
             return
         # A mean that is zero everywhere may come from a parameter that no rank used: ask.
-        doubtful = [tensors[position] for position in silent(gradients)]
+        doubtful = [tensors[position] for position in silent(gradients, norms)]
         if doubtful:
             for tensor in self._usage.unused(doubtful, self._contribution.absent, self.step):
                 self._parameters[tensor].grad = None
@@ -339,6 +354,10 @@ class Session:
 
     def _learn_from_first_step(self) -> None:
         """Adopt rank 0's order of gradients; learn whether any rank leaves parameters unused."""
+        if self._reads is not None:
+            needed = [self._index[id(p)] for p in self._reads.learn() if id(p) in self._index]
+            if self._replan is not None:
+                self._ready_names = [self.plan.names[tensor] for tensor in reversed(needed)]
         num_absent = len(self._contribution.absent)
         mine = "\n".join([str(num_absent), *self._ready_names]).encode()
         answers = self._control.all_gather("order", mine, AGREE_S, members=self.backend.size)
@@ -347,5 +366,3 @@ class Session:
         if self._replan is not None:
             self._adopt(self._replan(names))
         self._ready_names = names
-        if self._reads is not None:
-            self._reads.learn()

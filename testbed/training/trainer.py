@@ -213,7 +213,8 @@ class _Loop:
             session.synchronize()
         update(self._replica, run.config.clip_norm)
         if self._replica.device.type == "cuda":
-            torch.cuda.synchronize(self._replica.device)
+            # Not the whole device: a message that hides behind the next forward goes on.
+            torch.cuda.current_stream(self._replica.device).record_event().synchronize()
         return loss
 
     def _resume_clock(self) -> None:

@@ -8,6 +8,7 @@ Bounds are in seconds of one core: the planner must not be what a user waits for
 import random
 import time
 
+import msgspec
 import pytest
 
 from testbed.prediction.crossing import predict
@@ -63,3 +64,14 @@ def test_planning_time(benchmark, link, num_tensors, schedulers, at_most_s):
     trace = trace_of(num_tensors)
     took_s = benchmark.pedantic(plan_and_simulate, (schedulers, trace, link), rounds=1)
     assert took_s <= at_most_s
+
+
+@pytest.mark.timeout(300)
+def test_planning_time_of_many_tiny_tensors(benchmark):
+    """Start-ups alone decide: nearly all tensors wait at once, and bounds leave most in doubt."""
+    tensor = TraceTensor(name="t", num_elements=64, forward_s=0.1 / 4000, backward_s=0.2 / 4000)
+    tensors = tuple(msgspec.structs.replace(tensor, name=f"t{i}") for i in range(4000))
+    trace = Trace(name="tiny", device="cpu", batch_size=1, tensors=tensors)
+    link = Link(backend="x", num_workers=16, latency_s=1e-3, seconds_per_byte=7e-10)
+    took_s = benchmark.pedantic(plan_and_simulate, (("pace",), trace, link), rounds=1)
+    assert took_s <= 60

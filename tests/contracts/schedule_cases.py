@@ -13,7 +13,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.errors import UsageError
 from testbed.nouns import Event
 from testbed.scheduling.plan import Plan
-from testbed.scheduling.protocol import resolve_scheduler
+from testbed.scheduling.protocol import needs_profile
 from testbed.training.plans import replanner
 from testbed.training.session import Session
 from testbed.training.usage import KEY
@@ -51,8 +51,8 @@ def by_plan(
     model = build(recipe, seed=group.rank).to(group.device)
     optimizer = optimizer_of(recipe, model)
     schedule = schedule_of(recipe, optimizer)
-    needs_profile = resolve_scheduler(plan.scheduler)[0].needs_profile
-    replan = None if needs_profile else replanner(plan.scheduler, list(model.named_parameters()))
+    named = list(model.named_parameters())
+    replan = None if needs_profile(plan.scheduler) else replanner(plan.scheduler, named)
     session = Session(model, optimizer, backend, group.control, plan=plan, replan=replan)
     hold = _holder(group.rank) if held_up else None
     if hold is not None:

@@ -82,6 +82,14 @@ def test_halves_iteration(groups, finish_s):
     assert predict(plan, TRACE_A, LINK_A).iteration_s == finish_s
 
 
+def test_spreads_run_back_to_back_while_forward_is_slow():
+    trace = trace_of([1, 1, 1], [2, 2, 2], [9, 9, 9])
+    plan = grouped_plan(trace, [[2], [1], [0]], halves=True)
+    predicted = predict(plan, trace, link_of(2, 1))
+    assert [(s.start_s, s.end_s) for s in predicted.spans[3:]] == [(7, 9), (9, 11), (11, 13)]
+    assert predicted.iteration_s == 9 + 27
+
+
 @given(traces(), links)
 def test_one_group_in_halves_is_the_full_merge(trace, link):
     plan = grouped_plan(trace, [list(range(len(trace.tensors)))], halves=True)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 import torch
 
-from testbed.launch.planning import Planned, predicted_step_s
+from testbed.config import RunConfig
+from testbed.launch.planning import (
+    Planned,
+    measures_link,
+    plan_for,
+    predicted_step_s,
+    why_whole,
+)
 from testbed.prediction.crossing import predict
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace, TraceTensor
@@ -87,3 +95,44 @@ def test_small_messages_are_measured_in_a_row_and_large_ones_alone() -> None:
         1,
     ]
     assert Exchange(4096, 3).num_in_row == 1
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "profiled"), [("bucket", False), ("bucket:timeout_ms=5", True)]
+)
+def test_a_timeout_needs_a_profile(scheduler: str, profiled: bool) -> None:
+    assert measures_link(RunConfig(scheduler=scheduler)) is profiled
+
+
+# More to send than backward hides, so that it pays to send during the next forward pass.
+SLOW = msgspec.structs.replace(LINK, seconds_per_byte=1e-7)
+WHOLE = [RunConfig(clip_norm=1.0), RunConfig(precision="fp16")]
+
+
+@pytest.mark.parametrize("config", WHOLE)
+@pytest.mark.parametrize(
+    "scheduler", ["dear:mib=1", "p3:slice_elements=50000", "pace", "bytescheduler:credit_kib=1"]
+)
+def test_where_steps_wait_for_the_whole_gradient_nothing_crosses(
+    config: RunConfig, scheduler: str
+) -> None:
+    plan = make_plan(scheduler, TRACE, SLOW)
+    crossing_s = predicted_step_s(Planned(plan, trace=TRACE, link=SLOW))
+    planned = Planned(plan, trace=TRACE, link=SLOW, whole=why_whole(config))
+    whole_s = predicted_step_s(planned)
+    last_s = max(span.end_s for span in predict(plan, TRACE, SLOW).spans)
+    assert whole_s == max(last_s, TRACE.backward_s) + TRACE.forward_s
+    assert crossing_s is not None
+    assert whole_s > crossing_s
+
+
+@pytest.mark.parametrize("config", WHOLE)
+def test_auto_does_not_choose_for_an_overlap_that_cannot_be(config: RunConfig) -> None:
+    free = plan_for(RunConfig(scheduler="auto"), TRACE, SLOW)
+    assert free.crosses_iteration
+    bound = plan_for(msgspec.structs.replace(config, scheduler="auto:noise=0.1"), TRACE, SLOW)
+    assert not bound.crosses_iteration
+    assert bound.scheduler == "auto:noise=0.1"
+    assert "without overlap with the next forward pass" in bound.reason
+    named = plan_for(msgspec.structs.replace(config, scheduler="dear"), TRACE, SLOW)
+    assert named == make_plan("dear", TRACE, SLOW)

@@ -18,11 +18,24 @@ from testbed.prediction.files import (
 from testbed.prediction.importers import import_layer_log, import_waits
 from testbed.prediction.synthetic import synthetic_trace
 from testbed.prediction.timeline import timeline
+from testbed.prediction.trace import Trace, TraceTensor
+from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import decode_plan, encode_plan, load_plan, save_plan
-from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.protocol import make_plan, needs_profile
 from tests.harness.traces import LINK_A, TRACE_A, make_link, make_trace
 
+HUGE, LARGE = (
+    Trace(
+        name=name,
+        device="cpu",
+        batch_size=1,
+        tensors=(
+            TraceTensor(name="w", num_elements=count, dtype="uint8", forward_s=1.0, backward_s=2.0),
+        ),
+    )
+    for name, count in (("huge", 10**12), ("large", 6 * 10**10))
+)
 LINK = {
     "schema": "testbed.link/1",
     "backend": "gloo",
@@ -163,6 +176,9 @@ def test_plans_come_back_equal(spec, tmp_path):
             {"messages": [{"parts": [[0, 0, 1], [0, 0, 1]]}]},
             "slice 0:1 follows element 1",
         ),
+        ({"credit_bytes": 0}, "'credit_bytes' is 0; expected 1 or more"),
+        ({"credit_bytes": -5}, "'credit_bytes' is -5"),
+        ({"tick_s": 1e-300}, "'tick_s' is 1e-300"),
         ({"order": "lifo"}, "Invalid enum value 'lifo'"),
         ({"dtypes": ["uint8", "float16", "uint8", "uint8", "uint8"]}, "mixes dtypes"),
     ],
@@ -198,6 +214,10 @@ def test_plan_that_crosses_is_refused():
         "bucket:timeout_ms=0",
         "cycle:ms=-1",
         "cycle:ms=inf",
+        "cycle:ms=nan",
+        "cycle:mib=nan",
+        "cycle:ms=1e-300",
+        "cycle:ms=0.0009",
         "asc-wfbp:channels=0",
         "optimal:channels=0",
         "osf:rule=best",
@@ -245,3 +265,44 @@ def test_dtypes_never_share_a_message():
     trace = make_trace([1, 1, 1, 1], [4, 4, 4, 4], dtypes=["float32", "float16"] * 2)
     plan = make_plan("sequential", trace, make_link(1))
     assert [[p.tensor for p in m.parts] for m in plan.messages] == [[3, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "times"),
+    [
+        ("bucket", False),
+        ("bucket:mib=4,first_mib=1", False),
+        ("bucket:timeout_ms=none", False),
+        ("bucket:timeout_ms=5", True),
+        ("dear", False),
+        ("cycle", True),
+        ("auto", True),
+    ],
+)
+def test_who_plans_from_times(spec, times):
+    assert needs_profile(spec) is times
+
+
+def test_the_shortest_period_ends():
+    assert make_plan("cycle:ms=0.001", TRACE_A, LINK_A).tick_s == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("p3", "p3: slice_elements cuts 'huge' into 20000000 messages"),
+        ("bytescheduler:partition_kib=64", "bytescheduler: partition_kib cuts"),
+        ("pace:segment_kib=64", "pace: segment_kib cuts"),
+    ],
+)
+def test_too_many_slices_are_refused(spec, words):
+    with pytest.raises(UsageError, match=words + ".*raise it"):
+        make_plan(spec, HUGE, LINK_A)
+
+
+def test_auto_passes_over_who_cuts_too_much():
+    plan = make_plan("auto", LARGE, LINK_A)
+    num_candidates = len(WITHIN_BACKWARD + ACROSS_ITERATIONS)
+    assert f"of {num_candidates - 1} candidates" in plan.reason
+    with pytest.raises(UsageError, match="p3: slice_elements"):
+        make_plan("p3", LARGE, LINK_A)

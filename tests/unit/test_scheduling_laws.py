@@ -93,6 +93,34 @@ def test_no_serial_scheduler_beats_the_dynamic_program(trace, link):
         assert end_s(spec, trace, link) >= best, spec
 
 
+MIXED = ("float32", "float16", "uint8")
+
+
+@few
+@given(traces(max_size=7, dtypes=MIXED), links)
+def test_dynamic_program_knows_that_a_message_has_one_dtype(trace, link):
+    best = min(
+        timeline(plan_of("x", trace, stops), trace, link).spans[-1].end_s
+        for stops in all_stops(len(trace.tensors))
+    )
+    assert end_s("optimal", trace, link) == best
+
+
+@few
+@given(traces(max_size=20, dtypes=MIXED), links)
+def test_fast_program_equals_its_plain_twin_on_several_dtypes(trace, link):
+    backward = Backward.of(trace)
+    assert optimal_stops(backward, link) == optimal_stops_plain(backward, link)
+
+
+def test_alternating_dtypes_cost_a_start_up_each():
+    trace = make_trace([1] * 4, [4] * 4, dtypes=["float32", "float16"] * 2)
+    plan = make_plan("optimal", trace, make_link(5))
+    others = [make_plan(spec, trace, make_link(5)) for spec in ("wfbp", "bucket", "sequential")]
+    ends_s = [timeline(p, trace, make_link(5)).iteration_s for p in (plan, *others)]
+    assert ends_s[0] == min(ends_s)
+
+
 @few
 @given(traces(max_size=30), links)
 def test_fast_forms_equal_their_plain_twins(trace, link):

@@ -1,6 +1,7 @@
 """`testbed simulate` as a user calls it: files in, table or JSON out."""
 
 import json as json_module
+from math import inf, nan
 from pathlib import Path
 
 import msgspec
@@ -130,11 +131,31 @@ def test_options_with_commas_stay_with_their_scheduler():
         ({"scheduler": "dear:mb=3"}, UsageError, "known options: mib"),
         ({"trace": "nowhere.json"}, UsageError, "'nowhere.json': no such file.*resnet50-v100"),
         ({"link": "nowhere.json"}, UsageError, "nowhere.json cannot be read"),
+        ({"json": "/nonexist/x.json"}, UsageError, "--json is /nonexist/x.json, in a folder that"),
+        ({"json": "/"}, UsageError, "--json is /, a folder"),
+        (
+            {"plan_out": Path("/nonexist/x.json")},
+            UsageError,
+            "--plan-out is /nonexist/x.json, in",
+        ),
+        ({"slowest_worker": nan}, UsageError, "slowest worker's factor is nan"),
+        ({"slowest_worker": inf}, UsageError, "slowest worker's factor is inf"),
+        ({"slowest_worker": 0.0}, UsageError, "slowest worker's factor is 0"),
+        ({"slowest_worker": -1.0}, UsageError, "slowest worker's factor is -1"),
+        ({"slowest_link": nan}, UsageError, "bandwidth factor is nan"),
+        ({"slowest_link": inf}, UsageError, "bandwidth factor is inf"),
+        ({"overlap_slowdown": nan}, UsageError, "--overlap-slowdown is nan"),
     ],
 )
 def test_wrong_use_is_named(files, changed, error, words):
     with pytest.raises(error, match=words):
         simulate(**files | {"scheduler": "wfbp"} | changed)
+
+
+def test_where_to_write_is_checked_before_anything_is_computed(files, tmp_path):
+    for wrong in ({"json": "/nonexist/x.json"}, {"plan_out": Path("/nonexist/x.json")}):
+        with pytest.raises(UsageError, match="in a folder that does not exist"):
+            simulate(trace="nowhere.json", link=Path("nowhere.json"), **wrong)
 
 
 def test_as_a_command(files, capsys):
