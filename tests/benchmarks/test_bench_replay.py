@@ -6,6 +6,7 @@ import statistics
 import time
 
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from testbed.replay.values import Values
 from testbed.workload import Workload
@@ -27,12 +28,12 @@ def spent_s(workload: Workload, steps: int) -> list[float]:
     return times
 
 
-def test_replayed_compute_is_within_2_percent_of_the_trace() -> None:
+def test_replayed_compute_is_within_2_percent_of_the_trace(benchmark: BenchmarkFixture) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         workload = load_workload("replay:resnet50-v100", seed=1)
-        times_s = spent_s(workload, 25)[5:]
+        times_s = benchmark.pedantic(spent_s, (workload, 25))[5:]
     finally:
         torch.set_num_threads(threads)
     recorded_s = 0.0633 + 0.0648
@@ -41,7 +42,7 @@ def test_replayed_compute_is_within_2_percent_of_the_trace() -> None:
     assert 1.0 <= ratio <= 1.02
 
 
-def test_gradients_cost_little_more_than_a_copy() -> None:
+def test_gradients_cost_little_more_than_a_copy(benchmark: BenchmarkFixture) -> None:
     tensor, source = torch.empty(25_000_000), torch.ones(25_000_000)
     values = Values(seed=1)
 
@@ -54,6 +55,6 @@ def test_gradients_cost_little_more_than_a_copy() -> None:
         return statistics.median(times)
 
     copy_s = timed(lambda: tensor.copy_(source))
-    fill_s = timed(lambda: values.fill(tensor, 5, 1.5))
+    fill_s = benchmark.pedantic(timed, (lambda: values.fill(tensor, 5, 1.5),))
     print(f"fill / copy: {fill_s / copy_s:.2f}")
     assert fill_s <= 1.5 * copy_s
