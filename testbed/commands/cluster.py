@@ -44,7 +44,8 @@ def cluster(
     """Run a command on node 1 of an emulated cluster: real processes, sockets and MPI.
 
     Each node has a host name, an address and a shaped link of its own. Rates and times are those of
-    the cluster that is emulated; the kernel gets rate / dilation. mpirun finds the nodes by itself
+    the cluster that is emulated; the kernel gets rate / dilation. mpirun (the packages' own where none is on PATH)
+    finds the nodes by itself
     (PRTE_MCA_prte_default_hostfile, PRTE_MCA_plm_ssh_agent, PRTE_MCA_prte_if_include, OMPI_MCA_btl,
     OMPI_MCA_btl_tcp_if_include, _sndbuf and _eager_limit, OMPI_MCA_pml and
     OMPI_MCA_mpi_yield_when_idle are set), Gloo its interface (GLOO_SOCKET_IFNAME), `testbed run`

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from testbed.cluster.access import enter_user_namespace, find_way
 from testbed.cluster.emulate import emulated
@@ -39,7 +41,7 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
     try:
         with tree.interruptible(), emulated(spec) as cluster, contextlib.ExitStack() as stack:
             stack.callback(tree.end_all, children)
-            environment = cluster.environment(tree.base_environment())
+            environment = cluster.environment(with_own_programs(tree.base_environment()))
             children.append(tree.start(cluster.command(command), environment))
             stack.enter_context(changing(cluster))
             ending = tree.wait_all(children, grace_s)
@@ -47,3 +49,14 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
         sys.stderr.write(f"testbed: {error}; the cluster is taken down\n")
         return error.status
     return ending.status if ending.status >= 0 else 128 - ending.status
+
+
+def with_own_programs(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with this Python's programs last on PATH: the packages' mpirun is found.
+
+    Example:
+        >>> with_own_programs({"PATH": "/usr/bin"})["PATH"].startswith("/usr/bin:")
+        True
+    """
+    given = environment.get("PATH", os.defpath)
+    return {**environment, "PATH": f"{given}{os.pathsep}{Path(sys.executable).parent}"}
