@@ -44,13 +44,12 @@ def cluster(
     """Run a command on node 1 of an emulated cluster: real processes, sockets and MPI.
 
     Each node has a host name, an address and a shaped link of its own. Rates and times are those of
-    the cluster that is emulated; the kernel gets rate / dilation. mpirun (the packages' own where none is on PATH)
-    finds the nodes by itself
-    (PRTE_MCA_prte_default_hostfile, PRTE_MCA_plm_ssh_agent, PRTE_MCA_prte_if_include, OMPI_MCA_btl,
-    OMPI_MCA_btl_tcp_if_include, _sndbuf and _eager_limit, OMPI_MCA_pml and
-    OMPI_MCA_mpi_yield_when_idle are set), Gloo its interface (GLOO_SOCKET_IFNAME), `testbed run`
-    and `testbed comm` know where they are (TESTBED_CLUSTER), and `$TESTBED_ENTER node2 COMMAND...`
-    runs a command on another node.
+    the cluster that is emulated; the kernel gets rate / dilation. mpirun (the packages' own where
+    none is on PATH) finds the nodes by itself (PRTE_MCA_prte_default_hostfile,
+    PRTE_MCA_plm_ssh_agent, PRTE_MCA_prte_if_include, OMPI_MCA_btl, OMPI_MCA_btl_tcp_if_include,
+    _sndbuf and _eager_limit, OMPI_MCA_pml and OMPI_MCA_mpi_yield_when_idle are set), Gloo its
+    interface (GLOO_SOCKET_IFNAME), `testbed run` and `testbed comm` know where they are
+    (TESTBED_CLUSTER), and `$TESTBED_ENTER node2 COMMAND...` runs a command on another node.
 
     More, for --spec: `up.3=1gbit`, `down.3=1gbit`, `rate.3=1gbit` for node 3's link,
     `change=10s:2:1gbit+20s:all:10gbit+30s:2:down` for links that change so long after the start,
