@@ -19,6 +19,7 @@ from testbed.prediction.files import load_link, load_trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.agreement import AGREE_S
+from testbed.training.compression import compression_of, refuse_ratios
 from testbed.training.plans import Replan, replanner
 from testbed.training.session import Session
 
@@ -34,6 +35,8 @@ def distribute(
     backend: str = "mpi-ring",
     *,
     scheduler: str = "wfbp",
+    compressor: str = "none",
+    seed: int = 1,
     trace: str | Path | None = None,
     link: str | Path | None = None,
     deadline_s: float = 10.0,
@@ -63,6 +66,10 @@ def distribute(
         optimizer: of the model's parameters.
         backend: `name[:key=value,...]`, as on the command line.
         scheduler: `name[:key=value,...]`, as on the command line.
+        compressor: `name[:key=value,...]`, as on the command line; wrappers before it with `+`
+            (`ef+topk:ratio=0.01`). What it keeps from step to step is
+            `session.compressing.saved()`, to be saved by each rank for itself.
+        seed: of what a compressor draws.
         trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
             `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.
         link: file of `testbed comm --fit -o`, which goes with the trace.
@@ -78,7 +85,7 @@ def distribute(
         `step()`, `accumulating()` for gradient accumulation.
 
     Raises:
-        UnknownName, UsageError, Unavailable: the backend or the scheduler cannot be used.
+        UnknownName, UsageError, Unavailable: backend, scheduler or compressor cannot be used.
         UsageError: the backend needs server processes of its own, which a script cannot become;
             the scheduler needs a trace and a link; or they are of another model.
 
@@ -90,6 +97,12 @@ def distribute(
         >>> session.close()
     """
     kind, options = resolve_backend(backend)
+    compression = compression_of(compressor, seed)
+    if compression is not None and kind.schedule(options) is not None:
+        raise UsageError(
+            f"compressor={compressor!r} compresses what a plan sends, and backend {backend!r} "
+            "exchanges gradients by itself; use another backend"
+        )
     if kind.num_servers(options):
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
@@ -102,6 +115,8 @@ def distribute(
     opened: Backend | None = None
     try:
         plan, replan = _plan(scheduler, model, measured, group)
+        if compression is None:
+            refuse_ratios(plan)
         opened = open_backend(role, group_for(plan, group))
         session = Session(
             *(model, optimizer, opened, group.control),
@@ -109,6 +124,7 @@ def distribute(
             replan=replan,
             patience_s=patience_s,
             check_finite=check_finite,
+            compression=compression,
         )
     except BaseException as error:  # the others must hear of it, whatever it is
         group.control.report_failure(f"it failed to start with {type(error).__name__}: {error}")

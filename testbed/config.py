@@ -24,6 +24,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     workers: int = 2
     cluster: str | None = None
     scheduler: str = "wfbp"
+    compressor: str = "none"
     trace: str | None = None
     link: str | None = None
     plan: str | None = None

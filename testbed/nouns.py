@@ -22,6 +22,8 @@ class Verb(enum.StrEnum):
     FOLD = "fold"  # first half of a sum: each shard's sum ends up with its owner
     SPREAD = "spread"  # second half: the folded shards come back into the tensors of all ranks
     GATHER = "gather"  # one-dimensional tensors of unequal sizes come to all ranks, in rank order
+    DELIVER = "deliver"  # one one-dimensional part for each rank, sizes known to the sender alone
+    MERGE = "merge"  # a gather whose payloads the server owning the key merges: one payload for all
     BROADCAST = "broadcast"  # the root's tensor replaces those of all others
     BARRIER = "barrier"  # nobody goes on before all have come
     INSTALL = "install"  # rank 0's parameters and the optimizer go to the parameter servers
@@ -67,14 +69,18 @@ class Request:
 
     Attributes:
         verb: what is to be done.
-        tensor: the rank's tensor, worked on in place (contiguous); None for a barrier.
+        tensor: the rank's tensor, worked on in place (contiguous); for GATHER and MERGE it is
+            left as it is; None for a barrier and for DELIVER.
         key: names the tensor in errors, event records and on a server; equal on all ranks.
         step: the training step, for errors and event records.
         priority: smaller is more urgent; used where the backend was opened with `order=priority`.
         channel: requests of one channel run one after another, of several channels at once.
         root: source of a broadcast.
         learning_rate: for APPLY: the rate of this step.
-        note: for INSTALL: the optimizer in words that the server understands (JSON).
+        note: for INSTALL: the optimizer in words that the server understands (JSON); for MERGE: the
+            merger, made by `testbed.compression.mergers.describe`.
+        parts: for DELIVER: `parts[r]` goes to rank r; one dimension, one dtype, sizes as they come;
+            the receiver does not know them beforehand.
     """
 
     verb: Verb
@@ -86,11 +92,13 @@ class Request:
     root: int = 0
     learning_rate: float = 0.0
     note: str = ""
+    parts: tuple[torch.Tensor, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor, 0 without one."""
-        return 0 if self.tensor is None else self.tensor.numel() * self.tensor.element_size()
+        """Bytes of the tensor and of the parts, 0 without any."""
+        given = self.parts if self.tensor is None else (self.tensor, *self.parts)
+        return sum(t.numel() * t.element_size() for t in given)
 
     def __str__(self) -> str:
         what = f" of {self.key!r}" if self.key else ""
@@ -102,11 +110,13 @@ class Combined:
     """What an exchange brought to this rank.
 
     Attributes:
-        tensor: the request's tensor, now holding the result.
-        parts: for GATHER: the tensors of all ranks, in rank order.
+        tensor: the request's tensor, now holding the result; for MERGE: the one payload for all.
+        parts: for GATHER: the tensors of all ranks, in rank order; for DELIVER: what each rank sent
+            here, in rank order, the own part included.
         traffic: bytes that this rank sent and received for it.
         version: for APPLY: number of updates that the returned parameters hold.
         staleness: for APPLY: how many clocks the slowest worker was behind when this rank went on.
+        lossless: for MERGE: the payload was packed by `Merger.pack_mean` (`server.Pulled`).
     """
 
     tensor: torch.Tensor | None = None
@@ -114,6 +124,7 @@ class Combined:
     traffic: Traffic = Traffic()
     version: int | None = None
     staleness: int | None = None
+    lossless: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,8 @@ class Capabilities:
         device_types: where tensors may live without being copied by the caller.
         num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.
+        settled: options of the backend that make whoever opens it again choose as was chosen here
+            by measuring; None = nothing was.
     """
 
     verbs: frozenset[Verb]
@@ -135,6 +148,7 @@ class Capabilities:
     device_types: frozenset[str] = frozenset({"cpu"})
     num_helper_processes: int = 0
     exact_order: bool = True
+    settled: object | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ SCHEDULERS = Registry(
         "bytescheduler": "testbed.scheduling.bytescheduler:BYTESCHEDULER",
         "p3": "testbed.scheduling.p3:P3",
         "dear": "testbed.scheduling.dear:DEAR",
+        "omgs": "testbed.scheduling.omgs:OMGS",
+        "lags": "testbed.scheduling.lags:LAGS",
         "auto": "testbed.scheduling.auto:AUTO",
     },
     "testbed.schedulers",
@@ -150,6 +152,9 @@ COMPRESSORS = Registry(
 
 STUDIES = Registry(
     "study",
-    {"paper-shapes": "testbed.published.study:PAPER_SHAPES"},
+    {
+        "paper-shapes": "testbed.published.study:PAPER_SHAPES",
+        "accuracy-compressed": "testbed.accuracy.study:ACCURACY_COMPRESSED",
+    },
     "testbed.studies",
 )

@@ -27,10 +27,15 @@ ALLOWED = {
     "control": BASE,
     "cluster": BASE,
     "compression": BASE,
-    "backends": BASE | {"control"},
+    # a parameter server merges compressed payloads
+    "backends": BASE | {"control", "compression"},
     "models": BASE,
-    "training": BASE | PROTOCOLS | {"records", "statistics", "scheduling", "prediction"},
-    "profiling": BASE | PROTOCOLS | {"prediction", "statistics", "training", "models"},
+    "training": BASE
+    | PROTOCOLS
+    | {"records", "statistics", "scheduling", "prediction", "compression"},
+    "profiling": BASE
+    | PROTOCOLS
+    | {"prediction", "statistics", "training", "models", "compression"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
     | {"scheduling", "prediction", "workloads", "own_model", "cluster"},
@@ -43,7 +48,9 @@ ALLOWED = {
     "workloads": BASE | {"models", "own_model"},
     "own_model": BASE | {"workloads"},
     "adopt": BASE | PROTOCOLS | {"launch", "training", "scheduling", "prediction"},
-    "published": BASE | {"prediction", "scheduling", "sweeping"},
+    "accuracy": BASE
+    | {"compression", "training", "records", "statistics", "sweeping", "workloads"},
+    "published": BASE | {"prediction", "scheduling", "sweeping", "records", "cluster"},
     "recipes": BASE | {"sweeping"},
 }
 EVERYTHING = {"commands", "cli", "__main__", "__init__"}

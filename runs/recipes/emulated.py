@@ -31,7 +31,7 @@ BASE = {
     "workload": "replay:resnet50-v100",
     "workers": 4,
     "cluster": CLUSTER,
-    "steps": 14,
+    "steps": 11,
     "warmup": 3,
     "verify_steps": 2,
     "threads": 1,

@@ -42,19 +42,60 @@ def check_request(
         )
     if not 0 <= request.root < size:
         raise UsageError(f"root is {request.root}; expected a rank below {size}")
+    check_parts(request, size)
     if request.verb is Verb.BARRIER:
         return
-    tensor = request.tensor
-    if tensor is None:
-        raise UsageError(f"{request} has no tensor; only a barrier goes without")
     allowed = tuple(dtypes)
-    if tensor.dtype not in allowed:
-        words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
-        raise UsageError(f"{request}: dtype is {tensor.dtype}; backend {backend!r} takes {words}")
-    if tensor.device.type not in capabilities.device_types:
-        words = ", ".join(sorted(capabilities.device_types))
-        raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {words}")
-    if not tensor.is_contiguous():
-        raise UsageError(f"{request}: tensor is not contiguous; submit tensor.contiguous()")
+    for tensor in tensors_of(request):
+        if tensor.dtype not in allowed:
+            words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+            raise UsageError(
+                f"{request}: dtype is {tensor.dtype}; backend {backend!r} takes {words}"
+            )
+        if tensor.device.type not in capabilities.device_types:
+            words = ", ".join(sorted(capabilities.device_types))
+            raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {words}")
+        if not tensor.is_contiguous():
+            raise UsageError(f"{request}: tensor is not contiguous; submit tensor.contiguous()")
     if request.verb is Verb.GATHER and tensor.dim() != 1:
         raise UsageError(f"{request}: gather takes one dimension, not {tensor.dim()}; flatten it")
+
+
+def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
+    """What a request brings along: its parts, or its one tensor.
+
+    Raises:
+        UsageError: it has neither.
+
+    Example:
+        >>> len(tensors_of(Request(Verb.DELIVER, parts=(torch.ones(1), torch.ones(2)))))
+        2
+    """
+    if request.verb is Verb.DELIVER:
+        return request.parts
+    if request.tensor is None:
+        raise UsageError(f"{request} has no tensor; only a barrier and deliver go without")
+    return (request.tensor,)
+
+
+def check_parts(request: Request, size: int) -> None:
+    """Refuse parts where none belong, and a DELIVER whose parts are not one for each rank.
+
+    Raises:
+        UsageError: their number, dimensions or dtypes, or a tensor beside them.
+    """
+    parts = request.parts
+    if request.verb is not Verb.DELIVER:
+        if parts:
+            raise UsageError(f"{request} was given {len(parts)} parts; only deliver takes parts")
+        return
+    if request.tensor is not None:
+        raise UsageError(f"{request} was given a tensor; deliver takes parts, one for each rank")
+    if len(parts) != size:
+        raise UsageError(f"{request} has {len(parts)} parts; expected {size}, one for each rank")
+    if any(part.dim() != 1 for part in parts):
+        shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+        raise UsageError(f"{request}: shapes are {shapes}; expected one dimension; flatten them")
+    if len({(part.dtype, part.device) for part in parts}) > 1:
+        given = ", ".join(f"{part.dtype} on {part.device}" for part in parts)
+        raise UsageError(f"{request}: parts are {given}; expected one dtype and device")

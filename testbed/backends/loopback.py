@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
@@ -23,20 +24,24 @@ class LoopbackOptions:
     """This backend has no options."""
 
 
+Given = tuple[torch.Tensor, ...]  # one tensor, or for DELIVER one part for each rank
+
+
 class Meeting:
     """Where the threads of a group exchange tensors: each gives one, then each gets all."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._changed = threading.Condition()
-        self._given: dict[tuple[object, ...], dict[int, torch.Tensor]] = defaultdict(dict)
+        self._given: dict[tuple[object, ...], dict[int, Given]] = defaultdict(dict)
         self._taken: dict[tuple[object, ...], int] = defaultdict(int)
         self._turns: dict[tuple[int, int], int] = defaultdict(int)
         self._loss: Loss | None = None
 
-    def exchange(self, rank: int, request: Request, limit_s: float) -> list[torch.Tensor]:
-        """Copies of all ranks' tensors, in rank order."""
-        given = torch.empty(0) if request.tensor is None else request.tensor.detach().clone()
+    def exchange(self, rank: int, request: Request, limit_s: float) -> list[Given]:
+        """Copies of what all ranks gave, in rank order."""
+        tensors = request.parts if request.tensor is None else (request.tensor,)
+        given = tuple(tensor.detach().clone() for tensor in tensors)
         with self._changed:
             # A channel's k-th request meets the others' k-th, whatever it is called.
             turn = self._turns[rank, request.channel]
@@ -52,11 +57,11 @@ class Meeting:
             if not everybody:
                 absent = [r for r in range(self._size) if r not in self._given[key]]
                 raise DeadlineExceeded(f"{request}: rank {absent} did not come in {limit_s:g} s")
-            tensors = [self._given[key][r] for r in range(self._size)]
+            everything = [self._given[key][r] for r in range(self._size)]
             self._taken[key] += 1
             if self._taken[key] == self._size:
                 del self._given[key], self._taken[key]
-            return tensors
+            return everything
 
     def lose(self, loss: Loss) -> None:
         """End all waits."""
@@ -78,7 +83,8 @@ class LoopbackBackend:
         self.rank, self.size = group.rank, group.size
         self.capabilities = Capabilities(
             frozenset(
-                {Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER}
+                {Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.DELIVER, Verb.BROADCAST}
+                | {Verb.BARRIER}
             ),
             num_channels=group.num_channels,
         )
@@ -101,10 +107,14 @@ class LoopbackBackend:
         self._threads.close(timeout_s)
 
     def _perform(self, request: Request) -> Combined:
-        tensors = self._meeting.exchange(self.rank, request, self._limit_s)
+        given = self._meeting.exchange(self.rank, request, self._limit_s)
         traffic = Traffic(local_bytes=2 * request.num_bytes, num_messages=1)
+        if request.verb is Verb.DELIVER:
+            one_dtype([parts[0].dtype for parts in given])
+            return Combined(parts=tuple(parts[self.rank] for parts in given), traffic=traffic)
         if request.tensor is None:
             return Combined(traffic=traffic)
+        tensors = [tensor for (tensor,) in given]
         if request.verb is Verb.GATHER:
             return Combined(request.tensor, tuple(tensors), traffic)
         self._write(request, request.tensor, tensors)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
@@ -16,13 +18,17 @@ class NoOptions:
 
 
 class NoBackend:
-    """Leaves every tensor as it is; with several workers the models drift apart, by design."""
+    """Leaves every tensor as it is; with several workers the models drift apart, by design.
+
+    A gather brings what this rank gave, once for each rank (so that decoding costs what it would);
+    a deliver brings the own part and nothing from others.
+    """
 
     def __init__(self, group: Group) -> None:
         self.rank = group.rank
         self.size = group.size
         self.capabilities = Capabilities(
-            frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.BROADCAST, Verb.BARRIER}),
+            frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY},
             num_channels=group.num_channels,
             consistency="none",
             device_types=frozenset({"cpu", "cuda"}),
@@ -32,8 +38,15 @@ class NoBackend:
         """Done at once."""
         check_request("none", request, self.capabilities, self.size)
         work = PendingWork(request, 0.0)
-        work.finish(Combined(request.tensor))
+        work.finish(Combined(request.tensor, self._parts(request)))
         return work
+
+    def _parts(self, request: Request) -> tuple[torch.Tensor, ...]:
+        if request.verb is Verb.GATHER and request.tensor is not None:
+            return (request.tensor,) * self.size
+        return tuple(
+            part if rank == self.rank else part[:0] for rank, part in enumerate(request.parts)
+        )
 
     def traffic(self) -> Traffic:
         """Nothing ever moved."""

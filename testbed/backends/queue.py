@@ -1,12 +1,13 @@
 """Which request a channel runs next, so that all ranks run the same one.
 
 `fifo`: the order of submission. `priority`: rank 0 picks the most urgent request that it has,
-announces it on the control plane, and every rank (rank 0 too) runs what was announced, in the
-announced order. Ranks become ready at different times, so a local pick would differ and deadlock.
+announces it on the control plane, and every rank (rank 0 too) runs what was picked, in the order
+of picking. Ranks become ready at different times, so a local pick would differ and deadlock.
 
 Rank 0 picks on while the bytes that it picked and that have not ended are below the credit
-(without one: while there are none), when a request comes and when one has ended, so that the next
-ones are known everywhere before the channel is free. What was picked is never taken back.
+(without one: while there are none), when a request comes and when one has ended or is about to (if
+the backend says so), so that the next ones are known everywhere before the channel is free. What
+was picked is never taken back.
 
 Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
 older ones end before it can submit the younger one that would be picked.
@@ -54,7 +55,7 @@ class RequestQueue:
         self._failure: BaseException | None = None
         self._loss: Loss | None = None
         self._closed = False
-        if group.order == "priority":
+        if group.order == "priority" and group.rank != 0:
             group.control.listen(f"{group.name}.order", self._hear)
         group.control.on_loss(self._lose)
 
@@ -112,6 +113,7 @@ class RequestQueue:
             if not chosen:
                 return
             try:
+                self._follow(chosen)  # its own choice need not come back to rank 0
                 self._group.control.announce(
                     f"{self._group.name}.order", msgspec.msgpack.encode(chosen)
                 )
@@ -149,6 +151,16 @@ class RequestQueue:
         credit = self._group.credit_bytes
         return bool(self._chosen[channel]) and (credit is None or under_way_bytes >= credit)
 
+    def let_next(self, work: PendingWork) -> None:
+        """A request that was taken is about to end: its bytes no longer count against the credit.
+
+        Rank 0 then picks the next one a little early, so that all ranks know of it in time.
+        """
+        if self._group.rank == 0 and self._group.order == "priority":
+            with self._lock:
+                self._chosen[work.request.channel].pop(_identity(work), None)
+            self._announce_choices()
+
     def retire(self, work: PendingWork) -> None:
         """The request has ended; a later loss no longer concerns it."""
         with self._lock:
@@ -180,7 +192,9 @@ class RequestQueue:
             self._closed = True
 
     def _hear(self, announcement: bytes) -> None:
-        choices = msgspec.msgpack.decode(announcement, type=list[_Choice])
+        self._follow(msgspec.msgpack.decode(announcement, type=list[_Choice]))
+
+    def _follow(self, choices: list[_Choice]) -> None:
         with self._lock:
             for channel, verb, key, step in choices:
                 self._announced[channel].append((verb, key, step))

@@ -2,7 +2,8 @@
 
 A wrapper around any backend. Copies run on a stream of their own; the thread that submits never
 waits for them. The host buffer of a key is kept, so that its memory stays where it is from step to
-step (a backend may have prepared requests for it).
+step (a backend may have prepared requests for it). Payloads, whose sizes change from step to step,
+get a buffer for the time of their exchange.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.backends.work import PendingWork
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+
+# Their sizes come as they come, and their answers are new tensors.
+OF_ANY_SIZE = frozenset({Verb.GATHER, Verb.DELIVER, Verb.MERGE})
 
 
 class Copier(Protocol):
@@ -88,8 +92,8 @@ class CudaCopier:
 @dataclass(frozen=True)
 class _Departure:
     work: StagedWork
-    host: torch.Tensor
-    token: object | None
+    hosts: tuple[torch.Tensor, ...]
+    tokens: tuple[object, ...]
 
 
 class StagedWork(PendingWork):
@@ -129,15 +133,16 @@ class StagedBackend:
 
     def submit(self, request: Request) -> Work:
         """See `Backend.submit`."""
-        tensor = request.tensor
-        if tensor is None or tensor.device.type != self._device_type:
+        given = _given(request)
+        if not any(tensor.device.type == self._device_type for tensor in given):
             return self._inner.submit(request)
         work = StagedWork(request, self._deadline_s, self._copier)
-        host = self._buffer(request.key, tensor)
+        hosts = tuple(self._buffer(request, tensor) for tensor in given)
         # A spread goes on from what the fold left in the host buffer.
         folded = request.verb is Verb.SPREAD
-        token = None if folded else self._copier.down(tensor, host)
-        self._departures.put(_Departure(work, host, token))
+        pairs = () if folded else zip(given, hosts, strict=True)
+        tokens = tuple(self._copier.down(tensor, host) for tensor, host in pairs)
+        self._departures.put(_Departure(work, hosts, tokens))
         return work
 
     def traffic(self) -> Traffic:
@@ -150,8 +155,10 @@ class StagedBackend:
         self._thread.join(timeout_s)
         self._inner.close(timeout_s)
 
-    def _buffer(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        name = (key, tensor.shape, tensor.dtype)
+    def _buffer(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
+        if request.verb in OF_ANY_SIZE:
+            return self._copier.buffer(tensor)
+        name = (request.key, tensor.shape, tensor.dtype)
         if name not in self._buffers:
             self._buffers[name] = self._copier.buffer(tensor)
         return self._buffers[name]
@@ -159,29 +166,45 @@ class StagedBackend:
     def _depart(self) -> None:
         """Hand requests on in the order of submission, each once its bytes are on the host."""
         while (departure := self._departures.get()) is not None:
-            work, host = departure.work, departure.host
+            work, hosts = departure.work, departure.hosts
             try:
-                if departure.token is not None:
-                    self._copier.settle(departure.token)
+                for token in departure.tokens:
+                    self._copier.settle(token)
                 work.start()
-                inner = self._inner.submit(replace(work.request, tensor=host))
+                inner = self._inner.submit(_with(work.request, hosts))
             except Exception as error:  # belongs to whoever waits for this request
                 work.fail(error)
                 continue
-            inner.when_done(partial(self._land, inner, work, host))
+            inner.when_done(partial(self._land, inner, work, hosts))
 
-    def _land(self, inner: Work, work: StagedWork, host: torch.Tensor) -> None:
-        tensor = work.request.tensor
-        assert tensor is not None
+    def _land(self, inner: Work, work: StagedWork, hosts: tuple[torch.Tensor, ...]) -> None:
+        request = work.request
+        tensor = request.tensor
         try:
             result = inner.wait(0)
-            if work.request.verb is not Verb.FOLD:
-                work.landing = self._copier.up(host, tensor)
-            parts = tuple(part.to(tensor.device) for part in result.parts)
+            if request.verb in OF_ANY_SIZE:
+                device = _given(request)[0].device
+                parts = tuple(part.to(device) for part in result.parts)
+                if request.verb is Verb.MERGE and result.tensor is not None:
+                    tensor = result.tensor.to(device)
+                result = replace(result, parts=parts)
+            elif request.verb is not Verb.FOLD and tensor is not None:
+                work.landing = self._copier.up(hosts[0], tensor)
         except Exception as error:  # belongs to whoever waits for this request
             work.fail(error)
             return
-        work.finish(replace(result, tensor=tensor, parts=parts))
+        work.finish(replace(result, tensor=tensor))
+
+
+def _given(request: Request) -> tuple[torch.Tensor, ...]:
+    return request.parts if request.tensor is None else (request.tensor,)
+
+
+def _with(request: Request, hosts: tuple[torch.Tensor, ...]) -> Request:
+    """The same request with these tensors."""
+    if request.tensor is None:
+        return replace(request, parts=hosts)
+    return replace(request, tensor=hosts[0])
 
 
 def staged(inner: Backend, device: str, deadline_s: float) -> Backend:

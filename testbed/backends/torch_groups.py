@@ -3,7 +3,7 @@
 Process groups are made directly, not through torch's default group, so that a user's own use of
 torch.distributed in the same process is left alone. Their algorithm is not visible from Python:
 traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any all-reduce
-needs (Patarasuk and Yuan, 2009).
+needs (Patarasuk and Yuan, 2009). A deliver is an all-to-all, which sends each part once.
 
 Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
 channel only, so ranks may launch operations of different communicators in different orders. NCCL
@@ -24,6 +24,7 @@ import torch
 # torch.distributed does not export to type checkers the classes that it documents.
 import torch.distributed as untyped_dist
 
+from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request
 from testbed.backends.protocol import BackendKind, Group
@@ -37,7 +38,7 @@ dist: Any = untyped_dist
 # give up before them.
 LIBRARY_S = 3600.0
 
-VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
+VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class TorchBackend:
     def submit(self, request: Request) -> PendingWork:
         """See `Backend.submit`."""
         check_request(self._name, request, self.capabilities, self.size, SUMMABLE)
-        if request.tensor is not None and request.tensor.is_cuda:
+        if any(t.is_cuda for t in (request.tensor, *request.parts) if t is not None):
             # The kernels that make this tensor are only queued: the channel's stream, on another
             # thread, must come after them.
             made = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -115,6 +116,8 @@ class TorchBackend:
 
     def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Combined:
         group, tensor = self._groups[request.channel], request.tensor
+        if request.verb is Verb.DELIVER:
+            return self._deliver(group, request.parts, stream)
         if request.verb is Verb.BARRIER or tensor is None:
             self._settle(group.barrier(), stream)
             return Combined()
@@ -171,6 +174,30 @@ class TorchBackend:
         moved = longest * tensor.element_size() * (self.size - 1)
         traffic = Traffic(moved, moved, 8 * (self.size - 1), 0, 2)
         return Combined(tensor, tuple(p[:n] for p, n in zip(parts, lengths, strict=True)), traffic)
+
+    def _deliver(
+        self, group: Any, parts: tuple[torch.Tensor, ...], stream: torch.cuda.Stream | None
+    ) -> Combined:
+        sizes = [part.numel() * part.element_size() for part in parts]
+        heads = torch.tensor([[size, SUMMABLE.index(parts[0].dtype)] for size in sizes])
+        heads = heads.to(parts[0].device)
+        theirs = torch.empty_like(heads)
+        self._settle(group.alltoall_base(theirs, heads, [], []), stream)
+        arriving, codes = (column.tolist() for column in theirs.cpu().T)
+        dtype = one_dtype([SUMMABLE[code] for code in codes])
+        # As bytes: Gloo's all-to-all has no bfloat16.
+        given = torch.cat([part.view(torch.uint8) for part in parts])
+        taken = torch.empty(sum(arriving), dtype=torch.uint8, device=given.device)
+        self._settle(group.alltoall_base(taken, given, arriving, sizes), stream)
+        traffic = Traffic(
+            sum(sizes) - sizes[self.rank],
+            sum(arriving) - arriving[self.rank],
+            heads[0].numel() * heads.element_size() * (self.size - 1),
+            num_messages=2,
+        )
+        # Each part has memory of its own, so that any dtype may view it.
+        pieces = [piece.clone().view(dtype) for piece in torch.split(taken, arriving)]
+        return Combined(parts=tuple(pieces), traffic=traffic)
 
     def _settle(self, work: Any, stream: torch.cuda.Stream | None) -> None:
         work.wait()

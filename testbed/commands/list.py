@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.errors import Unavailable
+from testbed.errors import Unavailable, UnknownName
 from testbed.prediction.shipped import load_shipped_trace, shipped_traces
 from testbed.registry import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, Registry
 
 
 def list_parts(
+    family: Annotated[
+        str | None, typer.Argument(help="only these: compressors", show_default=False)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="as JSON, schema testbed.list/1")] = False,
 ) -> None:
     """List all parts, or the reason why one is missing, and the traces that come along.
@@ -22,21 +25,26 @@ def list_parts(
     Examples:
         testbed list
 
+        testbed list compressors
+
         testbed list --json
     """
-    families = {
-        "backends": [_describe(BACKENDS, name) for name in BACKENDS],
-        "schedulers": [_describe(SCHEDULERS, name) for name in SCHEDULERS],
-        "compressors": [_describe(COMPRESSORS, name) for name in COMPRESSORS],
-        "workloads": [_describe(WORKLOADS, name) for name in WORKLOADS],
-        "traces": [_describe_trace(name) for name in shipped_traces()],
+    rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "backends": lambda: [_describe(BACKENDS, name) for name in BACKENDS],
+        "schedulers": lambda: [_describe(SCHEDULERS, name) for name in SCHEDULERS],
+        "compressors": lambda: [_describe(COMPRESSORS, name) for name in COMPRESSORS],
+        "workloads": lambda: [_describe(WORKLOADS, name) for name in WORKLOADS],
+        "traces": lambda: [_describe_trace(name) for name in shipped_traces()],
     }
+    if family is not None and family not in rows:
+        raise UnknownName("family of parts", family, rows)
+    families = {name: make() for name, make in rows.items() if family in (None, name)}
     if json:
         document = {"schema": "testbed.list/1", **families}
         sys.stdout.write(json_module.dumps(document, indent=1) + "\n")
         return
-    for family, parts in families.items():
-        sys.stdout.write(f"{family}:\n")
+    for heading, parts in families.items():
+        sys.stdout.write(f"{heading}:\n")
         width = max(len(part["name"]) for part in parts)
         for part in parts:
             state = part["summary"] if part["available"] else f"unavailable: {part['reason']}"

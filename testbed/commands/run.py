@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import typer
 
+from testbed.backends.protocol import BackendKind
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
 from testbed.commands.place import check_one_place, check_places, cluster_text, in_cluster
@@ -37,6 +38,13 @@ def run(
     scheduler: Annotated[
         str, typer.Option(help="when gradients leave: name[:key=value,...]; see testbed list")
     ] = "wfbp",
+    compressor: Annotated[
+        str,
+        typer.Option(
+            help="what gradients are made smaller by: name[:key=value,...], wrappers before it "
+            "with +: ef+topk:ratio=0.01; see testbed list"
+        ),
+    ] = "none",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -147,6 +155,8 @@ def run(
 
         torchrun --nproc-per-node 2 -m testbed run --backend gloo --json cell.json
 
+        testbed run --backend mpi-ring --compressor ef+topk:ratio=0.01
+
         testbed run --backend mpi-ring --cluster nodes=4,rate=1gbit
 
         testbed run --workload my_model.py:build --backend mpi --workers 2
@@ -168,6 +178,7 @@ def run(
     identity = who_am_i()
     check_workload(config.workload, dilation_of(config.cluster))
     resolve_scheduler(config.scheduler)
+    check_compressor(config, kind, options)
     check_files(json, hostfile)
     check_device(config.device)
     if config.cluster is not None and here is None:
@@ -233,6 +244,39 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     if lacking is not None:
         raise Unavailable("workload", spec.name, *lacking)
     kind_options(WORKLOADS.load(spec.name), spec.options)
+
+
+def check_compressor(config: RunConfig, kind: BackendKind, options: object) -> None:
+    """Fail before any process is started if the compressor cannot be had, or not with these.
+
+    Raises:
+        UnknownName, UsageError: names the compressor, and what does not go with it.
+    """
+    if config.compressor == RunConfig().compressor:
+        return
+    from testbed.compression.chain import resolve_compressor
+
+    compressor, what = resolve_compressor(config.compressor), f"--compressor {config.compressor}"
+    if kind.schedule(options) is not None:
+        raise UsageError(
+            f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
+            "gradients by itself; use another backend"
+        )
+    if config.precision == "fp16":
+        raise UsageError(
+            f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
+            "is kept from step to step; use bf16 or float32"
+        )
+    if getattr(options, "repack", False) and (config.checkpoint or config.resume_from):
+        raise UsageError(
+            f"with {config.backend!r} servers keep what they did not send back, which no "
+            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
+        )
+    if compressor.claims.carries_momentum and config.optimizer != "sgd":
+        raise UsageError(
+            f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
+            "sgd, or give the compressor momentum=0"
+        )
 
 
 def check_files(json: Path | None, hostfile: Path | None) -> None:

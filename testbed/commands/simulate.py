@@ -81,6 +81,26 @@ def simulate(
     overlap_slowdown: Annotated[
         float, typer.Option(help="with --factors: by what part overlap slows the backward pass")
     ] = 0.0,
+    compressor: Annotated[
+        str | None,
+        typer.Option(
+            help="under these compressors too, each measured here first: "
+            "ef+topk:ratio=0.01,powersgd:rank=4",
+            metavar="LIST",
+            show_default="none",
+        ),
+    ] = None,
+    codecs: Annotated[
+        Path | None,
+        typer.Option(help="testbed.codecs/1 file: what compressors cost, instead of measuring"),
+    ] = None,
+    codecs_out: Annotated[
+        Path | None, typer.Option(help="save what compressors cost here (testbed.codecs/1)")
+    ] = None,
+    codec_speed: Annotated[
+        float,
+        typer.Option(help="how much faster than this machine's core the cluster compresses"),
+    ] = 1.0,
     plot: Annotated[
         Path | None, typer.Option(help="draw the curves over workers here: .html or .svg")
     ] = None,
@@ -112,7 +132,11 @@ def simulate(
         testbed simulate --trace trace.json --link link.json --scheduler auto --plan-out plan.json
 
         testbed simulate --trace resnet50-v100 --link link.json --workers 2:2048 --plot curves.html
+
+        testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
+--compressor ef+topk:ratio=0.01,powersgd --break-even
     """
+    from testbed.commands.simulate_compressed import with_codecs
     from testbed.commands.simulate_text import curves_page, report
     from testbed.records.simulation import encode_simulation
 
@@ -121,6 +145,8 @@ def simulate(
         check_output("--json", Path(json))
     if plan_out is not None:
         check_output("--plan-out", plan_out)
+    if codecs_out is not None:
+        check_output("--codecs-out", codecs_out)
     wanted = Wanted.of(
         trace,
         link,
@@ -135,6 +161,7 @@ def simulate(
         factors=factors,
         overlap_slowdown=overlap_slowdown,
     )
+    wanted = with_codecs(wanted, compressor, codecs, codecs_out, codec_speed)
     simulation, outcomes = at_workers(wanted)
     if plan_out is not None:
         _save_plans(plan_out, simulation, outcomes)

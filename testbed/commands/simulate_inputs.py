@@ -11,6 +11,7 @@ from testbed.errors import UsageError
 
 if TYPE_CHECKING:
     from testbed.prediction.algorithms import Algorithm
+    from testbed.prediction.codec import CodecCost
     from testbed.prediction.extrapolate import HeldOut
     from testbed.prediction.link import Link
     from testbed.prediction.timeline import Timeline
@@ -70,6 +71,8 @@ class Wanted:
         break_even: whether to look for it.
         factors: whether to tell them.
         overlap_slowdown: see `testbed.prediction.factors.factors`.
+        codecs: what each compressor costs, for each number of workers of the links.
+        codecs_note: what these costs are, for the reader of the table.
     """
 
     trace: Trace
@@ -83,6 +86,8 @@ class Wanted:
     break_even: bool
     factors: bool
     overlap_slowdown: float
+    codecs: tuple[CodecCost, ...] = ()
+    codecs_note: str = ""
 
     @classmethod
     def of(
@@ -155,6 +160,7 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
     """
     from msgspec import UNSET
 
+    from testbed.commands.simulate_compressed import compressed_outlook
     from testbed.records.simulation import Simulation, SimulationResult
     from testbed.scheduling.outlook import plan_and_predict
 
@@ -165,8 +171,11 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
             outcome = plan_and_predict(spec, wanted.slowest, link)
             outcomes.append(outcome)
             results.append(SimulationResult.of(spec, outcome[1], link.num_workers, alone_s))
+    compressed, pays = compressed_outlook(wanted) if wanted.codecs else (UNSET, UNSET)
     simulation = Simulation(
         results=tuple(results),
+        compressed=compressed,
+        pays=pays,
         break_even=_break_even(wanted) if wanted.break_even else UNSET,
         factors=_factors(wanted, [plan for plan, _ in outcomes]) if wanted.factors else UNSET,
     )

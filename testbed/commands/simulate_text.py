@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) -> str:
     """All tables and drawings."""
+    from testbed.records.compressed import compressed_table, pays_table
     from testbed.records.outlook import break_even_table, factors_table, held_out_text
 
     several = len(wanted.links) > 1
     parts = [_head(wanted)] if wanted.extrapolated or wanted.held_out else []
     parts += [held_out_text(wanted.held_out)] if wanted.held_out else []
     parts += _over_workers(simulation) if several else _timelines(simulation, outcomes)
+    if simulation.compressed is not UNSET:
+        parts.append(compressed_table(simulation.compressed))
+    if simulation.pays is not UNSET:
+        parts.append(pays_table(simulation.pays, _bits_per_s(wanted), wanted.codecs_note))
     if simulation.factors is not UNSET:
         parts.append(factors_table(simulation.factors))
     if simulation.break_even is not UNSET:
@@ -75,7 +80,7 @@ def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]
 
 def _over_workers(simulation: Simulation) -> list[str]:
     from testbed.records.outlook import by_workers, workers_of, workers_table
-    from testbed.records.simulation import time_text
+    from testbed.records.text import time_text
     from testbed.reporting.chart import text_chart
 
     results = simulation.results

@@ -20,7 +20,7 @@ from testbed.reporting.collect import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
 from testbed.spec import split_specs
-from testbed.sweeping.check import check_backends
+from testbed.sweeping.check import check_backends, check_compressors
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, expand, parse_values
 from testbed.sweeping.progress import label
@@ -46,6 +46,10 @@ def sweep(
     ] = None,
     backend: Annotated[
         str | None, typer.Option(help="backends: a,b:option=1,c", metavar="LIST")
+    ] = None,
+    compressor: Annotated[
+        str | None,
+        typer.Option(help="compressors: none,ef+topk:ratio=0.01,qsgd", metavar="LIST"),
     ] = None,
     workload: Annotated[str | None, typer.Option(help="workloads: x,y", metavar="LIST")] = None,
     workers: Annotated[
@@ -103,11 +107,14 @@ def sweep(
         testbed sweep --resume
 
         testbed sweep paper-shapes --output runs/published
+
+        testbed sweep paper-shapes:emulate=0
     """
     axes = _axes(
         {
             "workload": workload,
             "backend": backend,
+            "compressor": compressor,
             "workers": workers,
             "batch_size": batch_size,
             "seed": seed,
@@ -205,7 +212,14 @@ def _wanted(
         sweep = with_axes(load_recipe(recipe), axes, known)
     sweep = replace(sweep, **changes)
     check_backends(sweep.cells, BACKENDS.load)
+    check_compressors(sweep.cells, _resolve_compressor)
     return sweep
+
+
+def _resolve_compressor(text: str) -> object:
+    from testbed.compression.chain import resolve_compressor  # needs torch
+
+    return resolve_compressor(text)
 
 
 def _store_to_resume(wanted: Sweep | None, folder: Path | None, name: str | None) -> Store:

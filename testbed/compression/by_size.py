@@ -53,6 +53,7 @@ class BySize:
         return Claims(
             mean_of_sent=self.inner.claims.mean_of_sent and self.options.small == "none",
             keeps=self.inner.claims.keeps,
+            carries_momentum=self.inner.claims.carries_momentum,
         )
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:

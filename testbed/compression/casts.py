@@ -36,7 +36,7 @@ class Dense:
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`."""
         require_values(values, context)
-        arrived = yield Round(Form.SUM, (values.clone(),))
+        arrived = yield Round(Form.SUM, (values.clone(),), last=True)
         return Exchanged(arrived.parts[0].div_(context.num_workers), state, torch.Tensor.zero_)
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
@@ -84,7 +84,7 @@ class Cast:
                 f"{context.step} on rank {context.rank}; use bf16, or scale the loss down"
             )
         sent = narrow.to(values.dtype, copy=True)
-        arrived = yield Round(Form.SUM, (narrow,))
+        arrived = yield Round(Form.SUM, (narrow,), last=True)
 
         def subtract_sent(given: torch.Tensor) -> torch.Tensor:
             return given.sub_(sent, alpha=context.num_workers)

@@ -68,7 +68,7 @@ class Dgc:
     @property
     def claims(self) -> Claims:
         """See `Compressor.claims`."""
-        return Claims(keeps=True)
+        return Claims(keeps=True, carries_momentum=self.momentum > 0)
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`; `state` holds `u` and `v`, both [n]."""

@@ -84,7 +84,7 @@ class Gathered:
 
 def gathered_mean(merger: Merger, payload: torch.Tensor, like: torch.Tensor) -> MeanConversation:
     """Part of a conversation: give a payload, get the mean of all ranks' payloads."""
-    arrived = yield Round(Form.GATHER, (payload,), merger)
+    arrived = yield Round(Form.GATHER, (payload,), merger, last=True)
     if arrived.pulled is not None:
         return merger.unpack_mean(arrived.pulled, like)
     return merger.combine(arrived.parts, like)

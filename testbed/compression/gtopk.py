@@ -72,8 +72,9 @@ class GTopK:
         held: Selection = (own, values[own])
         dropped = own[:0]
         handed: Selection = (own[:0], values[:0])
-        for swap in swaps_of(context.rank, context.num_workers):
-            arrived = yield _swap(held, swap, values, context)
+        swaps = swaps_of(context.rank, context.num_workers)
+        for number, swap in enumerate(swaps, 1):
+            arrived = yield _swap(held, swap, values, context, last=number == len(swaps))
             if swap.receives_from is None:
                 continue
             other = unpack_sparse(arrived.parts[swap.receives_from], values)
@@ -137,12 +138,13 @@ def swaps_of(rank: int, num_workers: int) -> tuple[Swap, ...]:
     return (first, *middle, last) if extra else tuple(middle)
 
 
-def _swap(held: Selection, swap: Swap, like: torch.Tensor, context: Context) -> Round:
+def _swap(held: Selection, swap: Swap, like: torch.Tensor, context: Context, last: bool) -> Round:
     nothing = torch.empty(0, dtype=torch.uint8, device=like.device)
     parts = [nothing] * context.num_workers
     if swap.sends_to is not None:
         parts[swap.sends_to] = pack_sparse(*held, like.numel())
-    return Round(Form.DELIVER, tuple(parts))
+    num_elements = held[0].numel() if swap.sends_to is not None else 0
+    return Round(Form.DELIVER, tuple(parts), last=last, num_elements=num_elements)
 
 
 def _merged(mine: Selection, other: Selection, count: int) -> tuple[Selection, torch.Tensor]:

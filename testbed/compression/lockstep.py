@@ -31,6 +31,7 @@ class Lockstep:
         num_workers: P.
         seed: of the run.
         shapes: see `Context.shapes`.
+        key: see `Context.key`.
         answer: how a round of all ranks is carried out; None = as the backends do.
         states: of all ranks.
         step: the next step.
@@ -47,6 +48,7 @@ class Lockstep:
     num_workers: int
     seed: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    key: str = "message"
     answer: Answer | None = None
     states: list[State] = field(default_factory=list)
     step: int = 0
@@ -62,7 +64,7 @@ class Lockstep:
             num_workers=self.num_workers,
             step=self.step,
             seed=self.seed,
-            key="message",
+            key=self.key,
             shapes=self.shapes,
             learning_rate=learning_rate,
         )

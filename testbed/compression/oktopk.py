@@ -93,7 +93,9 @@ class OkTopK:
         keep = region[1].abs() >= threshold
         start, stop = _region(bounds, context.rank)
         payload = pack_sparse(region[0][keep], region[1][keep], stop - start)
-        arrived = yield Round(Form.GATHER, (payload,))
+        arrived = yield Round(
+            Form.GATHER, (payload,), last=True, num_elements=int(keep.count_nonzero())
+        )
         result = _joined(arrived, values, bounds)
         if exact:
             top = largest(result[1], min(count, result[1].numel()))
@@ -142,7 +144,7 @@ def _balanced(
     parts = context.num_workers
     places = torch.arange(1, parts) * own.numel() // parts
     quantiles = own.cpu()[places] if own.numel() else torch.zeros(parts - 1)
-    arrived = yield Round(Form.SUM, (quantiles.double().to(values.device),))
+    arrived = yield Round(Form.SUM, (quantiles.double().to(values.device),), num_elements=0)
     inner = (arrived.parts[0].cpu() / parts).round().long()
     ends = torch.tensor([0, values.numel()])
     return torch.cat([ends[:1], inner, ends[1:]])
@@ -158,7 +160,8 @@ def _reduced(
         mine = own[int(cuts[owner]) : int(cuts[owner + 1])]
         start, stop = _region(bounds, owner)
         parts.append(pack_sparse(mine - start, values[mine], stop - start))
-    arrived = yield Round(Form.DELIVER, tuple(parts))
+    sent_on = own.numel() - int(cuts[context.rank + 1] - cuts[context.rank])
+    arrived = yield Round(Form.DELIVER, tuple(parts), num_elements=sent_on)
     start, stop = _region(bounds, context.rank)
     like = values.new_empty(stop - start)
     total, touched = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)

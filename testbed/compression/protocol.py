@@ -96,11 +96,17 @@ class Round:
             DELIVER: one for each rank, in rank order, `parts[r]` goes to rank r (the own one
             stays here).
         merger: for GATHER: what a server may use instead of sending all parts to all.
+        last: the answer ends the conversation, so that the channel may go on with another
+            message's rounds before this answer is decoded; the same on all ranks.
+        num_elements: whose values the parts carry, where neither form nor merger tells; for the
+            record alone.
     """
 
     form: Form
     parts: tuple[torch.Tensor, ...]
     merger: Merger | None = None
+    last: bool = False
+    num_elements: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -161,12 +167,14 @@ class Claims:
         contraction: delta(values) in (0, 1] with E |C(x) - x|^2 <= (1 - delta) |x|^2; None: none.
         mean_of_sent: the mean is the mean over ranks of what each sent (not so for votes).
         keeps: it holds back what it did not send by itself, so `ef` around it would do so twice.
+        carries_momentum: it does the optimizer's momentum itself, which must then have none.
     """
 
     unbiased: bool = False
     contraction: Callable[[torch.Tensor], float] | None = None
     mean_of_sent: bool = True
     keeps: bool = False
+    carries_momentum: bool = False
 
 
 class Compressor(Protocol):

@@ -60,7 +60,7 @@ class RandomK:
         chosen = values[indices]
         if self.scale:
             chosen *= sizes
-        arrived = yield Round(Form.SUM, (chosen.clone(),))
+        arrived = yield Round(Form.SUM, (chosen.clone(),), last=True)
         mean = torch.zeros_like(values)
         mean[indices] = arrived.parts[0] / context.num_workers
 

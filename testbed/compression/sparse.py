@@ -62,7 +62,7 @@ def unpack_sparse(payload: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tens
     num_elements, width = like.numel(), like.element_size()
     if payload.numel() == num_elements * width:
         return torch.arange(num_elements, device=like.device), as_values(payload, like)
-    count = _count(payload.numel(), num_elements, width)
+    count = sparse_count(payload.numel(), num_elements, width)
     selected = as_values(payload[: count * width], like)
     return unpack_indices(payload[count * width :], num_elements, count), selected
 
@@ -79,8 +79,18 @@ def as_values(payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return payload.contiguous().view(like.dtype)
 
 
-def _count(num_bytes: int, num_elements: int, element_bytes: int) -> int:
-    """The k whose payload has that many bytes, by bisection."""
+def sparse_count(num_bytes: int, num_elements: int, element_bytes: int) -> int:
+    """The k whose payload has that many bytes, by bisection; n for a dense one.
+
+    Raises:
+        UsageError: no number of elements has this many bytes.
+
+    Example:
+        >>> sparse_count(sparse_bytes(1000, 7, 4), 1000, 4), sparse_count(4000, 1000, 4)
+        (7, 1000)
+    """
+    if num_bytes == num_elements * element_bytes:
+        return num_elements
     below, above = 0, min(num_elements, num_bytes // element_bytes)
     while below < above:
         middle = (below + above) // 2

@@ -10,15 +10,20 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Group, OwnSchedule
+from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.errors import UsageError
+from testbed.launch.beside import beside
+from testbed.launch.compressed import compressed_iteration_s
 from testbed.launch.join import Role, open_backend
+from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
 from testbed.prediction.files import load_link
 from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
+from testbed.prediction.timeline import message_bytes
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
 from testbed.profiling.overhead import Overhead, measure_overhead
@@ -30,7 +35,7 @@ from testbed.scheduling.plan_file import load_plan
 from testbed.scheduling.protocol import make_plan, needs_profile, resolve_scheduler
 from testbed.spec import PartSpec, parse_spec
 from testbed.training.plans import Replan, replanner
-from testbed.training.replica import make_replica, sample_order
+from testbed.training.replica import Replica, make_replica, sample_order
 from testbed.training.sampling import SampleCursor
 from testbed.training.step import update
 from testbed.workload import Workload
@@ -52,6 +57,7 @@ class Planned:
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
         whole: what makes every step wait for the whole mean gradient, see `why_whole`.
+        role: with the options that the backend had when its link was measured.
     """
 
     plan: Plan
@@ -62,6 +68,7 @@ class Planned:
     micro_batches: int = 1
     dilation: float = 1.0
     whole: str = ""
+    role: Role | None = None
 
 
 def measures_link(config: RunConfig) -> bool:
@@ -114,17 +121,27 @@ def _prepare(
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
     trace, overhead = _trace(config, group, workload, build)
-    link = (
-        load_link(Path(config.link))
-        if config.link
-        else stretched_link(_measure(config, role, group, trace, dilation), 1 / dilation)
-    )
+    if config.link:
+        link = _loaded(Path(config.link))
+    else:
+        load = _replayed(config, group, build()) if _is_replay(workload) else None
+        measured, role = _measure(config, role, group, trace, dilation, load)
+        link = stretched_link(measured, 1 / dilation)
     plan = plan_for(config, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
     return Planned(
-        plan, replan, trace, link, overhead, config.accumulate, dilation, why_whole(config)
+        plan, replan, trace, link, overhead, config.accumulate, dilation, why_whole(config), role
     )
+
+
+def _loaded(path: Path) -> Link:
+    """The link of a file; one that was measured on another emulated cluster is carried to this."""
+    link = load_link(path)
+    here, there = find_facts(), link.extra.get("cluster")
+    if here is None or there is None or there == here.record:
+        return link
+    return carried(link, setting_of(there), setting_of(here.record))
 
 
 def why_whole(config: RunConfig) -> str:
@@ -170,9 +187,8 @@ def _trace(
     A replayed step has nothing beside its trace: the optimizer's real time counts against the
     recorded times.
     """
-    recorded = workload.recorded if isinstance(workload.recorded, Trace) else None
-    if recorded is not None:
-        return (find_trace(config.trace) if config.trace else recorded), Overhead()
+    if isinstance(workload.recorded, Trace):
+        return (find_trace(config.trace) if config.trace else workload.recorded), Overhead()
     if config.trace is not None:
         return find_trace(config.trace), Overhead()
     return _profile(config, group, build())
@@ -181,15 +197,7 @@ def _trace(
 def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace, Overhead]:
     """Rank 0's times of one micro-batch, measured while all ranks compute, as in training."""
     group.control.set_state("profiling the workload")
-    order = sample_order(config, workload, group.size)
-    batch_size = order.batch_size // config.accumulate
-    replica = make_replica(workload, config, 1)
-    replica.model.train()
-    indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
-
-    def fetch() -> tuple[torch.Tensor, ...]:
-        return replica.to_device(replica.workload.train.batch(indices))
-
+    replica, fetch, batch_size = _second_copy(config, group, workload)
     step = training_step(replica.loss, fetch(), replica.scaler)
     trace = record_trace(
         replica.model,
@@ -205,31 +213,86 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace
     return msgspec.json.decode(shared, type=Trace), overhead
 
 
-def _measure(config: RunConfig, role: Role, group: Group, trace: Trace, dilation: float) -> Link:
-    """The link as it is here, for messages up to all gradients in one.
+def _second_copy(
+    config: RunConfig, group: Group, workload: Workload
+) -> tuple[Replica, Callable[[], tuple[torch.Tensor, ...]], int]:
+    """A replica to try things on, what brings it a micro-batch, and that one's samples."""
+    order = sample_order(config, workload, group.size)
+    batch_size = order.batch_size // config.accumulate
+    replica = make_replica(workload, config, 1)
+    replica.model.train()
+    indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
+    return replica, lambda: replica.to_device(workload.train.batch(indices)), batch_size
+
+
+def _is_replay(workload: Workload) -> bool:
+    return isinstance(workload.recorded, Trace)
+
+
+def _replayed(config: RunConfig, group: Group, workload: Workload) -> Callable[[], None]:
+    """One step of a replayed workload: what its host does while messages are under way.
+
+    The device that it stands for computes elsewhere, so that a step beside the messages takes no
+    longer than one without; a workload that computes on the host itself would be slowed by them.
+    """
+    replica, fetch, _ = _second_copy(config, group, workload)
+    step = training_step(replica.loss, fetch(), replica.scaler)
+
+    def load() -> None:
+        step()
+        update(replica, config.clip_norm)
+
+    return load
+
+
+def _measure(
+    config: RunConfig,
+    role: Role,
+    group: Group,
+    trace: Trace,
+    dilation: float,
+    load: Callable[[], None] | None,
+) -> tuple[Link, Role]:
+    """The link as it is here, for messages up to all gradients in one; and what it was measured on.
 
     It is measured as it will be used: with the order, the credit and the channels that the
-    scheduler asks for, as far as a plan for a link that is only guessed tells them.
+    scheduler asks for, as far as a plan for a link that is only guessed tells them, and beside the
+    load that is given.
     """
     group.control.set_state("measuring the link")
     guess = Link(
         backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
     )
-    probe = replace(group_for(plan_for(config, trace, guess), group), name=PROBE)
+    guessed = plan_for(config, trace, guess)
+    probe = replace(group_for(guessed, group), name=PROBE)
     backend = open_backend(role, probe)
-    link = measure_link(
-        backend,
-        group.control,
-        num_workers=group.size,
-        deadline_s=group.deadline_s,
-        name=config.backend,
-        sweep=quick(trace.num_bytes, dilation),
-        device=group.device,
-    )
+
+    def measure() -> Link:
+        return measure_link(
+            backend,
+            group.control,
+            num_workers=group.size,
+            deadline_s=group.deadline_s,
+            name=config.backend,
+            sweep=quick(trace.num_bytes, dilation, stream_of(guessed)),
+            device=group.device,
+        )
+
+    link = measure() if load is None else beside(load, measure)
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
     backend.close(group.deadline_s)
     shared = _from_rank_0(group, "link", msgspec.json.encode(link))
-    return msgspec.json.decode(shared, type=Link)
+    settled = backend.capabilities.settled
+    settled_role = role if settled is None else replace(role, options=settled)
+    return msgspec.json.decode(shared, type=Link), settled_role
+
+
+def stream_of(plan: Plan) -> list[int]:
+    """Bytes of a plan's messages in the order of their numbers, without the smallest oddities.
+
+    What is too small to be a float32 is left out.
+    """
+    return [size // 4 * 4 for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
 
 
 def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
@@ -238,13 +301,14 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
     return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
 
 
-def predicted_step_s(planned: Planned) -> float | None:
+def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None:
     """What the model says a step takes here; None without trace and link.
 
         (k - 1) (t_f + t_b) + iteration of the plan + overhead,  k the micro-batches
 
     all of it times the dilation. Where every step waits for the whole mean gradient, forward starts
-    when all messages have ended, also with a plan that could cross the iteration boundary.
+    when all messages have ended, also with a plan that could cross the iteration boundary. Under a
+    compressor the iteration is `compressed_iteration_s`, which times it here first.
     """
     trace, link = planned.trace, planned.link
     if trace is None or link is None:
@@ -254,5 +318,10 @@ def predicted_step_s(planned: Planned) -> float | None:
     plan = planned.plan
     if planned.whole:
         plan = msgspec.structs.replace(plan, crosses_iteration=False)
-    last_s = predict(plan, trace, link).iteration_s
+    if compressor == RunConfig().compressor:
+        last_s: float | None = predict(plan, trace, link).iteration_s
+    else:
+        last_s = compressed_iteration_s(plan, trace, link, compressor, planned.dilation)
+    if last_s is None:
+        return None
     return planned.dilation * (earlier_s + last_s + beside_s)

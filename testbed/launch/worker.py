@@ -31,6 +31,7 @@ from testbed.launch.planning import (
 )
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
+from testbed.training.compression import without_own_momentum
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import make_cell
 from testbed.training.trainer import Outcome, Run, train
@@ -190,11 +191,12 @@ def _work(
     group: Group,
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
+    config = without_own_momentum(config)
     group.control.set_state("building the workload")
     make = build or (lambda: _build(config))
     workload = make()
     planned = prepare(config, role, group, workload, make)
-    backend = open_backend(role, group_for(planned.plan, group))
+    backend = open_backend(planned.role or role, group_for(planned.plan, group))
     run = Run(
         config,
         backend,
@@ -216,7 +218,7 @@ def _work(
         _resolved(config, workload),
         outcomes,
         plan=planned.plan,
-        predicted_s=predicted_step_s(planned),
+        predicted_s=predicted_step_s(planned, config.compressor),
         link=planned.link,
         data=workload.data,
         consistency=role.kind.consistency(role.options),

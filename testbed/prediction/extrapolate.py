@@ -109,7 +109,7 @@ def extrapolate(
     measured_nodes = ceil(link.num_workers / node.num_ranks)
     scaled = _scaled(between, algorithm, measured_nodes, num_nodes, num_workers)
     inside = node.link
-    return _each_piece(scaled, lambda a, b: (a + inside.latency_s, b + inside.seconds_per_byte))
+    return each_piece(scaled, lambda a, b: (a + inside.latency_s, b + inside.seconds_per_byte))
 
 
 def hold_out(
@@ -134,7 +134,7 @@ def at_bandwidth(link: Link, factor: float) -> Link:
     """
     if not 0 < factor < inf:
         raise UsageError(f"bandwidth factor is {factor:g}; expected above 0 and finite")
-    return _each_piece(link, lambda a, b: (a, b / factor))
+    return each_piece(link, lambda a, b: (a, b / factor))
 
 
 def slowed(trace: Trace, factor: float) -> Trace:
@@ -184,17 +184,17 @@ def _between_nodes(link: Link, node: Node) -> Link:
             "expected less; measure both with the same backend"
         )
 
-    return _each_piece(link, left_over)
+    return each_piece(link, left_over)
 
 
 def _scaled(link: Link, algorithm: Algorithm, old: int, new: int, num_workers: int) -> Link:
     startups = algorithm.startups(new) / algorithm.startups(old)
     transfers = algorithm.transfers(new) / algorithm.transfers(old)
-    found = _each_piece(link, lambda a, b: (a * startups, b * transfers))
+    found = each_piece(link, lambda a, b: (a * startups, b * transfers))
     return msgspec.structs.replace(found, num_workers=num_workers)
 
 
-def _each_piece(link: Link, change: Callable[[float, float], tuple[float, float]]) -> Link:
+def each_piece(link: Link, change: Callable[[float, float], tuple[float, float]]) -> Link:
     """The link with start-up and time per byte changed, in each piece too."""
     pieces = []
     for piece in link.pieces or ():

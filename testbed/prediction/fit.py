@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.stats import trim_mean
 
 from testbed.errors import UsageError
 from testbed.prediction.link import Link, Piece
@@ -24,6 +25,8 @@ MIN_SIZES_PER_PIECE = 3
 MAX_BREAKS = 20
 # What a line may miss a size by without being wrong about it; below that lies no protocol switch.
 TOLERANCE = 0.03
+SHARE_WEIGHT = 10.0
+MANY = 10  # samples, of which a tenth can be left out
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,22 @@ class _Line:
     cost: float
 
 
-def fit_link(backend: str, num_workers: int, samples: Sequence[tuple[float, float]]) -> Link:
+def fit_link(
+    backend: str,
+    num_workers: int,
+    samples: Sequence[tuple[float, float]],
+    shares: Mapping[float, float] | None = None,
+) -> Link:
     """The start-up and per-byte time that explain measured times best, in one to three pieces.
 
         minimise  sum over sizes of rho(((a + b M) / t_M - 1) / e_M),   a, b >= 0
 
-    t_M is the median of a size's samples and e_M its relative standard error together with a
-    tolerance of 3 %; rho is soft L1, under which a disturbed size pulls no harder however far off
-    it is. Relative misses make 4 KiB and 64 MiB count alike, medians make outliers harmless within
-    a size, soft L1 across sizes.
+    t_M is the median of a size's samples (of 10 or more the mean without the tenth at each end: the
+    time of a step is a sum, to which slow messages add) and e_M its relative standard error
+    together with a tolerance of 3 %, over 1 + 10 w_M where it takes a share w_M of a step's time;
+    rho is soft L1, under which a disturbed size pulls no harder however far off it is. Relative
+    misses make 4 KiB and 64 MiB count alike, medians make outliers harmless within a size, soft L1
+    across sizes.
 
     Pieces: where the library changes its protocol, start-up and slope jump, so each piece has a
     line of its own and nothing forces neighbours to meet. Among all ways to cut the sizes into one
@@ -64,6 +74,8 @@ def fit_link(backend: str, num_workers: int, samples: Sequence[tuple[float, floa
         backend: named in the link.
         num_workers: of the measurement; for one everything is free.
         samples: (bytes, seconds) of single messages, any number for each size.
+        shares: size -> the share of a step's communication that messages of this size take; None =
+            nothing is known of a step.
 
     Returns:
         A link with the fit's residuals under the key `fit` of `Link.extra`.
@@ -83,7 +95,7 @@ def fit_link(backend: str, num_workers: int, samples: Sequence[tuple[float, floa
     """
     if num_workers == 1:
         return Link(backend=backend, num_workers=1, latency_s=0.0, seconds_per_byte=0.0)
-    sizes = _group(samples)
+    sizes = _group(samples, shares or {})
     whole = _fit_line(sizes, 0, len(sizes.num_bytes))
     cuts, lines = _best_pieces(sizes, whole)
     limits = [math.sqrt(sizes.num_bytes[c - 1] * sizes.num_bytes[c]) for c in cuts]
@@ -153,7 +165,7 @@ def _ratio(link: Link, num_bytes: float, times: dict[int, list[float]], count: i
     return (median(times[count]) - startup_s) / (alone_s - startup_s)
 
 
-def _group(samples: Sequence[tuple[float, float]]) -> _Sizes:
+def _group(samples: Sequence[tuple[float, float]], shares: Mapping[float, float]) -> _Sizes:
     times: dict[float, list[float]] = defaultdict(list)
     for num_bytes, time_s in samples:
         if not (num_bytes > 0 and 0 < time_s < math.inf):
@@ -167,14 +179,18 @@ def _group(samples: Sequence[tuple[float, float]]) -> _Sizes:
             "time from time per byte"
         )
     sizes = sorted(times)
-    middle = [median(times[s]) for s in sizes]
+    middle = [_middle(times[s]) for s in sizes]
     errors = [_error_of_median(times[s], m) for s, m in zip(sizes, middle, strict=True)]
     return _Sizes(
         np.array(sizes, dtype=float),
         np.array(middle),
-        np.hypot(errors, TOLERANCE),
+        np.hypot(errors, TOLERANCE) / [1 + SHARE_WEIGHT * shares.get(s, 0.0) for s in sizes],
         tuple(tuple(times[s]) for s in sizes),
     )
+
+
+def _middle(times_s: Sequence[float]) -> float:
+    return median(times_s) if len(times_s) < MANY else float(trim_mean(times_s, 0.1))
 
 
 def _error_of_median(times_s: Sequence[float], middle_s: float) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+
+# torch.fx patches classes while it traces: ranks that are threads of one process take turns.
+TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ def symbolic_graph(
     bound = inspect.signature(model.forward).bind(*arguments, **keywords)
     bound.apply_defaults()
     constants = {k: v for k, v in bound.arguments.items() if not isinstance(v, torch.Tensor)}
-    traced = fx.symbolic_trace(model, concrete_args=constants or None)
+    with TRACING:
+        traced = fx.symbolic_trace(model, concrete_args=constants or None)
     names = _names(model)
 
     def brought(node: fx.Node) -> Operation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -19,11 +20,15 @@ from testbed.profiling.sweep import (
     LinkSweep,
     exchanges_of,
     num_rounds,
+    of_job,
     quick,
+    shares_of,
     shuffled,
+    time_of_one,
 )
 
 KEY = "link"
+SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
 
 
 def measure_link(
@@ -38,12 +43,13 @@ def measure_link(
 ) -> Link:
     """Start-up and per-byte time of a sum, and how concurrent sums slow each other.
 
-    Every rank calls it at the same point and gets rank 0's fit. The time of an exchange runs from
-    `submit` after the backend's own barrier to the last `wait`, on the slowest rank; small messages
-    are submitted several in a row, and share its time. Sizes take turns in a random order that all
-    ranks share. Times are told over the control plane between exchanges, never during one. The
-    first exchange of each size is not a sample: it allocates and connects, and its time only
-    decides what the budget allows.
+    Every rank calls it at the same point and gets rank 0's fit. After the backend's own barrier
+    messages of one size are submitted in a row, and what each takes behind the first one counts
+    (`sweep.time_of_one`); the largest go alone, from the barrier to the end on the slowest rank.
+    Sizes take turns in a random order that all ranks share. The messages of `sweep.stream` follow
+    each other as those of a step do, and each is a sample of its size. Times are told over the
+    control plane between exchanges, never during one. The first exchange of each size is not a
+    sample: it allocates and connects, and its time only decides what the budget allows.
 
     Concurrent messages are measured where the backend was opened with several channels; without,
     `Link.concurrency_slowdown` is None: one message at a time is all there is.
@@ -75,9 +81,10 @@ def measure_link(
     chosen = sweep or quick()
     measurement = _Measurement(backend, control, chosen, deadline_s, device)
     sizes, round_s = measurement.probe()
-    rounds = num_rounds(chosen, round_s)
+    rounds = num_rounds(chosen, round_s + measurement.try_stream())
     times = measurement.take_rounds(sizes, rounds)
-    link = _fit(name, num_workers, times) if backend.rank == 0 else None
+    streamed = measurement.take_streams(rounds)
+    link = _fit(name, num_workers, times, streamed) if backend.rank == 0 else None
     told = control.all_gather(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )
@@ -109,7 +116,7 @@ class _Measurement:
         self._deadline_s = deadline_s
         self._step = 0
         self._concurrent = min(sweep.max_concurrent, backend.capabilities.num_channels)
-        largest = max(*sweep.sizes, sweep.concurrent_bytes)
+        largest = max(*sweep.sizes, sweep.concurrent_bytes, *sweep.stream)
         self._tensors = [
             torch.zeros(n // 4, device=device)
             for n in [largest, *[sweep.concurrent_bytes] * (self._concurrent - 1)]
@@ -156,13 +163,58 @@ class _Measurement:
                 mine.append(self._exchange(exchange))
         return self._tell(mine)
 
-    def _exchange(self, exchange: Exchange) -> tuple[Exchange, float]:
-        backend, step = self._backend, self._step
+    def take_streams(self, rounds: int) -> list[tuple[int, float]]:
+        """Bytes and seconds of the messages of a step that follow each other; the first not."""
+        mine = [sample for _ in range(rounds) for sample in self._stream()]
+        told = self._gather([time_s for _, time_s in mine])
+        return [
+            (num_bytes, sum(times) / len(times))
+            for (num_bytes, _), times in zip(mine, told, strict=True)
+        ]
+
+    def try_stream(self) -> float:
+        """Seconds of a stream behind its first message, on the slowest rank."""
+        (times_s,) = self._gather([sum(time_s for _, time_s in self._stream())])
+        return max(times_s)
+
+    def _stream(self) -> list[tuple[int, float]]:
+        step = self._begin()
+        works = [
+            self._backend.submit(
+                Request(
+                    Verb.SUM,
+                    self._tensors[0][: num_bytes // 4],
+                    key=f"{KEY}/stream/{place}",
+                    step=step,
+                    priority=place,
+                )
+            )
+            for place, num_bytes in enumerate(self._sweep.stream)
+        ]
+        for work in works:
+            work.wait(self._deadline_s)
+        ends = sorted(
+            (work.event.ended_s, num_bytes)
+            for work, num_bytes in zip(works, self._sweep.stream, strict=True)
+        )
+        return [
+            (num_bytes, max(end_s - before_s, SHORTEST_S))
+            for (before_s, _), (end_s, num_bytes) in itertools.pairwise(ends)
+        ]
+
+    def _begin(self) -> int:
+        """The ranks stand at the same point; the number of what begins."""
+        step = self._step
         self._step += 1
-        backend.submit(Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)).wait(self._deadline_s)
+        request = Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)
+        self._backend.submit(request).wait(self._deadline_s)
+        return step
+
+    def _exchange(self, exchange: Exchange) -> tuple[Exchange, float]:
+        step = self._begin()
         start_s = time.perf_counter()
         works = [
-            backend.submit(
+            self._backend.submit(
                 Request(
                     Verb.SUM,
                     self._tensors[channel][: exchange.num_bytes // 4],
@@ -176,24 +228,31 @@ class _Measurement:
         ]
         for work in works:
             work.wait(self._deadline_s)
-        return exchange, (time.perf_counter() - start_s) / exchange.num_in_row
+        return exchange, time_of_one(exchange, start_s, [work.event.ended_s for work in works])
 
     def _tell(self, mine: Times) -> Times:
-        """The same exchanges with the time of the slowest rank."""
+        """The same exchanges with the time of all ranks together."""
+        told = self._gather([time_s for _, time_s in mine])
+        return [
+            (exchange, of_job(exchange, times))
+            for (exchange, _), times in zip(mine, told, strict=True)
+        ]
+
+    def _gather(self, times_s: list[float]) -> list[tuple[float, ...]]:
+        """For each of my times those of all ranks."""
         told = self._control.all_gather(
             "link times",
-            msgspec.msgpack.encode([time_s for _, time_s in mine]),
+            msgspec.msgpack.encode(times_s),
             self._deadline_s,
             members=self._backend.size,
         )
         of_ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
-        slowest = [max(times) for times in zip(*of_ranks, strict=True)]
-        return [(exchange, time_s) for (exchange, _), time_s in zip(mine, slowest, strict=True)]
+        return list(zip(*of_ranks, strict=True))
 
 
-def _fit(name: str, num_workers: int, times: Times) -> Link:
+def _fit(name: str, num_workers: int, times: Times, streamed: Sequence[tuple[int, float]]) -> Link:
     alone = [(e.num_bytes, t) for e, t in times if e.num_messages == 1]
-    link = fit_link(name, num_workers, alone)
+    link = fit_link(name, num_workers, [*alone, *streamed], shares_of(streamed))
     together = {e.num_bytes for e, _ in times if e.num_messages > 1}
     samples = [(e.num_messages, e.num_bytes, t) for e, t in times if e.num_bytes in together]
     measured = {"num_samples": len(times), "concurrent_bytes": max(together, default=None)}

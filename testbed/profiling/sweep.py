@@ -22,6 +22,8 @@ class LinkSweep:
         max_concurrent: messages at once at most; fewer where the backend has fewer channels.
         concurrent_bytes: size of each of them.
         seed: of the order within a round.
+        stream: bytes of messages that follow each other, as those of a step do; a size differs from
+            the one before it there, which a row of one size does not show.
     """
 
     sizes: tuple[int, ...]
@@ -31,6 +33,7 @@ class LinkSweep:
     max_concurrent: int = 4
     concurrent_bytes: int = 1 << 20
     seed: int = 1
+    stream: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         wrong = [s for s in (*self.sizes, self.concurrent_bytes) if s < 4 or s % 4]
@@ -46,8 +49,8 @@ class LinkSweep:
             )
 
 
-ROW_BYTES = 1 << 20
-MAX_IN_ROW = 8
+ROW_BYTES = 16 << 20
+MAX_IN_ROW = 9
 
 
 @dataclass(frozen=True)
@@ -62,35 +65,36 @@ class Exchange:
         """Messages that follow each other on the channel, as those of a training step do.
 
         What a message costs in a step is what it adds to those before it: while it is under way,
-        the next one waits already, and no thread has to be woken for it.
+        the next one waits already, no thread has to be woken for it, and the network has no unused
+        capacity left over from a pause. So the time is counted from the end of the first one.
 
         Example:
-            >>> Exchange(4096).num_in_row, Exchange(1 << 22).num_in_row
-            (8, 1)
+            >>> [Exchange(num_bytes).num_in_row for num_bytes in (4096, 1 << 22, 1 << 26)]
+            [9, 4, 1]
         """
-        if self.num_messages > 1:
-            return 1
-        return max(1, min(MAX_IN_ROW, ROW_BYTES // self.num_bytes))
+        return max(1, min(MAX_IN_ROW, ROW_BYTES // (self.num_bytes * self.num_messages)))
 
 
-def quick(max_bytes: int = 4 << 20, dilation: float = 1.0) -> LinkSweep:
+def quick(max_bytes: int = 4 << 20, dilation: float = 1.0, stream: Sequence[int] = ()) -> LinkSweep:
     """For the warm-up of a run: 4 KiB to what the run sends, about a second on a local link.
 
     Args:
         max_bytes: the largest message that the run may send; at least 4 MiB are tried.
         dilation: how many times slower than usual the link is.
+        stream: bytes of the messages of a step, in their order.
     """
     largest = max(max_bytes // 4 * 4, 4 << 20)
     sizes = [4096]
-    while 2 * sizes[-1] < largest:
-        sizes.append(2 * sizes[-1])
+    while (growth := 2 if sizes[-1] < 4 << 20 else 4) * sizes[-1] <= largest:
+        sizes.append(growth * sizes[-1])
     return LinkSweep(
-        sizes=(*sizes, largest),
+        sizes=tuple(sizes),
         repeats=12,
         min_repeats=3,
         budget_s=max(0.6, dilation),
         # Large enough to load the link: small messages gain from company what large ones do not.
         concurrent_bytes=max(1 << 20, largest // 64 * 4),
+        stream=tuple(stream),
     )
 
 
@@ -139,3 +143,51 @@ def shuffled(exchanges: Sequence[Exchange], seed: int, number: int) -> list[Exch
     order = list(exchanges)
     random.Random(f"{seed}/{number}").shuffle(order)
     return order
+
+
+def time_of_one(exchange: Exchange, begin_s: float, ended_s: Sequence[float]) -> float:
+    """What one message (or one on each channel) of an exchange took on this rank.
+
+        row of k > 1:  (E_k - E_1) / (k - 1),   E_i the end of the last channel's i-th message
+        alone:         E_1 - begin
+
+    Args:
+        exchange: that was made.
+        begin_s: when it began.
+        ended_s: when each message ended, in the order in which they were submitted.
+
+    Example:
+        >>> row = Exchange(1 << 22, 2)
+        >>> time_of_one(row, 0.0, [2.0, 3.0, 4.0, 5.0]), row.num_in_row
+        (2.0, 2)
+    """
+    across = exchange.num_messages
+    ends_s = [max(ended_s[i : i + across]) for i in range(0, len(ended_s), across)]
+    if len(ends_s) == 1:
+        return ends_s[0] - begin_s
+    return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+
+
+def of_job(exchange: Exchange, times_s: Sequence[float]) -> float:
+    """The ranks' times of one exchange as one: of a row the mean, else the slowest rank's.
+
+    A message alone has ended when all ranks have it. Through a row all go in step, and what one
+    rank is late at the first end it is not slower afterwards.
+    """
+    if exchange.num_in_row > 1:
+        return sum(times_s) / len(times_s)
+    return max(times_s)
+
+
+def shares_of(streamed: Sequence[tuple[int, float]]) -> dict[float, float]:
+    """The share of the time of a stream that each size in it takes.
+
+    Example:
+        >>> shares_of([(4, 1.0), (8, 6.0), (4, 1.0)])
+        {4: 0.25, 8: 0.75}
+    """
+    whole_s = sum(time_s for _, time_s in streamed)
+    spent: dict[float, float] = {}
+    for num_bytes, time_s in streamed:
+        spent[num_bytes] = spent.get(num_bytes, 0.0) + time_s / whole_s
+    return spent

@@ -35,6 +35,15 @@ def encode_comparison(comparison: Comparison) -> bytes:
     return msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n"
 
 
+def decode_comparison(data: bytes) -> Comparison:
+    """A comparison from JSON.
+
+    Raises:
+        msgspec.ValidationError: the JSON is no `testbed.published/1`; the message names the key.
+    """
+    return msgspec.json.decode(data, type=Comparison)
+
+
 def to_markdown(comparison: Comparison) -> str:
     """One section per paper: a table, and below it why inequalities do not hold."""
     holding, total = count(comparison.lines)

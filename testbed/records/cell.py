@@ -19,8 +19,7 @@ class StepSamples(msgspec.Struct, kw_only=True):
     """One value per measured step (after warm-up) of rank 0, or, where said, of each rank.
 
     Attributes:
-        step_time_s: wall time of the step: slowest rank; mean over ranks if they do not wait for
-            each other (ssp, async).
+        step_time_s: wall time of the step, mean over ranks.
         compute_s: forward, backward and optimizer of rank 0, without waiting for messages.
         exposed_comm_s: time that rank 0 stood waiting for messages after its backward pass.
         exposed_comm_by_rank_s: mean of the same for each rank.
@@ -42,6 +41,35 @@ class Accuracy(msgspec.Struct, kw_only=True):
     step: int
     time_s: float
     accuracy: float
+
+
+class CompressionResult(msgspec.Struct, kw_only=True):
+    """What compressing did, per step and rank; times are means over the measured steps of rank 0.
+
+    Attributes:
+        compressor: as given.
+        dense_bytes: of the gradients, before.
+        sent_bytes: handed over to the backend, payloads alone, busiest rank.
+        encode_s: sum over messages, until each round could leave.
+        communication_s: sum over messages and their rounds, without waiting for the channel.
+        decode_s: sum over messages, from the last answer to the mean.
+        relative_error: |mean delivered - true mean| / |true mean|, mean over the first steps (of
+            the warm-up, so that comparing costs no measured time); null: not compared.
+        density: elements sent / elements.
+        state_bytes: kept between steps, largest of all ranks.
+        note: what else was done for the compressor.
+    """
+
+    compressor: str
+    dense_bytes: int
+    sent_bytes: int
+    encode_s: float
+    communication_s: float
+    decode_s: float
+    relative_error: float | None = None
+    density: float | None = None
+    state_bytes: int = 0
+    note: str = ""
 
 
 class Cell(msgspec.Struct, kw_only=True):
@@ -82,6 +110,7 @@ class Cell(msgspec.Struct, kw_only=True):
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made).
+        compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.
         accuracy_curve: evaluations in the order they were made.
@@ -134,6 +163,7 @@ class Cell(msgspec.Struct, kw_only=True):
     plan_reason: str = ""
     predicted_step_time_s: float | None = None
     link: dict[str, Any] | None = None
+    compression: CompressionResult | None = None
     staleness_max: int | None = None
     samples: StepSamples = msgspec.field(default_factory=StepSamples)
     accuracy_curve: list[Accuracy] = []

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from testbed.prediction.extrapolate import HeldOut
-from testbed.records.simulation import (
-    BreakEven,
-    FactorsOf,
-    SimulationResult,
-    aligned,
-    time_text,
-)
+from testbed.records.simulation import BreakEven, FactorsOf, SimulationResult
+from testbed.records.text import aligned, rate_text, time_text
 
 
 def by_workers(
@@ -93,19 +88,6 @@ def break_even_table(found: Sequence[BreakEven], bits_per_s: Callable[[int, floa
         + "\n(bandwidth of each interface where a method is 1 % or more faster than the best of "
         "sequential, wfbp and bucket)"
     )
-
-
-def rate_text(bits_per_s: float) -> str:
-    """A rate for people.
-
-    Example:
-        >>> rate_text(1.25e10), rate_text(3e6)
-        ('12.5 Gbit/s', '3 Mbit/s')
-    """
-    for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
-        if bits_per_s >= scale:
-            return f"{bits_per_s / scale:.3g} {unit}"
-    return f"{bits_per_s / 1e3:.3g} kbit/s"
 
 
 def held_out_text(held_out: Sequence[HeldOut]) -> str:

@@ -60,12 +60,44 @@ class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
     worst_cell: str
 
 
+class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a compressor should pay, and whether it did.
+
+    Attributes:
+        compressor: specification.
+        workload: specification.
+        backend: specification.
+        scheduler: that carried it.
+        num_workers: n.
+        pays: predicted: `below` a bandwidth, at `any` one, or `never`.
+        below_bits_per_s: that bandwidth, of each interface; null unless `below`.
+        link_bits_per_s: the fitted link's.
+        predicted_gain: step time of the best dense cell over this one's, less 1, by the model at
+            the link's bandwidth.
+        measured_gain: as measured.
+        agrees: whether both are 1 % or more, or both less.
+    """
+
+    compressor: str
+    workload: str
+    backend: str
+    scheduler: str
+    num_workers: int
+    pays: str
+    below_bits_per_s: float | None
+    link_bits_per_s: float
+    predicted_gain: float
+    measured_gain: float
+    agrees: bool
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
     Attributes:
         cells: one per configuration.
         prediction_errors: over all cells, by backend and by scheduler.
+        compression: of the compressed cells that have a dense one beside them and a fitted link.
         notes: what the reader of the table has to know, one line each.
         provenance: commit, versions, machine and launcher, in one line.
     """
@@ -73,6 +105,7 @@ class Report(msgspec.Struct, kw_only=True):
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
     prediction_errors: list[PredictionError] = []
+    compression: list[CompressionVerdict] = []
     notes: list[str] = []
     provenance: str = ""
 

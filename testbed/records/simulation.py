@@ -9,7 +9,8 @@ import msgspec
 
 from testbed.prediction.factors import Factors
 from testbed.prediction.timeline import Span, Timeline
-from testbed.units import format_seconds
+from testbed.records.compressed import CompressedResult, CompressorPays
+from testbed.records.text import aligned, time_text
 
 SIMULATION_SCHEMA: Final = "testbed.simulation/1"
 
@@ -124,12 +125,16 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         results: by number of workers, then in the order in which schedulers were named.
         break_even: where asked for.
         factors: where asked for.
+        compressed: every scheduler under every compressor, where asked for.
+        pays: below which bandwidth each compressor does, with `break_even`.
     """
 
     schema: Literal["testbed.simulation/1"] = SIMULATION_SCHEMA
     results: tuple[SimulationResult, ...]
     break_even: tuple[BreakEven, ...] | msgspec.UnsetType = msgspec.UNSET
     factors: tuple[FactorsOf, ...] | msgspec.UnsetType = msgspec.UNSET
+    compressed: tuple[CompressedResult, ...] | msgspec.UnsetType = msgspec.UNSET
+    pays: tuple[CompressorPays, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def encode_simulation(simulation: Simulation) -> bytes:
@@ -159,19 +164,3 @@ def simulation_table(results: Sequence[SimulationResult]) -> str:
             (result.scheduler, count, time_text(result.iteration_s), exposed, above, scaling)
         )
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, the first flush left, the others flush right."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(widths[c]) for c, cell in enumerate(row) if c)]
-        ).rstrip()
-        for row in rows
-    )
-
-
-def time_text(seconds: float) -> str:
-    """A duration for people; nothing below a nanosecond."""
-    return "0 s" if seconds < 1e-9 else format_seconds(seconds)

@@ -208,7 +208,7 @@ def create_store(name: str, now: datetime.datetime, directory: Path | None = Non
         UsageError: `directory` exists.
     """
     if directory is None:
-        path = _create_numbered(RESULTS / f"{name}-{now:%Y%m%d-%H%M%S}")
+        path = create_numbered(RESULTS / f"{name}-{now:%Y%m%d-%H%M%S}")
     else:
         directory.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -223,7 +223,7 @@ def create_store(name: str, now: datetime.datetime, directory: Path | None = Non
     return Store(path)
 
 
-def _create_numbered(path: Path) -> Path:
+def create_numbered(path: Path) -> Path:
     """`path`, or `path-2` and so on if others were made in the same second."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = 1

@@ -53,7 +53,8 @@ def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int
         loss=lambda called, batch: called(batch[0]),
         batch_size=recorded.batch_size,
         learning_rate=0.01,
-        momentum=0.9,
+        # No trace records the optimizer, so that it is the one that costs the least.
+        momentum=0.0,
         on_resume=cursor.resume,
         for_values=for_values,
         recorded=recorded,

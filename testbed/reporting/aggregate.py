@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.records.cell import Cell, StepSamples
+from testbed.records.cell import Cell, CompressionResult, StepSamples
 from testbed.records.report import ReportCell
 from testbed.reporting.collect import Found
 from testbed.statistics.interval import bootstrap_median
@@ -60,8 +60,27 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         own = median_of_known(getattr(cell, name) for cell in ok)
         values[name] = statistics.median(pooled) if pooled else own
     values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
+    values["compression"] = _compression([c.compression for c in ok if c.compression])
     values["samples"] = StepSamples(**_pool(cell.samples for cell in ok))
     return values | _step_time(ok)
+
+
+def _compression(each: Sequence[CompressionResult]) -> CompressionResult | None:
+    """Medians over repeats; the memory of the largest."""
+    if not each:
+        return None
+    medians = {
+        name: statistics.median(getattr(one, name) for one in each)
+        for name in ("encode_s", "communication_s", "decode_s")
+    }
+    return msgspec.structs.replace(
+        each[0],
+        **medians,
+        sent_bytes=round(statistics.median(one.sent_bytes for one in each)),
+        relative_error=median_of_known(one.relative_error for one in each),
+        density=median_of_known(one.density for one in each),
+        state_bytes=max(one.state_bytes for one in each),
+    )
 
 
 def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:

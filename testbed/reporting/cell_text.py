@@ -35,6 +35,18 @@ def describe_cell(cell: Cell) -> str:
         lines.append(
             f"  on the wire   {format_bytes(cell.wire_bytes_per_step)} sent per step, busiest rank"
         )
+    if cell.compression is not None:
+        found = cell.compression
+        error = (
+            "" if found.relative_error is None else f", relative error {found.relative_error:.2g}"
+        )
+        lines.append(
+            f"  compressed    {format_bytes(found.dense_bytes)} to "
+            f"{format_bytes(found.sent_bytes)} by {found.compressor}{error}: encode "
+            f"{format_seconds(found.encode_s)}, communicate "
+            f"{format_seconds(found.communication_s)}, decode {format_seconds(found.decode_s)}, "
+            f"state {format_bytes(found.state_bytes)}"
+        )
     if cell.peak_memory_bytes is not None:
         lines.append(f"  peak memory   {format_bytes(cell.peak_memory_bytes)} of the largest rank")
     if cell.test_accuracy is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from testbed.config import RunConfig
+from testbed.records.cell import CompressionResult
 from testbed.records.report import ReportCell
 from testbed.reporting.prediction import prediction_error
 from testbed.reporting.work import same_work
@@ -45,10 +46,23 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
         fixed.append(_words("scheduler", "scheduler", lambda c: c.scheduler))
     else:
         fixed.append(_hidden("scheduler", lambda c: c.scheduler))
+    if len({cell.config.compressor for cell in cells}) > 1:
+        fixed.append(_words("compressor", "compressor", lambda c: c.config.compressor))
+    else:
+        fixed.append(_hidden("compressor", lambda c: c.config.compressor))
     varied = _varied(cells)
     if varied:
         fixed.append(_words("setting", "setting", lambda c: settings(c.config, varied)))
-    return [*fixed, *_FIGURES, *_targets(cells), *_ENDING]
+    return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_ENDING]
+
+
+def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
+    """What compressing cost and kept, for a table of its own where one table has no room."""
+    fixed = [c for c in columns_for(cells) if c.title and c.key in ("backend", "scheduler")]
+    fixed.append(_words("compressor", "compressor", lambda c: c.config.compressor))
+    accuracy = [c for c in _FIGURES if c.key == "test_accuracy"]
+    shown = [*fixed, *_COMPRESSION, *accuracy, *_targets(cells)]
+    return [c for c in shown if any(c.text(cell) for cell in cells)]
 
 
 def settings(config: RunConfig, names: Sequence[str]) -> str:
@@ -69,7 +83,7 @@ def short_error(cell: ReportCell) -> str:
 
 
 def _varied(cells: Sequence[ReportCell]) -> list[str]:
-    shown = ("workload", "backend", "workers", "scheduler", "predict", "repeat")
+    shown = ("workload", "backend", "workers", "scheduler", "compressor", "predict", "repeat")
     # A failed run records its settings as they were asked for, which would look like others.
     configs = [cell.config for cell in cells if cell.status == "ok"]
     return [
@@ -184,6 +198,35 @@ _FIGURES = (
     _figure("MB/\nstep", "wire_bytes_per_step", lambda c: c.wire_bytes_per_step, scale=1e-6),
     _figure("peak\nMB", "peak_memory_bytes", lambda c: c.peak_memory_bytes, scale=1e-6),
     _figure("acc.\n%", "test_accuracy", lambda c: c.test_accuracy, scale=100),
+)
+
+
+def _of(
+    title: str,
+    key: str,
+    value: Callable[[CompressionResult], float | None],
+    *,
+    scale: float = 1.0,
+) -> Column:
+    """A figure of the compressor, for cells that have one."""
+    return _figure(
+        title,
+        key,
+        lambda c: None if c.compression is None else value(c.compression),
+        scale=scale,
+        wide=True,
+    )
+
+
+_COMPRESSION = (
+    _of("MB\nbefore", "dense_bytes", lambda c: c.dense_bytes, scale=1e-6),
+    _of("MB\nsent", "sent_bytes", lambda c: c.sent_bytes, scale=1e-6),
+    _of("enc.\nms", "encode_s", lambda c: c.encode_s, scale=1e3),
+    _of("comm.\nms", "communication_s", lambda c: c.communication_s, scale=1e3),
+    _of("dec.\nms", "decode_s", lambda c: c.decode_s, scale=1e3),
+    _of("rel.\nerr %", "relative_error", lambda c: c.relative_error, scale=100),
+    _of("dens.\n%", "density", lambda c: c.density, scale=100),
+    _of("state\nMB", "state_bytes", lambda c: c.state_bytes, scale=1e-6),
 )
 
 _ENDING = (

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from testbed.records.cell import Cell
+from testbed.records.cell import Cell, CompressionResult
 
 C = TypeVar("C", bound=Cell)
 
@@ -46,7 +46,24 @@ def undilated(cell: C) -> C:
         for target, time_s in cell.time_to_accuracy_s.items()
     }
     speed = None if cell.samples_per_s is None else cell.samples_per_s * factor
-    return msgspec.structs.replace(cell, **times, time_to_accuracy_s=reached, samples_per_s=speed)
+    return msgspec.structs.replace(
+        cell,
+        **times,
+        time_to_accuracy_s=reached,
+        samples_per_s=speed,
+        compression=_compression(cell.compression, factor),
+    )
+
+
+def _compression(found: CompressionResult | None, factor: float) -> CompressionResult | None:
+    if found is None:
+        return None
+    return msgspec.structs.replace(
+        found,
+        encode_s=found.encode_s / factor,
+        communication_s=found.communication_s / factor,
+        decode_s=found.decode_s / factor,
+    )
 
 
 def cluster_words(cell: Cell) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import aggregate
 from testbed.reporting.collect import Collected
+from testbed.reporting.compression import compression_verdicts, describe_verdicts
 from testbed.reporting.dilation import cluster_words
 from testbed.reporting.prediction import describe_errors, prediction_errors
 from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
@@ -19,11 +20,18 @@ def make_report(collected: Collected) -> Report:
     """The report of all cells that were read."""
     cells = sort_cells(judge(aggregate(collected.cells)))
     errors = prediction_errors(cells)
+    verdicts = compression_verdicts(cells)
     environments = [found.cell.environment for found in collected.cells]
     return Report(
         cells=cells,
         prediction_errors=errors,
-        notes=[*describe_errors(errors), *_notes(cells), *collected.notes],
+        compression=verdicts,
+        notes=[
+            *describe_errors(errors),
+            *describe_verdicts(verdicts),
+            *_notes(cells),
+            *collected.notes,
+        ],
         provenance=provenance(environments),
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.columns import Column, columns_for
+from testbed.reporting.columns import Column, columns_for, compression_columns
 from testbed.reporting.formats import as_shown, shown
 from testbed.reporting.work import is_upper_bound
 
@@ -45,6 +45,12 @@ def print_report(report: Report, out: TextIO) -> None:
         heading = f"{workload}, {workers}" + (f", {words}" if words else "")
         console.print(Text(heading, style="bold"))
         console.print(_table(columns, list(cells), report.cells))
+        console.print()
+    compressed = [cell for cell in report.cells if cell.compression is not None]
+    if compressed:
+        own = compression_columns(compressed)
+        console.print(Text("What compressing cost, per step and rank", style="bold"))
+        console.print(_table(own, compressed, compressed))
         console.print()
     for note in report.notes:
         console.print(Text(f"- {note}"))

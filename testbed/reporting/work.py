@@ -14,7 +14,7 @@ from testbed.statistics.compare import efficiency, most_common
 UPPER_BOUND = "none"  # the backend that does not communicate
 
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
-_EXCHANGE = ("backend", "scheduler", "trace", "link", "plan", "deadline", "slow")
+_EXCHANGE = ("backend", "scheduler", "compressor", "trace", "link", "plan", "deadline", "slow")
 _RECORD = (
     "repeat",
     "warmup",

@@ -7,7 +7,7 @@ plan applies them.
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -35,11 +35,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         parts: in the order in which they lie in the message.
         channel: on which it travels.
         priority: smaller is more urgent; only looked at where the plan's order is `priority`.
+        ratio: share of its elements that a sparse compressor sends, instead of the compressor's
+            own; None = the compressor's own.
     """
 
     parts: tuple[Part, ...]
     channel: int = 0
     priority: int = 0
+    ratio: float | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,4 +90,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """SHA-256 of everything but the words; ranks compare it before the first step."""
         plain = msgspec.structs.replace(self, reason="")
-        return hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(to_builtins(plain))).hexdigest()
+
+
+def to_builtins(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, as it is written to files and digested.
+
+    A ratio that a message does not have is left out, so that plans of dense messages keep the
+    digests and files that they had before there were ratios.
+    """
+    raw: dict[str, Any] = msgspec.to_builtins(plan)
+    for message in raw["messages"]:
+        if message["ratio"] is None:
+            del message["ratio"]
+    return raw

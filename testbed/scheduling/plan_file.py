@@ -10,12 +10,12 @@ import msgspec
 from testbed.errors import UsageError
 from testbed.prediction.ticks import is_period
 from testbed.prediction.trace import ELEMENT_BYTES
-from testbed.scheduling.plan import PLAN_SCHEMA, Plan
+from testbed.scheduling.plan import PLAN_SCHEMA, Plan, to_builtins
 
 
 def encode_plan(plan: Plan) -> bytes:
     """The plan as indented JSON."""
-    raw: dict[str, Any] = {"schema": PLAN_SCHEMA, **msgspec.to_builtins(plan)}
+    raw: dict[str, Any] = {"schema": PLAN_SCHEMA, **to_builtins(plan)}
     return msgspec.json.format(msgspec.json.encode(raw), indent=1) + b"\n"
 
 
@@ -82,6 +82,8 @@ def plan_problem(plan: Plan) -> str | None:
                 f"message {index} is on channel {message.channel}; "
                 f"expected 0 .. {plan.num_channels - 1}"
             )
+        if message.ratio is not None and not 0 < message.ratio <= 1:
+            return f"message {index} has ratio {message.ratio:g}; expected 0 < ratio <= 1"
         for part in message.parts:
             if not 0 <= part.tensor < count:
                 return f"message {index} has tensor {part.tensor}; expected 0 .. {count - 1}"

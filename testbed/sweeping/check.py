@@ -34,3 +34,26 @@ def check_backends(cells: Iterable[RunConfig], load: Callable[[str], Any]) -> No
             problems.append(f"{text}: {error}")
     if problems:
         raise UsageError("backends that cannot be run:\n  " + "\n  ".join(problems))
+
+
+def check_compressors(cells: Iterable[RunConfig], resolve: Callable[[str], object]) -> None:
+    """Whether every compressor is one, with options that it takes.
+
+    Args:
+        cells: of the sweep.
+        resolve: specification -> compressor, as `compression.chain.resolve_compressor`; not asked
+            where nothing is compressed.
+
+    Raises:
+        UsageError: lists every specification that is no compressor.
+    """
+    problems = []
+    plain = RunConfig().compressor
+    for text in dict.fromkeys(cell.compressor for cell in cells):
+        try:
+            if text != plain:
+                resolve(text)
+        except UsageError as error:
+            problems.append(f"{text}: {error}")
+    if problems:
+        raise UsageError("compressors that cannot be run:\n  " + "\n  ".join(problems))

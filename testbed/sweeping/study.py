@@ -1,15 +1,30 @@
-"""Studies: what `testbed sweep` can answer without running a cell, from simulation alone."""
+"""Studies: what `testbed sweep` answers in a table of its own, mostly from simulation."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from testbed.errors import UsageError
-from testbed.records.store import write_atomically
+from testbed.records.store import RESULTS, create_numbered, write_atomically
 from testbed.registry import STUDIES
+from testbed.spec import parse_spec
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the part of a study that runs on this machine ended in.
+
+    Attributes:
+        files: name -> text; the first one is for reading; none if it was interrupted.
+        status: exit status; 0: all cells finished, 1: some failed, 130: interrupted.
+    """
+
+    files: Mapping[str, str]
+    status: int = 0
 
 
 @dataclass(frozen=True)
@@ -20,19 +35,39 @@ class Study:
         name: what the command line calls it.
         summary: one line for people.
         compute: makes its files, name -> text; deterministic. The first one is for reading.
+        go_on: the same for a folder, in which it keeps what is done and from which it goes on
+            where it was stopped; None: it takes seconds and is computed whole.
+        measure: a second part that runs cells on this machine, given the folder that keeps them,
+            from which it goes on where it was stopped, and the first part's files; None: there is
+            none.
+        with_options: the study as options of `name:key=value` want it; None: it has none.
     """
 
     name: str
     summary: str
     compute: Callable[[], Mapping[str, str]]
+    go_on: Callable[[Path], Mapping[str, str]] | None = None
+    measure: Callable[[Path, Mapping[str, str]], Measured] | None = None
+    with_options: Callable[[Mapping[str, str]], Study] | None = None
 
 
-def find_study(name: str | None) -> Study | None:
-    """The study of this name; None where there is none, so that it may be a recipe."""
-    if name is None or name not in STUDIES.paths():
+def find_study(text: str | None) -> Study | None:
+    """The study that `name` or `name:key=value,...` means; None where there is none of this name.
+
+    Raises:
+        UsageError: the study has no such option, or it cannot have the value.
+    """
+    if not text:
         return None
-    study: Study = STUDIES.load(name)
-    return study
+    spec = parse_spec(text)
+    if spec.name not in STUDIES.paths():
+        return None
+    study: Study = STUDIES.load(spec.name)
+    if not spec.options:
+        return study
+    if study.with_options is None:
+        raise UsageError(f"study {study.name!r} has no options; leave out {text!r}'s")
+    return study.with_options(spec.options)
 
 
 def carry_out_study(
@@ -42,8 +77,9 @@ def carry_out_study(
 
     Args:
         study: to be computed.
-        folder: for its files, which are written over; None: nothing is written.
-        json: one more place for the `.json` file.
+        folder: for its files, which are written over; None: nothing is written, or where cells
+            are run, a new folder in `runs/results`.
+        json: one more place for the first part's `.json` file.
         given: what else was asked for; a study has no cells that it could apply to.
         out: where the text is printed.
 
@@ -51,7 +87,7 @@ def carry_out_study(
         Exit status.
 
     Raises:
-        UsageError: something was asked for that needs cells.
+        UsageError: something was asked for that the study does not take.
     """
     unfit = [name for name, value in given.items() if value]
     if unfit:
@@ -59,12 +95,33 @@ def carry_out_study(
             f"{study.name} is computed, not run, and has no cells for {', '.join(unfit)}; leave "
             "them out"
         )
-    files = study.compute()
-    out.write(next(iter(files.values())))
+    if folder is None and study.measure is not None:
+        now = datetime.datetime.now()
+        folder = create_numbered(RESULTS / f"{study.name}-{now:%Y%m%d-%H%M%S}")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None and study.go_on is not None:
+        files = study.go_on(folder)
+    else:
+        files = study.compute()
+    _hand_out(files, folder, out)
     for name, text in files.items():
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, text.encode())
         if json is not None and name.endswith(".json"):
             write_atomically(json, text.encode())
-    return 0
+    if folder is None or study.measure is None:
+        return 0
+    measured = study.measure(folder, files)
+    if measured.files:
+        out.write("\n")
+        _hand_out(measured.files, folder, out)
+    out.write(f"\n{folder}\n")
+    return measured.status
+
+
+def _hand_out(files: Mapping[str, str], folder: Path | None, out: TextIO) -> None:
+    """Print the file for reading, and keep all of them."""
+    out.write(next(iter(files.values())))
+    out.flush()
+    for name, text in files.items():
+        if folder is not None:
+            write_atomically(folder / name, text.encode())

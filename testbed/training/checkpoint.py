@@ -20,9 +20,24 @@ CHECKPOINT_SCHEMA = "testbed.checkpoint/1"
 
 
 def capture(
-    replica: Replica, *, step: int, sample_digest: str, order: list[str], run: str
+    replica: Replica,
+    *,
+    step: int,
+    sample_digest: str,
+    order: list[str],
+    run: str,
+    compression: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The state of one rank before step `step`; `run` names what may resume from it."""
+    """The state of one rank before step `step`.
+
+    Args:
+        replica: its model, optimizer and the like.
+        step: number of the next step.
+        sample_digest: of all samples so far.
+        order: what the plan was made from.
+        run: names what may resume from it.
+        compression: what this rank's compressor keeps, which differs from rank to rank.
+    """
     cuda = torch.cuda.get_rng_state_all() if replica.device.type == "cuda" else []
     return {
         "schema": CHECKPOINT_SCHEMA,
@@ -30,6 +45,7 @@ def capture(
         "run": run,
         "sample_digest": sample_digest,
         "order": order,
+        "compression": compression,
         "model": replica.model.state_dict(),
         "optimizer": replica.optimizer.state_dict(),
         "schedule": replica.schedule.state_dict(),

@@ -34,6 +34,7 @@ class PeerSession:
     """
 
     staleness: int | None = None
+    compressing: None = None
 
     def __init__(
         self,
@@ -85,6 +86,9 @@ class PeerSession:
     def resume(self, step: int, ready_names: Sequence[str]) -> None:
         """Go on at a step."""
         self.step = step
+
+    def end_threads(self) -> None:
+        """There are none."""
 
     def close(self) -> None:
         """Take the hooks off."""

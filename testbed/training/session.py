@@ -14,6 +14,8 @@ from testbed.nouns import Event, Verb
 from testbed.scheduling.check import check_plan
 from testbed.scheduling.plan import Plan
 from testbed.training.agreement import AGREE_S, agree_on
+from testbed.training.compressing import Compressing
+from testbed.training.compression import Compression
 from testbed.training.contribution import Contribution
 from testbed.training.digest import describe_tensors
 from testbed.training.flight import Flight
@@ -59,6 +61,7 @@ class Session:
         patience_s: how long to wait for a gradient when all ranks have been fast so far.
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
         on_resume: called whenever training goes on after it stood waiting for a message.
+        compression: compresses every message; means then come from it. None = sums of all.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Session:
         patience_s: float = 10.0,
         check_finite: bool = True,
         on_resume: Callable[[], None] | None = None,
+        compression: Compression | None = None,
     ) -> None:
         self.backend = backend
         self.events: list[Event] = []
@@ -90,10 +94,19 @@ class Session:
         self._pending: PendingUpdate | None = None
         self._applies = Verb.APPLY in backend.capabilities.verbs
         drifts = backend.capabilities.consistency == "none"
-        self._divisor = 1 if drifts else backend.size
+        self._divisor = 1 if drifts or compression else backend.size
         # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
-        self._alone = backend.size == 1 and not self._applies
+        self._alone = backend.size == 1 and not self._applies and not compression
         agree_on("parameters", describe_tensors(self._named), control, backend.size)
+        self.compressing = (
+            None
+            if compression is None
+            else Compressing(
+                *(compression, backend, control, self._named, optimizer),
+                check_finite=check_finite,
+                patience_s=patience_s,
+            )
+        )
         self._replan = None if self._applies else replan
         if plan is None:
             replan = replan or replanner("wfbp", self._named)
@@ -107,6 +120,7 @@ class Session:
             self._waiter.wait,
             self._parameters[0].device,
             max(AGREE_S, patience_s),
+            self.compressing.conversations.submit if self.compressing else None,
         )
         self._handles: list[Any] = []
         self._hook(model)
@@ -139,6 +153,8 @@ class Session:
             contribution.flight.land_all(self._waiter.wait)
             for tensor, parameter in enumerate(self._parameters):
                 parameter.grad = contribution.flight.collect(tensor)
+            if self.compressing is not None:
+                self.compressing.compare(contribution.flight, self._keys, self.step)
         if self._applies:
             self._take_parameters()
         else:
@@ -197,15 +213,21 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.end_threads()
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
+
+    def end_threads(self) -> None:
+        """End the threads that compress; for whoever gives up instead of closing the session."""
+        if self.compressing is not None:
+            self.compressing.conversations.close()
 
     def _adopt(self, plan: Plan) -> None:
         sizes = [parameter.numel() for _, parameter in self._named]
         check_plan(plan, [name for name, _ in self._named], sizes)
         lacking = {Verb.FOLD, Verb.SPREAD} - self.backend.capabilities.verbs
-        if plan.halves and (lacking or self._applies):
+        if plan.halves and (lacking or self._applies) and self.compressing is None:
             raise halves_refused(plan.scheduler)
         agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
         by_name = dict(self._named)
@@ -214,6 +236,8 @@ class Session:
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._fusion = Fusion(plan, self._parameters)
         self._keys = describe_messages(plan)
+        if self.compressing is not None:
+            self.compressing.adopt(plan, self._keys, self._parameters)
         if self._applies:
             note = describe_optimizer(self._optimizer)
             install(plan, self._parameters, self._keys, self.backend, note)
@@ -221,8 +245,11 @@ class Session:
 
     def _new_contribution(self) -> Contribution:
         optimizer = self._optimizer
-        rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
-        flight = Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
+        if self.compressing is not None:
+            flight = self.compressing.flight(self.plan, self._fusion, self._keys, self.step)
+        else:
+            rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
+            flight = Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
         return Contribution(flight, self._parameters, self.plan.names, self._waiter.first)
 
     def _hook(self, model: torch.nn.Module) -> None:
@@ -276,6 +303,8 @@ class Session:
         if not self._alone:
             refuse_unexchanged(optimizer, self._index, self._frozen)
         crosses = self.plan.crosses_iteration and not self._waiter.first and not self._alone
+        if self.compressing is not None and self.compressing.comparison.due:
+            crosses = False
         if crosses and not self._synchronized:
             self._defer()
         else:

@@ -10,7 +10,7 @@ import msgspec
 
 from testbed.config import RunConfig, reproduce
 from testbed.prediction.link import Link
-from testbed.records.cell import Accuracy, Cell, StepSamples
+from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
 from testbed.scheduling.plan import Plan
 from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import quantile
@@ -52,7 +52,7 @@ def make_cell(
         environment: of rank 0.
     """
     first = outcomes[0]
-    samples = _samples(outcomes, consistency)
+    samples = _samples(outcomes)
     steps_s = samples.step_time_s
     interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
@@ -97,6 +97,7 @@ def make_cell(
         plan_reason=plan.reason,
         predicted_step_time_s=predicted_s,
         link=None if link is None else _without_extra(link),
+        compression=_compression(outcomes),
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
         if any(o.staleness for o in outcomes)
         else None,
@@ -105,6 +106,18 @@ def make_cell(
         config=config,
         environment=environment,
         command=reproduce(config),
+    )
+
+
+def _compression(outcomes: Sequence[Outcome]) -> CompressionResult | None:
+    """Rank 0's, with the largest sizes of all ranks."""
+    results = [o.compression for o in outcomes if o.compression is not None]
+    if not results:
+        return None
+    return msgspec.structs.replace(
+        results[0],
+        sent_bytes=max(r.sent_bytes for r in results),
+        state_bytes=max(r.state_bytes for r in results),
     )
 
 
@@ -127,6 +140,11 @@ def judge(
         return False, f"{consistency}: workers read parameters of different age"
     if len({o.final_digest for o in outcomes}) > 1:
         return False, "ranks ended with different parameters"
+    if first.compression is not None:
+        return None, (
+            f"ranks agree bit for bit; {config.compressor} changes what is sent, so that a single "
+            "process would arrive elsewhere"
+        )
     if first.reference_error is None:
         return None, "ranks agree bit for bit; not compared with a single process"
     limit = TOLERANCE[config.precision]
@@ -142,15 +160,14 @@ def judge(
     )
 
 
-def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
+def _samples(outcomes: Sequence[Outcome]) -> StepSamples:
     first = outcomes[0]
     pairs = zip(first.step_time_s, first.exposed_s, strict=True)
-    # In step with each other, the slowest rank's time is the step's; otherwise each has its pace.
-    combine = max if consistency in IN_STEP else mean
     return StepSamples(
-        step_time_s=[
-            combine(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)
-        ],
+        # Ranks in step with each other begin and end a little apart, and what one has more of in a
+        # step it has less of in the next: the mean is the job's pace, the largest would count that
+        # to and fro as time. Ranks that are not in step have a pace each.
+        step_time_s=[mean(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)],
         compute_s=[step_s - exposed_s for step_s, exposed_s in pairs],
         exposed_comm_s=first.exposed_s,
         exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],

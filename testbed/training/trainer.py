@@ -16,10 +16,11 @@ from testbed.config import RunConfig
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Traffic, Verb
-from testbed.records.cell import Accuracy
+from testbed.records.cell import Accuracy, CompressionResult
 from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
 from testbed.training.agreement import AGREE_S, agree_on
+from testbed.training.compression import Compression, compression_of, refuse_ratios
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.memory import peak_bytes, reset_peak
@@ -32,6 +33,10 @@ from testbed.training.session import Session
 from testbed.training.slowdown import parse_slowdowns
 from testbed.training.step import backward, update
 from testbed.workload import Workload
+
+# Steps (of the warm-up) in which delivered means are compared with the true ones: each costs an
+# exchange of all gradients.
+COMPARED_STEPS = 3
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -58,6 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     reference_error: float | None = None
     reference_steps: int = 0
     bit_equal: bool | None = None
+    compression: CompressionResult | None = None
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,46 @@ def train(run: Run, workload: Workload) -> Outcome:
     _check(run, total)
     replica = make_replica(workload, run.config, total)
     replica.model.train()
-    session = _open_session(run, replica)
+    session = _open_session(run, replica, _compression(run, workload, total))
     torch.manual_seed(worker_seed(run.config.seed, run.rank))
-    outcome = _Loop(run, replica, session, order, total).run()
-    session.close()
+    try:
+        outcome = _Loop(run, replica, session, order, total).run()
+        session.close()
+    finally:
+        session.end_threads()
     _evaluate(run, replica, outcome)
     return outcome
 
 
-def _open_session(run: Run, replica: Replica) -> Session | PeerSession:
+def num_warmup(config: RunConfig, total: int) -> int:
+    """First steps that are not measured."""
+    return min(5, total // 4) if config.warmup is None else config.warmup
+
+
+def _compression(run: Run, workload: Workload, total: int) -> Compression | None:
+    """What compresses the run; a replayed workload's gradients are made up, and so is their error.
+
+    Raises:
+        UsageError: the backend exchanges gradients by itself.
+    """
+    config = run.config
+    compared = min(COMPARED_STEPS, config.verify_steps, num_warmup(config, total))
+    if workload.recorded is not None:
+        compared = 0
+    compression = compression_of(config.compressor, config.seed, compared)
+    if compression is None and run.plan is not None:
+        refuse_ratios(run.plan)
+    if compression is not None and isinstance(run.backend, Peer):
+        raise UsageError(
+            f"--compressor {config.compressor} compresses what a plan sends, and backend "
+            f"{config.backend!r} exchanges gradients by itself; use another backend"
+        )
+    return compression
+
+
+def _open_session(
+    run: Run, replica: Replica, compression: Compression | None
+) -> Session | PeerSession:
     on_resume = replica.workload.on_resume
     if isinstance(run.backend, Peer) and run.backend.size > 1:
         peer = PeerSession(replica.model, replica.optimizer, run.backend, run.control, on_resume)
@@ -121,6 +158,7 @@ def _open_session(run: Run, replica: Replica) -> Session | PeerSession:
         patience_s=0.8 * run.config.deadline,
         check_finite=replica.scaler is None,
         on_resume=on_resume,
+        compression=compression,
     )
 
 
@@ -158,9 +196,9 @@ class _Loop:
         self._run = run
         self._replica = replica
         self._session = session
+        self._compressing = session.compressing
         self._total = total
-        given = run.config.warmup
-        self._warmup = min(5, total // 4) if given is None else given
+        self._warmup = num_warmup(run.config, total)
         self._cursor = SampleCursor(order, run.rank)
         self._digest = RunningDigest()
         self._slow = parse_slowdowns(run.config.slow) if run.config.slow is not None else ()
@@ -187,7 +225,7 @@ class _Loop:
             outcome.loss.append(self._step(step))
             if self._looks_at_parameters(step + 1):
                 self._session.flush()  # what is still pending belongs to this step's time
-            elapsed_s = time.perf_counter() - began_s
+            elapsed_s = time.perf_counter() - began_s - self._compared_s()
             exposed_s = self._session.take_exposed_s()
             time_s += elapsed_s
             if step - first >= self._warmup:
@@ -198,7 +236,19 @@ class _Loop:
             self._after(step + 1, time_s)
             if step == first or self._looks_at_parameters(step + 1):
                 self._resume_clock()  # what is not measured must not be made up for either
-        return self._finish(backend.traffic() - before, self._total - first, time_s)
+        moved = backend.traffic() - before
+        if self._compressing is not None:
+            moved -= self._compressing.comparison.traffic
+        return self._finish(moved, self._total - first, time_s)
+
+    def _compared_s(self) -> float:
+        """Seconds that comparing means took in this step; the highest memory use forgets it too."""
+        comparison = None if self._compressing is None else self._compressing.comparison
+        if comparison is None or not comparison.spent_s:
+            return 0.0
+        spent_s, comparison.spent_s = comparison.spent_s, 0.0
+        reset_peak(self._replica.device)
+        return spent_s
 
     def _step(self, step: int) -> float:
         run, session = self._run, self._session
@@ -251,6 +301,7 @@ class _Loop:
             sample_digest=self._digest.value,
             order=self._session.release_order,
             run=self._identity(),
+            compression=None if self._compressing is None else self._compressing.saved(),
         )
         place = checkpoint.save(folder, self._run.rank, state)
         size = self._run.backend.size
@@ -278,6 +329,8 @@ class _Loop:
                 "raise --steps or --epochs"
             )
         self._session.resume(step, state["order"])
+        if self._compressing is not None:
+            self._compressing.restore(state["compression"], self._replica.device)
         self._digest = RunningDigest(state["sample_digest"])
         return step
 
@@ -288,6 +341,7 @@ class _Loop:
             f"workload={config.workload} seed={config.seed} batch={self._outcome.batch_size} "
             f"optimizer={config.optimizer} schedule={config.schedule} precision={config.precision} "
             f"initial={self._outcome.initial_digest[:12]}"
+            + (f" compressor={config.compressor}" if self._compressing is not None else "")
         )
 
     def _finish(self, moved: Traffic, steps: int, time_s: float) -> Outcome:
@@ -297,6 +351,8 @@ class _Loop:
         outcome.sample_digest = self._digest.value
         outcome.final_digest = digest_tensors(replica.model.parameters())
         outcome.peak_memory_bytes = peak_bytes(replica.device)
+        if self._compressing is not None:
+            outcome.compression = self._compressing.result(self._total - steps + self._warmup)
         if self._run.rank == 0 and self._run.config.resume_from is None:
             self._compare_with_reference()
         for snapshot in self._snapshots.taken:
@@ -309,6 +365,8 @@ class _Loop:
 
     def _compare_with_reference(self) -> None:
         run = self._run
+        if self._compressing is not None:
+            return  # what is lost on the way makes another training, on purpose
         if not self._verified or run.backend.capabilities.consistency != "bsp":
             return
         steps = min(run.config.verify_steps, self._total)

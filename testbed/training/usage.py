@@ -27,6 +27,9 @@ class Usage:
         wait: waits for an exchange.
         device: where votes lie if the backend takes no CPU tensors.
         timeout_s: how long to wait for the other ranks on the control plane.
+        submit: instead of the backend's, where votes must take their turn among conversations.
+            Then means come from a compressor, which makes many of them zero: a parameter counts as
+            unused only where the first step has shown that some are.
     """
 
     def __init__(
@@ -36,9 +39,12 @@ class Usage:
         wait: Wait,
         device: torch.device,
         timeout_s: float,
+        submit: Callable[[Request], Work] | None = None,
     ) -> None:
-        self.ask_always = False
+        self.ask_always = submit is not None  # until the first step tells
+        self._zeros_tell = submit is None
         self._backend = backend
+        self._submit_request = submit or backend.submit
         self._control = control
         self._wait = wait
         self._device = device if "cpu" not in backend.capabilities.device_types else None
@@ -53,6 +59,8 @@ class Usage:
             absent: tensors that this rank did not use.
             step: the step.
         """
+        if not (self._zeros_tell or self.ask_always):
+            return set()
         return self._counted(tensors, self._submit(tensors, absent, step))
 
     def prepare(self, num_tensors: int, absent: set[int], step: int) -> Callable[[], set[int]]:
@@ -67,6 +75,8 @@ class Usage:
             tensors = range(num_tensors)
             votes = self._under_way = self._submit(tensors, absent, step)
             return lambda: self._counted(tensors, votes)
+        if not self._zeros_tell:
+            return set
 
         def ask() -> set[int]:
             self.ask_always = True
@@ -88,7 +98,7 @@ class Usage:
         votes = torch.tensor([0 if i in absent else 1 for i in tensors], dtype=torch.int32)
         if self._device is not None:
             votes = votes.to(self._device)
-        return self._backend.submit(Request(Verb.SUM, votes, key=KEY, step=step, priority=-1))
+        return self._submit_request(Request(Verb.SUM, votes, key=KEY, step=step, priority=-1))
 
     def _counted(self, tensors: Sequence[int], votes: Work) -> set[int]:
         counts = self._wait(votes, KEY).tensor

@@ -10,6 +10,7 @@ from testbed.control.protocol import Control
 from testbed.errors import DeadlineExceeded
 from testbed.nouns import Combined, Event
 from testbed.training.agreement import AGREE_S
+from testbed.training.talk import Talk
 
 
 class Waiter:
@@ -62,6 +63,8 @@ class Waiter:
         self._step_waited_s += waited_s
         if result.staleness is not None:
             self.staleness = result.staleness
+        if isinstance(work, Talk):
+            self._events += work.details
         self._events.append(work.event)
         return result
 

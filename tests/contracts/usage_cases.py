@@ -36,9 +36,21 @@ def _wrong_requests(backend: Backend, device: str) -> dict[str, Request]:
         "root too large": Request(Verb.BROADCAST, good, root=backend.size),
         "root negative": Request(Verb.BROADCAST, good, root=-1),
         "gather in two dimensions": Request(Verb.GATHER, torch.ones(2, 2, device=device)),
+        "parts to be summed": Request(Verb.SUM, good, parts=(good,)),
+        "deliver without parts": Request(Verb.DELIVER),
+        "deliver of a tensor": Request(Verb.DELIVER, good, parts=(good,) * backend.size),
+        "deliver to too many": Request(Verb.DELIVER, parts=(good,) * (backend.size + 1)),
+        "deliver in two dimensions": Request(
+            Verb.DELIVER, parts=(torch.ones(2, 2, device=device),) * backend.size
+        ),
+        "deliver with a step": Request(Verb.DELIVER, parts=(good[::2],) * backend.size),
+        "merge by nobody": Request(Verb.MERGE, good.to(torch.uint8), note="{}"),
         "dtype nobody adds": Request(Verb.SUM, torch.ones(3, dtype=torch.complex64)),
         "tensor without memory": Request(Verb.SUM, torch.ones(3, device="meta")),
     }
+    if backend.size > 1:
+        two = (good.double(), *[good] * (backend.size - 1))
+        wrong["deliver of two dtypes"] = Request(Verb.DELIVER, parts=two)
     for verb in set(Verb) - backend.capabilities.verbs:
         wrong[f"undeclared {verb}"] = Request(verb, good)
     return wrong
@@ -93,21 +105,30 @@ def _refusal(act: Callable[[], object]) -> str:
 
 
 def lose_a_rank(
-    backend: Backend, group: Group, victim: int, midway: bool, as_process: bool
+    backend: Backend,
+    group: Group,
+    victim: int,
+    midway: bool,
+    as_process: bool,
+    verb: Verb = Verb.SUM,
 ) -> list[str]:
-    """One rank is lost while the others are in a sum; what each survivor was told.
+    """One rank is lost while the others are in an exchange; what each survivor was told.
 
     Args:
         backend: opened.
         group: the job.
         victim: who is lost.
-        midway: it submits the same sum first.
+        midway: it submits the same exchange first.
         as_process: it is killed; else it leaves with a report, as a failing thread does.
+        verb: SUM, or DELIVER with as many elements to each rank.
     """
     tensor = torch.ones(4_000_000, device=device_of(backend))
+    request = Request(Verb.SUM, tensor, key="weight", step=7)
+    if verb is Verb.DELIVER:
+        request = replace(request, verb=verb, tensor=None, parts=(tensor,) * group.size)
     if group.rank == victim:
         if midway:
-            backend.submit(Request(Verb.SUM, tensor, key="weight", step=7))
+            backend.submit(request)
         if as_process:
             os.kill(os.getpid(), signal.SIGKILL)
         group.control.report_failure("it was told to leave")
@@ -116,7 +137,7 @@ def lose_a_rank(
     # With the victim's part already given the first sum may succeed; the next one cannot.
     for step in (7, 8):
         try:
-            do(backend, Verb.SUM, tensor, key="weight", step=step)
+            backend.submit(replace(request, step=step)).wait(WITHIN_S)
         except RankLost as error:
             told.append(str(error))
     assert len(told) >= 2 - midway, told

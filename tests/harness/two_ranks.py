@@ -70,10 +70,13 @@ def on_two_ranks(
         member = hub.member(number)
         group = Group(number, 2, member, deadline_s=WAIT_S, order=plan.order)
         backend = LOOPBACK.open(group, LOOPBACK.options())
-        session = Session(model, optimizer, backend, group.control, plan=plan, **options)
         try:
-            body(number, model, session, optimizer)
-            session.close()
+            session = Session(model, optimizer, backend, group.control, plan=plan, **options)
+            try:
+                body(number, model, session, optimizer)
+                session.close()
+            finally:
+                session.end_threads()
         except BaseException as error:
             errors.append(error)
             group.control.report_failure(str(error))

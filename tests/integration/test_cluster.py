@@ -230,22 +230,6 @@ def test_comm_shows_the_cluster_s_times_and_the_share_of_the_line(tmp_path: Path
     assert (fitted["dilation"], fitted["cluster"]["nodes"]) == (4.0, 2)
 
 
-@as_root
-def test_an_ordinary_user_gets_a_cluster_in_a_user_namespace(tmp_path: Path) -> None:
-    """The test's own user if it is one; root becomes nobody, where that one can run this Python."""
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    tmp_path.chmod(0o777)
-    under = (*nobody, "env", "HOME=/tmp", "TMPDIR=/tmp")
-    tried = subprocess.run(
-        (*under, sys.executable, "-c", "import testbed"), capture_output=True, text=True
-    )
-    if tried.returncode != 0:
-        pytest.skip(f"nobody cannot run this Python: {tried.stderr.strip()}")
-    done = testbed("cluster", "--nodes", "2", "--", "mpirun", "-n", "2", "hostname", under=under)
-    assert done.status == 0, done.err
-    assert sorted(done.out.split()) == ["node1", "node2"]
-
-
 def test_a_cluster_that_cannot_be_is_refused_by_name() -> None:
     done = testbed("run", "--cluster", "nodes=2,rate=fast")
     assert (done.status, "rate is 'fast'" in done.err) == (2, True)

@@ -8,6 +8,7 @@ import torch
 from launched import MpiControl, open_backend
 from mpi4py import MPI
 
+from testbed.backends.mpi.options import RingOptions
 from testbed.nouns import Request, Verb
 
 
@@ -54,12 +55,30 @@ def check_priority(spec: str, control: MpiControl) -> None:
     backend.close()
 
 
+def check_settled(spec: str, control: MpiControl) -> None:
+    """The switch that was measured holds for whoever opens the ring again with these options."""
+    first = open_backend(spec, control, name="first")
+    settled = first.capabilities.settled
+    first.close()
+    assert settled is None or isinstance(settled, RingOptions)
+    assert (settled is None) == (not spec.startswith("mpi-ring"))
+    if settled is None:
+        return
+    assert settled.fixed_switch_bytes is not None
+    assert len(set(MPI.COMM_WORLD.allgather(settled.switch_bytes))) == 1
+    text = f"mpi-ring:switch_bytes={settled.switch_bytes},segment_kib={settled.segment_kib}"
+    again = open_backend(text, control, name="again")
+    assert again.capabilities.settled == settled
+    again.close()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     control = MpiControl().start()
     for spec in sys.argv[1:]:
         check_independence(spec, control)
         check_priority(spec, control)
+        check_settled(spec, control)
     control.close()
     if control.rank == 0:
         print("all right on 2", flush=True)

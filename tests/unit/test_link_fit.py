@@ -171,3 +171,20 @@ def test_slowdown_needs_every_count():
     link = Link(backend="x", num_workers=2, latency_s=5.0, seconds_per_byte=1.0)
     with pytest.raises(UsageError, match="no time of 2 message"):
         fit_slowdown(link, [(1, 10, 15.0), (3, 10, 15.0)])
+
+
+def test_the_sizes_of_a_step_are_met_more_closely_than_those_beside_them():
+    # a bump that no three lines follow: the size that a step is full of decides
+    sizes = [2.0**k for k in range(10, 24)]
+    samples = [(m, 1e-4 + 1e-9 * m * (1.3 if m == 2.0**18 else 1.0)) for m in sizes]
+    truth = dict(samples)
+    plain = fit_link("x", 2, samples)
+    known = fit_link("x", 2, samples, {2.0**18: 0.9})
+    misses = [abs(link.time_s(2.0**18) / truth[2.0**18] - 1) for link in (plain, known)]
+    assert misses[1] < 0.5 * misses[0]
+
+
+def test_slow_messages_of_many_count_as_they_do_in_a_sum():
+    samples = [(1e4, 1.0), (1e4, 2.0)] * 50 + [(1e6, 10.0)] * 3
+    rows = fit_link("x", 2, samples).extra["fit"]["sizes"]
+    assert rows[0]["time_s"] == pytest.approx(1.5)

@@ -84,7 +84,8 @@ def test_overhead_counts_fetching_and_updating_and_not_what_is_in_between() -> N
 def test_a_link_is_measured_up_to_what_the_run_sends() -> None:
     sweep = quick(102_228_128, dilation=10.0)
     assert sweep.sizes[0] == 4096
-    assert sweep.sizes[-1] == 102_228_128
+    assert sweep.sizes[-3:] == (4 << 20, 16 << 20, 64 << 20)
+    assert sweep.stream == ()
     assert sweep.budget_s == 10.0
     assert sweep.concurrent_bytes == 102_228_128 // 64 * 4
     assert quick().concurrent_bytes == 1 << 20
@@ -93,14 +94,9 @@ def test_a_link_is_measured_up_to_what_the_run_sends() -> None:
 
 
 def test_small_messages_are_measured_in_a_row_and_large_ones_alone() -> None:
-    assert [Exchange(size).num_in_row for size in (4, 1 << 17, 1 << 18, 1 << 20, 1 << 25)] == [
-        8,
-        8,
-        4,
-        1,
-        1,
-    ]
-    assert Exchange(4096, 3).num_in_row == 1
+    sizes = (4, 1 << 20, 1 << 21, 1 << 22, 1 << 25)
+    assert [Exchange(size).num_in_row for size in sizes] == [9, 9, 8, 4, 1]
+    assert Exchange(1 << 20, 4).num_in_row == 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A link measured on real backends: all ranks agree, and the budget decides what is sent."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,17 @@ from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Verb
 from testbed.profiling.link import measure_link
-from testbed.profiling.sweep import LinkSweep, exchanges_of, num_rounds, quick, shuffled, thorough
+from testbed.profiling.sweep import (
+    Exchange,
+    LinkSweep,
+    exchanges_of,
+    num_rounds,
+    of_job,
+    quick,
+    shuffled,
+    thorough,
+    time_of_one,
+)
 from testbed.profiling.table import link_table
 
 SMALL = LinkSweep(
@@ -132,3 +143,33 @@ def test_sweeps_are_checked():
         given = {"sizes": (4, 8), "repeats": 3, "min_repeats": 2, "budget_s": 1.0}
         with pytest.raises(UsageError, match="expected"):
             LinkSweep(**{**given, **wrong})
+
+
+def test_of_a_row_the_time_behind_its_first_message_counts():
+    ended_s = [5.0, 6.0, 7.5]
+    assert Exchange(1 << 20).num_in_row == 9
+    assert time_of_one(Exchange(1 << 20), 0.0, ended_s) == pytest.approx(1.25)
+    assert time_of_one(Exchange(1 << 25), 1.0, [5.0]) == 4.0
+
+
+def test_messages_at_once_end_with_the_last_channel():
+    # two channels, two messages on each: submitted channel by channel, place by place
+    assert time_of_one(Exchange(1 << 20, 2), 0.0, [2.0, 3.0, 6.0, 5.0]) == 3.0
+
+
+def test_a_row_takes_what_the_ranks_take_on_average_and_one_alone_what_the_slowest_takes():
+    assert of_job(Exchange(4096), (1.0, 3.0)) == 2.0
+    assert of_job(Exchange(1 << 26), (1.0, 3.0)) == 3.0
+
+
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_each_message_of_a_stream_but_the_first_is_a_sample(num_channels):
+    sweep = replace(SMALL, stream=(16, 4096, 16, 256))
+    rows = measured(2, num_channels, sweep)[0].extra["fit"]["sizes"]
+    rounds = next(row["num_samples"] for row in rows if row["num_bytes"] == 64)
+    streamed = {row["num_bytes"]: row["num_samples"] for row in rows}
+    assert {size: streamed[size] for size in (16, 256, 4096)} == {
+        16: rounds,
+        256: rounds,
+        4096: rounds,
+    }

@@ -10,6 +10,10 @@ import torch
 from testbed.backends.loopback import LOOPBACK
 from testbed.backends.protocol import Group
 from testbed.backends.staged import StagedBackend, staged
+from testbed.backends.zmq_ps import ZMQ_PS
+from testbed.compression.mergers import describe
+from testbed.compression.protocol import Context
+from testbed.compression.selection import TopK
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Request, Verb
@@ -90,6 +94,78 @@ def test_a_backend_that_takes_the_device_is_left_alone() -> None:
     inner = LOOPBACK.open(group, LOOPBACK.options())
     assert staged(inner, "cpu", WAIT_S) is inner
     inner.close()
+
+
+def test_parts_have_buffers_of_their_own_for_the_time_of_the_exchange() -> None:
+    copier = RecordingCopier()
+    copier.may_arrive.set()
+    backend = make(copier)
+    for step in range(2):
+        part = torch.arange(3.0) + step  # of one shape in both steps, as a kept buffer's would be
+        request = Request(Verb.DELIVER, parts=(part,), key="w", step=step)
+        (arrived,) = backend.submit(request).wait().parts
+        assert arrived.tolist() == part.tolist()
+        gathered = backend.submit(Request(Verb.GATHER, part, key="w", step=step)).wait()
+        assert gathered.tensor is part
+        assert gathered.parts[0].tolist() == part.tolist()
+    # Nothing is copied up into what was given.
+    assert copier.steps == ["buffer"] * 4
+    backend.close()
+
+
+def test_two_parts_of_one_shape_stay_apart() -> None:
+    hub = InprocHub(2)
+    arrived: list[list[list[float]]] = [[], []]
+
+    def rank(number: int) -> None:
+        group = Group(number, 2, hub.member(number), deadline_s=WAIT_S)
+        copier = RecordingCopier()
+        copier.may_arrive.set()
+        backend = StagedBackend(LOOPBACK.open(group, LOOPBACK.options()), copier, "cpu", WAIT_S)
+        parts = (torch.full((2,), 10.0 * number), torch.full((2,), 10.0 * number + 1))
+        done = backend.submit(Request(Verb.DELIVER, parts=parts, key="w")).wait()
+        arrived[number] = [part.tolist() for part in done.parts]
+        backend.close()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arrived == [[[0.0, 0.0], [10.0, 10.0]], [[1.0, 1.0], [11.0, 11.0]]]
+
+
+def test_a_merged_payload_comes_back_in_another_size_than_was_given() -> None:
+    codec = TopK(0.5)
+    context = Context()
+    payload = codec.encode(torch.arange(1.0, 9.0), context).payload
+    note = describe(codec, 8, torch.float32)
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, token=b"secret")
+    copier = RecordingCopier()
+    copier.may_arrive.set()
+    backend = StagedBackend(ZMQ_PS.open(group, ZMQ_PS.options()), copier, "cpu", WAIT_S)
+    done = backend.submit(Request(Verb.MERGE, payload, key="w", note=note)).wait()
+    assert done.lossless
+    assert done.tensor is not None
+    mean = codec.unpack_mean(done.tensor, torch.zeros(8))
+    assert mean.tolist() == [0.0] * 4 + [5.0, 6.0, 7.0, 8.0]
+    assert copier.steps == ["buffer"]
+    backend.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
+def test_cuda_parts_are_delivered_to_the_device() -> None:
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, device="cuda:0")
+    backend = staged(LOOPBACK.open(group, LOOPBACK.options()), "cuda:0", WAIT_S)
+    for step in range(3):
+        part = torch.arange(100_003 + step, device="cuda", dtype=torch.float32)
+        for verb in (Verb.DELIVER, Verb.GATHER):
+            given = {"parts": (part,)} if verb is Verb.DELIVER else {"tensor": part}
+            done = backend.submit(Request(verb, key="w", step=step, **given)).wait()  # type: ignore[arg-type]
+            assert done.parts[0].is_cuda
+            assert torch.equal(done.parts[0], part)
+    backend.close()
 
 
 @pytest.mark.gpu

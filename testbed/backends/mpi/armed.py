@@ -32,7 +32,7 @@ class ArmedCache(Generic[A]):
     that comes back at the same address with the same size fits the old entry.
     """
 
-    def __init__(self, max_requests: int = 4096) -> None:
+    def __init__(self, max_requests: int = 1 << 15) -> None:
         self._max_requests = max_requests
         self._entries: OrderedDict[Hashable, A] = OrderedDict()
         self._num_requests = 0

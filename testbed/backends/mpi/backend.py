@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from testbed.backends.checks import check_parts, tensors_of
 from testbed.backends.mpi.dtypes import SUPPORTED
 from testbed.backends.mpi.loop import Doorbell, Loop
 from testbed.backends.mpi.patience import Patience
@@ -15,7 +18,7 @@ from testbed.backends.work import PendingWork
 from testbed.errors import UsageError
 from testbed.nouns import Capabilities, Request, Traffic, Verb
 
-VERBS = frozenset({Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.BROADCAST, Verb.BARRIER})
+VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
 
 
 class MpiBackend:
@@ -25,15 +28,23 @@ class MpiBackend:
         group: the job.
         joined: its communicators.
         collectives: what runs a request.
+        settled: see `Capabilities`.
     """
 
-    def __init__(self, group: Group, joined: Joined, collectives: Collectives) -> None:
+    def __init__(
+        self,
+        group: Group,
+        joined: Joined,
+        collectives: Collectives,
+        settled: object | None = None,
+    ) -> None:
         self.rank, self.size = group.rank, group.size
         self.capabilities = Capabilities(
             VERBS,
             num_channels=group.num_channels,
             # a + b has the same bits in any order; of three and more the algorithm decides
             exact_order=group.size <= 2,
+            settled=settled,
         )
         self._deadline_s = group.deadline_s
         self._joined = joined
@@ -83,12 +94,22 @@ def check_request(request: Request, size: int) -> None:
     if verb not in VERBS:
         known = ", ".join(sorted(VERBS))
         raise UsageError(f"verb is {verb.value!r}; the MPI backends take {known}")
+    check_parts(request, size)
     if verb == Verb.BARRIER:
         if tensor is not None:
             raise UsageError("a barrier was given a tensor; expected none; use sum or broadcast")
         return
-    if tensor is None:
-        raise UsageError(f"{request} has no tensor; expected one; only a barrier goes without")
+    for given in tensors_of(request):
+        _check_tensor(request, given)
+    if verb == Verb.GATHER and tensor is not None and tensor.dim() != 1:
+        raise UsageError(
+            f"{request} has shape {tuple(tensor.shape)}; expected one dimension; call .view(-1)"
+        )
+    if verb == Verb.BROADCAST and not 0 <= request.root < size:
+        raise UsageError(f"{request} has root {request.root}; expected 0 .. {size - 1}")
+
+
+def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
         raise UsageError(
             f"{request} is on {tensor.device}; expected a CPU tensor; stage it through host memory"
@@ -98,12 +119,6 @@ def check_request(request: Request, size: int) -> None:
         raise UsageError(f"{request} has dtype {tensor.dtype}; expected one of {known}")
     if not tensor.is_contiguous():
         raise UsageError(f"{request} is not contiguous; expected contiguous; call .contiguous()")
-    if verb == Verb.GATHER and tensor.dim() != 1:
-        raise UsageError(
-            f"{request} has shape {tuple(tensor.shape)}; expected one dimension; call .view(-1)"
-        )
-    if verb == Verb.BROADCAST and not 0 <= request.root < size:
-        raise UsageError(f"{request} has root {request.root}; expected 0 .. {size - 1}")
 
 
 def _reporter(group: Group) -> Callable[[BaseException], None]:

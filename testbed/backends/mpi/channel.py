@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from mpi4py import MPI
@@ -51,8 +51,16 @@ class RingChannel:
         self._slots = torch.empty(0, dtype=torch.uint8)
         self._token = torch.zeros(1, dtype=torch.uint8)
 
-    def ring(self, tensor: torch.Tensor, verb: Verb) -> Steps[Combined]:
-        """SUM, FOLD or SPREAD by the segmented ring, in place."""
+    def ring(
+        self, tensor: torch.Tensor, verb: Verb, nearly: Callable[[], None] | None = None
+    ) -> Steps[Combined]:
+        """SUM, FOLD or SPREAD by the segmented ring, in place.
+
+        Args:
+            tensor: of every rank.
+            verb: which of them.
+            nearly: called once when the last segments are on their way.
+        """
         flat = tensor.detach().view(-1)
         segment = self._segment(flat.dtype)
         armed = self._rings.get(
@@ -61,8 +69,10 @@ class RingChannel:
                 sum_flows(self._groups, self._rank, flat.numel(), segment, verb), flat
             ),
         )
-        for flow in armed.flows:
+        for flow in armed.flows[:-1]:
             yield from run_flow(flow, flat, self._staging)
+        for flow in armed.flows[-1:]:
+            yield from run_flow(flow, flat, self._staging, nearly)
         return Combined(tensor, traffic=armed.traffic)
 
     def doubling(self, tensor: torch.Tensor) -> Steps[Combined]:

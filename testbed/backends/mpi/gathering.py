@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from testbed.backends.agreement import one_dtype
 from testbed.backends.mpi.dtypes import SUPPORTED
-from testbed.errors import Disagreement
 
 HEAD_ELEMENTS = 2  # number of elements, place of the dtype in SUPPORTED
 
@@ -27,10 +27,7 @@ def sizes_from(heads: torch.Tensor) -> list[int]:
         >>> sizes_from(torch.tensor([[3, 0], [5, 0]]))
         [3, 5]
     """
-    codes = [int(code) for code in heads[:, 1]]
-    if len(set(codes)) > 1:
-        given = ", ".join(f"rank {r}: {SUPPORTED[code]}" for r, code in enumerate(codes))
-        raise Disagreement(f"gather was given different dtypes ({given}); expected one dtype")
+    one_dtype([SUPPORTED[int(code)] for code in heads[:, 1]])
     return [int(size) for size in heads[:, 0]]
 
 

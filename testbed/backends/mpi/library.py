@@ -3,18 +3,20 @@
 The 16-bit floats, which MPI cannot add, are summed in a float32 staging buffer and rounded once at
 the end; their traffic counts the float32 bytes that really travel. Which algorithm the library
 runs is not visible, so traffic is counted by the bound that a ring meets: 2 (n - 1) / n of the
-tensor for a sum, half of that for each half, and the tensor once for a broadcast.
+tensor for a sum, half of that for each half, and the tensor once for a broadcast. A deliver is an
+all-to-all, whose parts cross once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
+from testbed.backends.mpi.delivering import delivered_traffic
 from testbed.backends.mpi.dtypes import memory, moved_as, summed_as
 from testbed.backends.mpi.gathering import HEAD_ELEMENTS, head_of, parts_of, sizes_from
 from testbed.backends.mpi.steps import Steps
@@ -34,9 +36,11 @@ class LibraryCollectives:
         self._rank, self._size = comms[0].Get_rank(), comms[0].Get_size()
         self._blocking = blocking
 
-    def steps(self, request: Request) -> Steps[Combined]:
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
         """See `Collectives.steps`."""
         comm, tensor = self._comms[request.channel], request.tensor
+        if request.verb is Verb.DELIVER:
+            return self._deliver(comm, request.parts)
         if tensor is None:
             return self._barrier(comm)
         match request.verb:
@@ -113,6 +117,25 @@ class LibraryCollectives:
             num_messages=2,
         )
         return Combined(tensor, parts_of(together, sizes), traffic)
+
+    def _deliver(self, comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Combined]:
+        heads = torch.stack([head_of(part) for part in parts])
+        theirs = torch.empty_like(heads)
+        yield from self._call(
+            comm, "Alltoall", [memory(heads), MPI.INT64_T], [memory(theirs), MPI.INT64_T]
+        )
+        sizes = sizes_from(theirs)
+        given = torch.cat([part.detach() for part in parts])
+        together = torch.empty(sum(sizes), dtype=given.dtype)
+        kind = moved_as(given.dtype)
+        yield from self._call(
+            comm,
+            "Alltoallv",
+            [memory(given), [part.numel() for part in parts], kind],
+            [memory(together), sizes, kind],
+        )
+        traffic = delivered_traffic(heads, theirs, self._rank)
+        return Combined(parts=parts_of(together, sizes), traffic=traffic)
 
     def _broadcast(self, comm: MPI.Comm, tensor: torch.Tensor, root: int) -> Steps[Combined]:
         flat = tensor.detach().view(-1)

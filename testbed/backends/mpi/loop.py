@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from mpi4py import MPI
 
@@ -64,7 +65,7 @@ class Loop:
 
     Args:
         requests: where the channels' requests come from.
-        begin: makes the generator of a request.
+        begin: makes the generator of a request, which may say when it is about to end.
         num_channels: channels to serve.
         patience: how to wait when nothing progresses.
         farewell: what remains to be said to MPI after a good end (None waits for nothing more).
@@ -74,7 +75,7 @@ class Loop:
     def __init__(
         self,
         requests: RequestQueue,
-        begin: Callable[[Request], Steps[Combined]],
+        begin: Callable[[Request, Callable[[], None]], Steps[Combined]],
         num_channels: int,
         patience: Patience,
         doorbell: Doorbell,
@@ -166,7 +167,7 @@ class Loop:
     def _launch(self, work: PendingWork) -> Task | None:
         """The task of a request, or None if it was over without waiting."""
         work.start()
-        steps = self._begin(work.request)
+        steps = self._begin(work.request, partial(self._requests.let_next, work))
         try:
             return Task(work, steps, next(steps))
         except StopIteration as end:

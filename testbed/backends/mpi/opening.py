@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from testbed.backends.mpi.backend import MpiBackend
 from testbed.backends.mpi.library import LibraryCollectives
 from testbed.backends.mpi.options import LibraryOptions, RingOptions
@@ -32,7 +34,8 @@ def open_ring(group: Group, options: RingOptions) -> MpiBackend:
         options.fixed_switch_bytes,
         Patience(joined.manners),
     )
-    return MpiBackend(group, joined, collectives)
+    settled = replace(options, switch_bytes=str(collectives.switch_bytes))
+    return MpiBackend(group, joined, collectives, settled)
 
 
 def open_library(group: Group, options: LibraryOptions) -> MpiBackend:

@@ -29,7 +29,7 @@ class Manners:
 
 
 ROOMY = Manners(yield_s=1e-3, shortest_s=20e-6, longest_s=500e-6)
-CROWDED = Manners(yield_s=20e-6, shortest_s=20e-6, longest_s=1e-3)
+CROWDED = Manners(yield_s=20e-6, shortest_s=20e-6, longest_s=150e-6)
 
 
 def manners_for(num_ranks: int, num_cores: int) -> Manners:

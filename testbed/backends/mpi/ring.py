@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from mpi4py import MPI
 
@@ -85,7 +87,15 @@ class ArmedFlow:
         free_all(self.requests)
 
 
-def run_flow(armed: ArmedFlow, flat: torch.Tensor, staging: Staging) -> Steps[None]:
+LAST_ARRIVALS = 2
+
+
+def run_flow(
+    armed: ArmedFlow,
+    flat: torch.Tensor,
+    staging: Staging,
+    nearly: Callable[[], None] | None = None,
+) -> Steps[None]:
     """Move and add the segments of one flow, in place.
 
     Receives are posted a few arrivals ahead. Where an arrival overwrites a span that this rank has
@@ -102,7 +112,10 @@ def run_flow(armed: ArmedFlow, flat: torch.Tensor, staging: Staging) -> Steps[No
     num_sent = len(flow.first)
     if num_sent:
         MPI.Prequest.Startall(sends[:num_sent])
+    early = max(0, len(arrivals) - LAST_ARRIVALS)
     for index, arrival in enumerate(arrivals):
+        if index == early and nearly is not None:
+            nearly()
         while posted < min(index + depth, len(arrivals)):
             after = arrivals[posted].after
             if after is not None:

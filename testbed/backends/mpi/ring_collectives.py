@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
 from testbed.backends.mpi.channel import RingChannel
+from testbed.backends.mpi.delivering import deliver
 from testbed.backends.mpi.patience import Patience
 from testbed.backends.mpi.steps import Steps
 from testbed.backends.mpi.switch import measure_switch
@@ -38,9 +39,11 @@ class RingCollectives:
             measure_switch(self._channels[0], patience) if switch_bytes is None else switch_bytes
         )
 
-    def steps(self, request: Request) -> Steps[Combined]:
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
         """See `Collectives.steps`."""
         channel, tensor = self._channels[request.channel], request.tensor
+        if request.verb == Verb.DELIVER:
+            return deliver(channel.comm, request.parts)
         if tensor is None:
             return channel.barrier()
         if request.verb == Verb.BROADCAST:
@@ -48,8 +51,9 @@ class RingCollectives:
         if request.verb == Verb.GATHER:
             return channel.gather(tensor)
         if request.verb == Verb.SUM and request.num_bytes <= self.switch_bytes:
+            nearly()  # it is over before anybody hears of the next one
             return channel.doubling(tensor)
-        return channel.ring(tensor, request.verb)
+        return channel.ring(tensor, request.verb, nearly)
 
     def free(self) -> None:
         """See `Collectives.free`."""

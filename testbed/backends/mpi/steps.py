@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Protocol, TypeVar
 
 from mpi4py import MPI
@@ -17,8 +17,13 @@ Steps = Generator[MPI.Request, None, T]
 class Collectives(Protocol):
     """A family of collectives on the communicators of all channels."""
 
-    def steps(self, request: Request) -> Steps[Combined]:
-        """The request as a generator; nothing is posted before its first `next`."""
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
+        """The request as a generator; nothing is posted before its first `next`.
+
+        Args:
+            request: to carry out.
+            nearly: may be called when it is about to end.
+        """
         ...
 
     def free(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
+from testbed.backends.checks import check_parts, tensors_of
 from testbed.backends.protocol import Group
 from testbed.backends.zmq_ps.buffers import DTYPE_NAMES
 from testbed.backends.zmq_ps.optimizers import parse_optimizer
 from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES
+from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES, MAX_NOTE_BYTES
+from testbed.compression.mergers import build
 from testbed.errors import UsageError
 from testbed.nouns import Capabilities, Request, Verb
 
@@ -49,19 +53,26 @@ def check_request(request: Request, capabilities: Capabilities, size: int) -> No
         )
     if len(request.key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise UsageError(f"key has more than {MAX_KEY_BYTES} bytes; give the tensor a shorter one")
+    check_parts(request, size)
     if request.verb is Verb.BARRIER:
         return
-    _check_tensor(request)
+    for tensor in tensors_of(request):
+        _check_tensor(request, tensor)
     if request.verb is Verb.BROADCAST and not 0 <= request.root < size:
         raise UsageError(f"root is {request.root}; expected a rank from 0 to {size - 1}")
     if request.verb is Verb.INSTALL:
         parse_optimizer(request.note)
+    if request.verb is Verb.MERGE:
+        _check_merger(request)
 
 
-def _check_tensor(request: Request) -> None:
-    tensor = request.tensor
-    if tensor is None:
-        raise UsageError(f"{request} has no tensor; only a barrier goes without")
+def _check_merger(request: Request) -> None:
+    if len(request.note.encode()) > MAX_NOTE_BYTES:
+        raise UsageError(f"{request}: the merger's description is longer than {MAX_NOTE_BYTES}")
+    build(request.note)
+
+
+def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise UsageError(
             f"{request}: tensor is on {tensor.device}, strides {tensor.stride()}; expected a "
@@ -71,8 +82,10 @@ def _check_tensor(request: Request) -> None:
         raise UsageError(
             f"{request}: dtype is {tensor.dtype}; expected one of {', '.join(DTYPE_NAMES.values())}"
         )
-    if request.verb is Verb.GATHER and tensor.dim() != 1:
+    if request.verb in (Verb.GATHER, Verb.MERGE) and tensor.dim() != 1:
         raise UsageError(f"{request}: tensor has {tensor.dim()} dimensions; expected 1")
+    if request.verb is Verb.MERGE and tensor.dtype != torch.uint8:
+        raise UsageError(f"{request}: dtype is {tensor.dtype}; expected a payload of uint8")
     if request.verb in (Verb.INSTALL, Verb.APPLY) and not tensor.dtype.is_floating_point:
         raise UsageError(
             f"{request}: dtype is {tensor.dtype}; expected floating-point parameters, which alone "

@@ -11,9 +11,11 @@ import zmq
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
+from testbed.backends.zmq_ps.beginning import begin
 from testbed.backends.zmq_ps.buffers import Bytes
-from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket, begin
+from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket
 from testbed.backends.zmq_ps.host import ServerProcess
+from testbed.backends.zmq_ps.owners import Owners
 from testbed.backends.zmq_ps.serve import Counters
 from testbed.backends.zmq_ps.wake import Waker
 from testbed.backends.zmq_ps.wire import (
@@ -64,6 +66,7 @@ class Client:
         self._waker = waker
         self._own = own
         self._report = group.control.report_failure
+        self._owners = Owners(place_.num_servers)
         self._idle = set(range(group.num_channels))
         self._sequences = [0] * group.num_channels
         self._under_way: dict[ExchangeName, tuple[PendingWork, Exchange]] = {}
@@ -178,10 +181,12 @@ class Client:
             work.start()
             ticket = self._ticket_of(work, self._sequences[channel])
             self._sequences[channel] += 1
-            exchange = begin(work.request, ticket, self._place)
+            exchange = begin(work.request, ticket, self._place, self._owners)
             self._under_way[exchange.header.exchange] = (work, exchange)
             for server, header, elements in exchange.messages():
                 exchange.traffic += self._send(server, header, elements)
+            if exchange.about_to_end:
+                self._queue.let_next(work)
 
     def _say(self) -> None:
         if self._counters_wanted and not self._counters_asked:
@@ -239,7 +244,10 @@ class Client:
             return
         work, exchange = self._under_way[header.exchange]
         exchange.traffic += traffic
-        if exchange.take(header, payload):
+        over = exchange.take(header, payload)
+        if exchange.about_to_end:
+            self._queue.let_next(work)
+        if over:
             del self._under_way[header.exchange]
             self._idle.add(work.request.channel)
             self._queue.retire(work)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from testbed.backends.zmq_ps.buffers import DTYPE_NAMES, TORCH_DTYPES, Bytes, bytes_of, copy_in
+from testbed.backends.zmq_ps.buffers import DTYPE_NAMES, Bytes, bytes_of, copy_in
+from testbed.backends.zmq_ps.incoming import IncomingParts
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
 from testbed.nouns import Combined, Request, Traffic, Verb
@@ -95,6 +96,11 @@ class Exchange:
             self.staleness = max(self.staleness or 0, header.staleness)
         return not self._waiting
 
+    @property
+    def about_to_end(self) -> bool:
+        """Whether few answers are missing: an eighth of them, or one."""
+        return len(self._waiting) <= max(1, len(self.slices) // 8)
+
     def result(self) -> Combined:
         """What the request brought."""
         return Combined(
@@ -137,8 +143,7 @@ class GatherExchange(Exchange):
 
     def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
         super().__init__(request, ticket, place_)
-        self._parts: dict[int, torch.Tensor] = {}
-        self._missing = {rank: 1 for rank in range(place_.size) if rank != place_.rank}
+        self._incoming = IncomingParts(r for r in range(place_.size) if r != place_.rank)
         self._counts = [
             max(1, sum(piece.server == server for piece in self.slices))
             for server in range(place_.num_servers)
@@ -158,27 +163,12 @@ class GatherExchange(Exchange):
         if Flag.PAYLOAD not in header.flags:
             self._unconfirmed -= 1
         else:
-            self._take_slice(header, payload)
-        return self._unconfirmed == 0 and not any(self._missing.values())
-
-    def _take_slice(self, header: Header, payload: memoryview) -> None:
-        source = header.root
-        if source not in self._parts:
-            dtype = TORCH_DTYPES[header.dtype]
-            self._parts[source] = torch.empty(header.total_elements, dtype=dtype)
-            self._missing[source] = header.total_elements
-        copy_in(bytes_of(self._parts[source]), header.offset * header.element_size, payload)
-        self._missing[source] -= header.num_elements
+            self._incoming.take(header, payload)
+        return self._unconfirmed == 0 and self._incoming.complete
 
     def result(self) -> Combined:
         """The parts of all ranks, this rank's own tensor among them."""
         own = self.request.tensor
         assert own is not None
-        parts = [own if r == self.place.rank else self._parts[r] for r in range(self.place.size)]
-        return Combined(tensor=own, parts=tuple(parts), traffic=self.traffic)
-
-
-def begin(request: Request, ticket: Ticket, place_: Place) -> Exchange:
-    """The exchange that carries a request out."""
-    kind = GatherExchange if request.verb is Verb.GATHER else Exchange
-    return kind(request, ticket, place_)
+        parts = self._incoming.with_own(self.place.rank, own)
+        return Combined(tensor=own, parts=parts, traffic=self.traffic)

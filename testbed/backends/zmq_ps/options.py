@@ -23,6 +23,9 @@ class ZmqPsOptions:
             the optimizer); None = `worker` for bsp, `server` otherwise.
         slice_kib: largest payload of one message in KiB; smaller overlaps push and pull better,
             larger costs fewer messages.
+        repack: for compressed gradients that servers merge: encode the mean again for the way back,
+            with the codec that the workers used and error feedback on the server; else it goes back
+            without loss. Compressors that only combine (dgc) are not encoded again.
 
     Raises:
         UsageError: a value that none of these words describes, or update=worker without bsp.
@@ -36,6 +39,7 @@ class ZmqPsOptions:
     consistency: str = "bsp"
     update: Literal["worker", "server"] | None = None
     slice_kib: int = 1024
+    repack: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"colocated|(colocated|dedicated):[1-9]\d{0,3}", self.servers):

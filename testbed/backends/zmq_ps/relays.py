@@ -55,14 +55,14 @@ class Relays:
         worker = header.worker
         entry = self._gatherings.setdefault(header.exchange, _Gathering(header))
         check_same(entry.first, header, ("key", "step", "dtype"))
-        replies = [] if worker in entry.arrived else [_passed_on(m, worker) for m in entry.messages]
+        replies = [] if worker in entry.arrived else [passed_on(m, worker) for m in entry.messages]
         left = entry.arrived.get(worker, header.frame_count) - 1
         if left < 0:
             raise Mismatch(f"rank {worker} sent more of {header.key!r} than it announced")
         entry.arrived[worker] = left
         replies.append(answer(header, worker))
         if Flag.PAYLOAD in header.flags:
-            replies += [_passed_on(message, other) for other in entry.arrived if other != worker]
+            replies += [passed_on(message, other) for other in entry.arrived if other != worker]
             entry.messages.append(message)
         if len(entry.arrived) == self._num_workers and not any(entry.arrived.values()):
             del self._gatherings[header.exchange]
@@ -93,7 +93,8 @@ class Relays:
         return replies
 
 
-def _passed_on(message: Message, worker: int) -> Message:
+def passed_on(message: Message, worker: int) -> Message:
+    """A worker's slice as it goes to another worker; `root` names where it comes from."""
     header = message.header
     return Message(
         replace(header, worker=worker, root=header.worker, flags=header.flags & Flag.PAYLOAD),

@@ -50,6 +50,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         num_workers: workers of the job.
         staleness: as in `ServerState`.
         slice_bytes: largest payload that a worker may send.
+        repack: see `Merges`.
         beside: there is a worker on this machine that need not go through the network.
     """
 
@@ -60,6 +61,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     staleness: int | None
     slice_bytes: int
     beside: bool = False
+    repack: bool = False
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -121,7 +123,7 @@ class Server:
     """
 
     def __init__(self, settings: ServerSettings, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._state = ServerState(settings.num_workers, settings.staleness)
+        self._state = ServerState(settings.num_workers, settings.staleness, repack=settings.repack)
         self._digest = token_digest(settings.token)
         self._identities = [worker_identity(settings.token, w) for w in range(settings.num_workers)]
         self._workers = {identity: w for w, identity in enumerate(self._identities)}

@@ -64,9 +64,10 @@ def check_payload_sense(header: Header) -> None:
     Raises:
         Refused: elements are missing, or there are some where none belong.
     """
-    if header.operation is Operation.GATHER:  # a worker may have none for this server
+    if header.operation in (Operation.GATHER, Operation.DELIVER):  # it may have none for us
         return
-    wanted = header.operation in (Operation.SUM, Operation.FOLD, Operation.APPLY) or (
+    all_give = (Operation.SUM, Operation.FOLD, Operation.APPLY, Operation.MERGE)
+    wanted = header.operation in all_give or (
         header.operation in (Operation.BROADCAST, Operation.INSTALL)
         and header.worker == header.root
     )
@@ -83,10 +84,15 @@ class ServerState:
     Args:
         num_workers: workers 0 .. num_workers - 1.
         staleness: clocks that the slowest worker may be behind; 0 = bulk synchronous, None = async.
+        repack: see `Merges`.
     """
 
-    def __init__(self, num_workers: int, staleness: int | None = 0) -> None:
+    def __init__(
+        self, num_workers: int, staleness: int | None = 0, *, repack: bool = False
+    ) -> None:
         # Imported here: the parts below need the names above.
+        from testbed.backends.zmq_ps.deliveries import Deliveries
+        from testbed.backends.zmq_ps.merges import Merges
         from testbed.backends.zmq_ps.parameters import Parameters
         from testbed.backends.zmq_ps.relays import Relays
         from testbed.backends.zmq_ps.sums import Sums
@@ -95,6 +101,8 @@ class ServerState:
         self.departed: set[int] = set()
         self._sums = Sums(num_workers)
         self._relays = Relays(num_workers)
+        self._deliveries = Deliveries(num_workers)
+        self._merges = Merges(num_workers, repack)
         self._parameters = Parameters(num_workers, staleness)
         self._broken: dict[tuple[Operation, int, int], bytes] = {}
         self._handlers: dict[Operation, Callable[[Message], list[Message]]] = {
@@ -103,6 +111,8 @@ class ServerState:
             Operation.SPREAD: self._sums.pull,
             Operation.BARRIER: self._sums.push,
             Operation.GATHER: self._relays.gather,
+            Operation.DELIVER: self._deliveries.handle,
+            Operation.MERGE: self._merges.push,
             Operation.BROADCAST: self._relays.broadcast,
             Operation.INSTALL: self._parameters.install,
             Operation.APPLY: self._parameters.apply,
@@ -117,7 +127,8 @@ class ServerState:
     @property
     def num_open(self) -> int:
         """Slices of exchanges that wait for somebody; 0 when all is answered."""
-        return self._sums.num_open + self._relays.num_open + self._parameters.num_open
+        parts = (self._sums, self._relays, self._deliveries, self._merges, self._parameters)
+        return sum(part.num_open for part in parts)
 
     def handle(self, message: Message) -> list[Message]:
         """Take one message in and give the messages that can now go out.

@@ -36,6 +36,8 @@ class Operation(enum.IntEnum):
     APPLY = 8
     COUNTERS = 9
     GOODBYE = 10
+    DELIVER = 11
+    MERGE = 12
 
 
 class Flag(enum.IntFlag):
@@ -45,6 +47,7 @@ class Flag(enum.IntFlag):
     PAYLOAD = 1  # the elements of this slice are in the second frame
     ERROR = 2  # from a server: the note says why the exchange failed
     RENEWED = 4  # with FOLD: the worker will not spread the fold before this one
+    REPACKED = 8  # from a server, with MERGE: a codec encoded the mean again, not without loss
 
 
 class WireError(ValueError):
@@ -268,7 +271,7 @@ def _check_fields(
         raise BadField(f"operation is {operation}; expected 1 to {max(Operation)}")
     if dtype >= len(DTYPES):
         raise BadField(f"dtype is {dtype}; expected 0 to {len(DTYPES) - 1}")
-    if flags & ~int(Flag.PAYLOAD | Flag.ERROR | Flag.RENEWED):
+    if flags & ~int(~Flag.NONE):
         raise BadField(f"flags are {flags:#x}; expected bits of {Flag.__members__}")
     if offset + num_elements > total:
         raise BadField(

@@ -1,0 +1,1 @@
+"""What compression costs in accuracy: rates searched, then seeds, on real gradients."""

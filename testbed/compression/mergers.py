@@ -1,0 +1,215 @@
+"""A merger in words: what a parameter server is told, so that it can merge payloads.
+
+The words are JSON: the name of a known part and its options, nested where a part holds another.
+Nothing is unpickled or imported by name; a server builds known parts only.
+
+    {"merger": {"part": "topk", "ratio": 0.01}, "num_elements": 700, "dtype": "float32",
+     "again": null, "seed": 0}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+import torch
+
+from testbed.compression.gathered import Codec
+from testbed.compression.levels import Levels
+from testbed.compression.natural import Natural
+from testbed.compression.onebit import OneBit
+from testbed.compression.protocol import Merger
+from testbed.compression.quantised import Quantised
+from testbed.compression.selection import Threshold, TopK, TopKSampled
+from testbed.compression.sign import Sign
+from testbed.compression.sparse_mean import SparseMerger
+from testbed.errors import UsageError
+
+PARTS: Mapping[str, type] = {
+    "sparse": SparseMerger,
+    "topk": TopK,
+    "topk-sampled": TopKSampled,
+    "threshold": Threshold,
+    "sign": Sign,
+    "quantised": Quantised,
+    "levels": Levels,
+    "natural": Natural,
+    "onebit": OneBit,
+}
+NAMES: Mapping[type, str] = {part: name for name, part in PARTS.items()}
+PLAIN = (bool, int, float, str)  # options; whatever else a part holds is a part
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class Merging:
+    """What a server must know to merge the payloads of a message.
+
+    Attributes:
+        merger: combines payloads.
+        num_elements: n of the message.
+        dtype: of its values.
+        again: encodes the mean for the way back (see `server.merge`); None: lossless.
+        seed: of the run, for the draws of `again`.
+    """
+
+    merger: Merger
+    num_elements: int
+    dtype: torch.dtype
+    again: Codec | None = None
+    seed: int = 0
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the message uncompressed."""
+        return self.num_elements * self.dtype.itemsize
+
+    def like(self) -> torch.Tensor:
+        """A tensor of the message's size and dtype."""
+        return torch.empty(self.num_elements, dtype=self.dtype)
+
+
+def can_describe(merger: object) -> bool:
+    """Whether `describe` knows a merger or codec; others can only be gathered.
+
+    Example:
+        >>> can_describe(TopK(0.1)), can_describe(object())
+        (True, False)
+    """
+    if type(merger) not in NAMES:
+        return False
+    held = [getattr(merger, f.name) for f in _fields(merger)]
+    return all(isinstance(value, PLAIN) or can_describe(value) for value in held)
+
+
+def describe(
+    merger: Merger,
+    num_elements: int,
+    dtype: torch.dtype,
+    again: Codec | None = None,
+    seed: int = 0,
+) -> str:
+    """A merging as JSON; `build` is the way back.
+
+    Raises:
+        UsageError: a merger that no server knows, or a dtype that is no floating point.
+
+    Example:
+        >>> describe(SparseMerger(), 700, torch.float32).partition(", ")[0]
+        '{"merger": {"part": "sparse"}'
+    """
+    names = [name for name, known in DTYPES.items() if known == dtype]
+    if not names:
+        raise UsageError(f"dtype is {dtype}; a merged message has one of {', '.join(DTYPES)}")
+    words = {
+        "merger": _describe_part(merger),
+        "num_elements": num_elements,
+        "dtype": names[0],
+        "again": None if again is None else _describe_part(again),
+        "seed": seed,
+    }
+    return json.dumps(words)
+
+
+class _Words(msgspec.Struct, forbid_unknown_fields=True):
+    merger: dict[str, Any]
+    num_elements: int
+    dtype: str
+    again: dict[str, Any] | None = None
+    seed: int = 0
+
+
+def build(text: str | bytes) -> Merging:
+    """What `describe` described.
+
+    Raises:
+        UsageError: no JSON of this form, an unknown part or option, or a value out of range.
+
+    Example:
+        >>> build(describe(TopK(0.5), 10, torch.bfloat16)).merger
+        TopK(ratio=0.5)
+    """
+    try:
+        words = msgspec.json.decode(text, type=_Words)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"a merger's description is {text!r:.200}: {error}") from error
+    if words.dtype not in DTYPES or words.num_elements < 0:
+        raise UsageError(
+            f"a merger's description has {words.num_elements} elements of {words.dtype}; expected "
+            f"none or more, of {', '.join(DTYPES)}"
+        )
+    again = None if words.again is None else _build_part(words.again, "encode")
+    return Merging(
+        _build_part(words.merger, "combine"),
+        words.num_elements,
+        DTYPES[words.dtype],
+        again,
+        words.seed,
+    )
+
+
+def encoder_of(merger: Merger) -> Codec | None:
+    """The merger as the codec that makes such payloads; None where it only combines them.
+
+    Example:
+        >>> encoder_of(TopK(0.1)), encoder_of(SparseMerger())
+        (TopK(ratio=0.1), None)
+    """
+    codec: Any = merger
+    return codec if hasattr(codec, "encode") else None
+
+
+def _fields(part: object) -> tuple[dataclasses.Field[Any], ...]:
+    # A part without options need not be a dataclass.
+    return dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+
+
+def _describe_part(part: object) -> dict[str, Any]:
+    name = NAMES.get(type(part))
+    if name is None:
+        raise UsageError(
+            f"no server can merge by {type(part).__name__}; known are {', '.join(PARTS)}; gather "
+            "its payloads instead"
+        )
+    values = {f.name: getattr(part, f.name) for f in _fields(part)}
+    return {"part": name} | {
+        key: value if isinstance(value, PLAIN) else _describe_part(value)
+        for key, value in values.items()
+    }
+
+
+def _build_part(words: dict[str, Any], ability: str) -> Any:
+    """The part, which must have the method `ability`."""
+    name = words.get("part")
+    kind = PARTS.get(name) if isinstance(name, str) else None
+    if kind is None or not hasattr(kind, ability):
+        able = ", ".join(known for known, part in PARTS.items() if hasattr(part, ability))
+        raise UsageError(f"a merger's part is {name!r}; expected one of {able}")
+    given = {key: value for key, value in words.items() if key != "part"}
+    hints = _hints(kind)
+    if set(given) - set(hints):
+        unknown = ", ".join(sorted(set(given) - set(hints)))
+        raise UsageError(f"merger {name!r} has no option {unknown}; it has {', '.join(hints)}")
+    try:
+        return kind(**{key: _option(value, hints[key]) for key, value in given.items()})
+    except (TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"merger {name!r} cannot be made of {given!r:.200}: {error}") from error
+
+
+def _option(value: Any, hint: Any) -> Any:
+    return _build_part(value, "decode") if isinstance(value, dict) else msgspec.convert(value, hint)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    return {name: hints[name] for name in names}

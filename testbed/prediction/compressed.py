@@ -1,0 +1,262 @@
+"""When the messages of a plan travel under a compressor, and what an iteration then takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import msgspec
+
+from testbed.errors import UsageError
+from testbed.prediction.algorithms import Algorithm
+from testbed.prediction.codec import CodecCost, RoundCost
+from testbed.prediction.crossing import forward_end_s
+from testbed.prediction.exchange import round_phases_s, wire_bytes
+from testbed.prediction.link import Link
+from testbed.prediction.timeline import check_belongs, message_ready_s
+from testbed.prediction.trace import ELEMENT_BYTES, Trace
+from testbed.scheduling.plan import Plan
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """One message's three stages, alone.
+
+    Attributes:
+        encode_s: until its first round can leave.
+        communication_s: from its first round's start to its last answer, work between included.
+        decode_s: from there to the mean.
+        sent_bytes: payload that a rank hands over.
+        wire_bytes: through the busiest interface in one direction.
+    """
+
+    encode_s: float
+    communication_s: float
+    decode_s: float
+    sent_bytes: float
+    wire_bytes: float
+
+
+class CompressedTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """What one iteration under a compressor comes to, seconds and bytes of one rank.
+
+    Attributes:
+        iteration_s: time of one iteration in the steady state.
+        exposed_s: end of the last decoding minus end of backward; None for plans that cross the
+            iteration boundary.
+        encode_s: sum over messages.
+        communication_s: sum over messages.
+        decode_s: sum over messages.
+        sent_bytes: handed over, all messages.
+        dense_bytes: of the gradients.
+        ends_s: when each message's mean is there, in the plan's order.
+    """
+
+    iteration_s: float
+    exposed_s: float | None
+    encode_s: float
+    communication_s: float
+    decode_s: float
+    sent_bytes: float
+    dense_bytes: int
+    ends_s: tuple[float, ...]
+
+
+def message_cost(
+    codec: CodecCost,
+    num_elements: int,
+    link: Link,
+    algorithm: Algorithm,
+    *,
+    element_bytes: int = 4,
+    ratio: float | None = None,
+) -> MessageCost:
+    """What one message takes under a compressor.
+
+        encode + sum over rounds of (start-ups + transfer, `exchange.round_phases_s`)
+               + merging at a server + work between rounds + decode
+
+    Args:
+        codec: measured with elements of 4 bytes, for as many workers as the link has.
+        num_elements: of the message.
+        link: measured with dense sums.
+        algorithm: that its backend runs.
+        element_bytes: of the gradients; payloads are scaled with it.
+        ratio: the message's own, instead of the codec's: payloads grow in proportion, up to the
+            dense ones; seconds stay, for a selection looks at all elements.
+
+    Raises:
+        UsageError: measured for another number of workers; a ratio for a compressor without one.
+
+    Example:
+        >>> from testbed.prediction.algorithms import Ring
+        >>> from testbed.prediction.codec import CodecSample
+        >>> link = Link(backend="gloo", num_workers=2, latency_s=1e-3, seconds_per_byte=1e-9)
+        >>> sample = CodecSample(num_elements=1000, compute_s=(2e-3, 1e-3),
+        ...                      rounds=(RoundCost(form="gather", num_bytes=80),))
+        >>> codec = CodecCost(compressor="topk", num_workers=2, samples=(sample,))
+        >>> cost = message_cost(codec, 1_000_000, link, Ring())
+        >>> f"{cost.encode_s:g} {cost.communication_s:g} {cost.decode_s:g} {cost.sent_bytes:g}"
+        '2 0.00108 1 80000'
+    """
+    if codec.num_workers != link.num_workers and link.num_workers > 1:
+        raise UsageError(
+            f"the cost of {codec.compressor!r} was measured for {codec.num_workers} workers, the "
+            f"link has {link.num_workers}; measure it for {link.num_workers}"
+        )
+    sample = codec.at(num_elements)
+    factor, dense_bytes = element_bytes / 4, float(num_elements * element_bytes)
+    if ratio is not None:
+        factor *= ratio / _own_ratio(codec)
+    rounds = [_resized(r, factor, dense_bytes, ratio is not None) for r in sample.rounds]
+    phases = [round_phases_s(r, link, algorithm) for r in rounds]
+    return MessageCost(
+        encode_s=sample.compute_s[0],
+        communication_s=sum(a + b for a, b in phases)
+        + sum(r.merge_s for r in rounds)
+        + sum(sample.compute_s[1:-1]),
+        decode_s=sample.compute_s[-1],
+        sent_bytes=sum(r.num_bytes for r in rounds),
+        wire_bytes=sum(wire_bytes(r, link.num_workers, algorithm) for r in rounds),
+    )
+
+
+def _own_ratio(codec: CodecCost) -> float:
+    if codec.ratio is None:
+        raise UsageError(
+            f"the plan gives each message a ratio, but {codec.compressor!r} has none; take one "
+            "with a ratio, for example ef+topk"
+        )
+    return codec.ratio
+
+
+def _resized(each: RoundCost, factor: float, dense_bytes: float, capped: bool) -> RoundCost:
+    most = dense_bytes if capped else float("inf")
+    return RoundCost(
+        form=each.form,
+        num_bytes=min(each.num_bytes * factor, most),
+        merged_bytes=min(each.merged_bytes * factor, most),
+        merge_s=each.merge_s,
+    )
+
+
+def compressed_timeline(
+    plan: Plan, trace: Trace, link: Link, algorithm: Algorithm, codec: CodecCost
+) -> CompressedTimeline:
+    """The iteration time of a plan whose messages are compressed.
+
+    Three stages beside the backward pass, each for one message at a time: encode (a thread of its
+    own), communicate (on each channel), decode (a thread of its own):
+
+        e_k = max(e_{k-1}, c_k) + encode_k;  d_k = max(d_{k-1}, E_k) + decode_k
+        E_k = max(E_{k-1}, e_k) + communication_k        (order `fifo`)
+
+    With order `priority` the most urgent encoded message is sent next. Iteration:
+    t_f + max(t_b, d_K), or of a plan that crosses the iteration boundary the end of a forward pass
+    in which each layer waits for its own messages.
+
+    Assumed: encoding takes nothing from backward (it has a core or stream of its own), and
+    messages on several channels do not slow each other; halves (`dear`) travel whole; ticks of a
+    background loop and credits are not modelled.
+
+    Raises:
+        UsageError: see `message_cost`; a plan of another model.
+    """
+    check_belongs(plan, trace)
+    costs = _costs_of(plan, link, algorithm, codec)
+    encoded_s = _one_after_another(message_ready_s(plan, trace), [c.encode_s for c in costs])
+    arrived_s = _communicated(plan, encoded_s, [c.communication_s for c in costs])
+    by_arrival = sorted(range(len(costs)), key=arrived_s.__getitem__)
+    decoded_s = _one_after_another(
+        [arrived_s[i] for i in by_arrival], [costs[i].decode_s for i in by_arrival]
+    )
+    ends_s = [0.0] * len(costs)
+    for index, end_s in zip(by_arrival, decoded_s, strict=True):
+        ends_s[index] = end_s
+    backward_s, last_s = trace.backward_s, max(ends_s, default=0.0)
+    crosses = plan.crosses_iteration or plan.halves
+    return CompressedTimeline(
+        iteration_s=(
+            forward_end_s(trace, _by_tensor(plan, ends_s))
+            if crosses
+            else trace.forward_s + max(backward_s, last_s)
+        ),
+        exposed_s=None if crosses else max(0.0, last_s - backward_s),
+        encode_s=sum(c.encode_s for c in costs),
+        communication_s=sum(c.communication_s for c in costs),
+        decode_s=sum(c.decode_s for c in costs),
+        sent_bytes=sum(c.sent_bytes for c in costs),
+        dense_bytes=trace.num_bytes,
+        ends_s=tuple(ends_s),
+    )
+
+
+def _costs_of(plan: Plan, link: Link, algorithm: Algorithm, codec: CodecCost) -> list[MessageCost]:
+    """Of each message; equal ones, as slices are, are reckoned once."""
+    known: dict[tuple[int, int, float | None], MessageCost] = {}
+    costs = []
+    for message in plan.messages:
+        size = sum(part.stop - part.start for part in message.parts)
+        element_bytes = ELEMENT_BYTES[plan.dtypes[message.parts[0].tensor]] if message.parts else 4
+        what = (size, element_bytes, message.ratio)
+        if what not in known:
+            known[what] = message_cost(
+                codec, size, link, algorithm, element_bytes=element_bytes, ratio=message.ratio
+            )
+        costs.append(known[what])
+    return costs
+
+
+def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -> list[float]:
+    """Ends on one thread, in the order in which they become ready; equal ones in their own."""
+    ends_s, free_s = [0.0] * len(ready_s), 0.0
+    for index in sorted(range(len(ready_s)), key=ready_s.__getitem__):
+        free_s = max(free_s, ready_s[index]) + durations_s[index]
+        ends_s[index] = free_s
+    return ends_s
+
+
+def _communicated(
+    plan: Plan, encoded_s: Sequence[float], durations_s: Sequence[float]
+) -> list[float]:
+    ends_s = [0.0] * len(encoded_s)
+    for channel in range(plan.num_channels):
+        mine = [i for i, m in enumerate(plan.messages) if m.channel == channel]
+        if plan.order == "fifo":
+            free_s = 0.0
+            for index in mine:
+                free_s = max(free_s, encoded_s[index]) + durations_s[index]
+                ends_s[index] = free_s
+        else:
+            _most_urgent_first(plan, mine, encoded_s, durations_s, ends_s)
+    return ends_s
+
+
+def _most_urgent_first(
+    plan: Plan,
+    mine: Sequence[int],
+    encoded_s: Sequence[float],
+    durations_s: Sequence[float],
+    ends_s: list[float],
+) -> None:
+    arrivals = sorted(mine, key=encoded_s.__getitem__)
+    waiting: list[tuple[int, int]] = []
+    free_s, head = 0.0, 0
+    while head < len(arrivals) or waiting:
+        if not waiting:
+            free_s = max(free_s, encoded_s[arrivals[head]])
+        while head < len(arrivals) and encoded_s[arrivals[head]] <= free_s:
+            heappush(waiting, (plan.messages[arrivals[head]].priority, arrivals[head]))
+            head += 1
+        index = heappop(waiting)[1]
+        free_s += durations_s[index]
+        ends_s[index] = free_s
+
+
+def _by_tensor(plan: Plan, ends_s: Sequence[float]) -> list[float]:
+    arrived_s = [0.0] * len(plan.names)
+    for message, end_s in zip(plan.messages, ends_s, strict=True):
+        for part in message.parts:
+            arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
+    return arrived_s

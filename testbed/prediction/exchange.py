@@ -1,0 +1,80 @@
+"""What one round of a compressed exchange takes, by the constants of a link measured with sums.
+
+A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b = transfers(n) beta
+(`prediction.algorithms`). Other forms use the same alpha and beta:
+
+| form | start-ups | bytes through the busiest interface, one direction |
+|---|---|---|
+| sum of M | startups(n) | transfers(n) M |
+| gather of m each, ring and others | 2 (n - 1), the first half for the sizes | (n - 1) m |
+| gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S, (n - 1) w)) m |
+| gather of m each, one server merges into m' | 2 | v (m + m') |
+| deliver of m in all, ring and others | 2 (n - 1), the first half for the sizes | m |
+| deliver of m in all, relayed by S servers | 2 | 2 w m |
+
+Servers: w = max(1, n / S) dedicated, (n - 1) / S colocated; v = n dedicated, n - 1 colocated, as
+the one server that owns a key serves all workers.
+"""
+
+from __future__ import annotations
+
+from testbed.prediction.algorithms import Algorithm, Server
+from testbed.prediction.codec import RoundCost
+from testbed.prediction.costs import phases_s
+from testbed.prediction.link import Link
+
+
+def round_phases_s(each: RoundCost, link: Link, algorithm: Algorithm) -> tuple[float, float]:
+    """Start-up and transfer seconds of one round alone on the link.
+
+    Args:
+        each: what it hands over, in bytes of each rank.
+        link: measured with sums of dense messages; its piece for the same wire bytes counts.
+        algorithm: that the link's backend sums by.
+
+    Returns:
+        Both 0 with one worker.
+
+    Example:
+        >>> from testbed.prediction.algorithms import Ring
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=6e-3, seconds_per_byte=1.5e-9)
+        >>> each = RoundCost(form="gather", num_bytes=1e6)
+        >>> [round(s, 6) for s in round_phases_s(each, link, Ring())]
+        [0.006, 0.003]
+    """
+    n = link.num_workers
+    if n == 1 or (each.form == "sum" and each.num_bytes <= 0):
+        return 0.0, 0.0
+    startups, wire_bytes = _needs(each, n, algorithm)
+    dense_bytes = wire_bytes / algorithm.transfers(n)
+    # A round of no bytes still has its start-ups: sizes are told in any case.
+    startup_s, transfer_s = phases_s(link, max(dense_bytes, 1.0))
+    return (
+        startup_s * startups / algorithm.startups(n),
+        transfer_s if dense_bytes >= 1.0 else transfer_s * dense_bytes,
+    )
+
+
+def wire_bytes(each: RoundCost, num_workers: int, algorithm: Algorithm) -> float:
+    """Bytes of a round through the busiest interface, in one direction."""
+    return 0.0 if num_workers == 1 else _needs(each, num_workers, algorithm)[1]
+
+
+def _needs(each: RoundCost, n: int, algorithm: Algorithm) -> tuple[float, float]:
+    """Start-ups one after another, and bytes through the busiest interface."""
+    if each.form == "sum":
+        return algorithm.startups(n), algorithm.transfers(n) * each.num_bytes
+    if not isinstance(algorithm, Server):
+        fan = n - 1 if each.form == "gather" else 1
+        return 2 * (n - 1), fan * each.num_bytes
+    dedicated = algorithm.placement == "dedicated"
+    count = algorithm.servers or n
+    share = max(1.0, n / count) if dedicated else (n - 1) / min(count, n)
+    startups = algorithm.startups(n)
+    if each.form == "deliver":
+        return startups, 2 * share * each.num_bytes
+    if each.merged_bytes:
+        fan = n if dedicated else n - 1
+        return startups, fan * (each.num_bytes + each.merged_bytes)
+    pull = max((n - 1) * (count - 1) / count, (n - 1) * share)
+    return startups, (share + pull) * each.num_bytes

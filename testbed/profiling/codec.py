@@ -1,0 +1,192 @@
+"""What a compressor costs on this machine: timed conversations of n ranks in one process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+
+from testbed.compression.chain import resolve_compressor
+from testbed.compression.lockstep import carry_out, handed_over_bytes
+from testbed.compression.protocol import (
+    Arrived,
+    Compressor,
+    Context,
+    Conversation,
+    Exchanged,
+    Form,
+    Round,
+    State,
+)
+from testbed.compression.warmup import ratio_of
+from testbed.errors import UsageError
+from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+_FORMS: dict[Form, FormName] = {
+    Form.SUM: "sum",
+    Form.GATHER: "gather",
+    Form.DELIVER: "deliver",
+}
+
+
+def measure_codec(
+    spec_text: str,
+    num_workers: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    merges: bool = False,
+    warmup: int = 1,
+    repeats: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CodecCost:
+    """Seconds and bytes of a compressor at some message sizes, on the threads that torch has now.
+
+    All ranks take their turns in this process; a stage's time is the least of all ranks and
+    repeats, since their work is alike and what else the machine does only adds. Values are normal
+    deviates, drawn anew for each step: how sparse or smooth real gradients are does not count.
+    Later steps count, in which residuals and bases are there.
+
+    Args:
+        spec_text: the compressor.
+        num_workers: n, as many as are to be predicted for.
+        sizes: elements of the messages (float32), ascending.
+        merges: whether a server would merge what ranks gather: then the payload that it sends back
+            is made and weighed, and decoded instead of those of all ranks.
+        warmup: steps that are not timed.
+        repeats: steps that are.
+        clock: tells the time in seconds.
+
+    Raises:
+        UsageError: an unknown compressor, no worker or no size.
+    """
+    if num_workers < 1 or not sizes or min(sizes) < 1:
+        raise UsageError(
+            f"measuring {spec_text!r} for {num_workers} workers at sizes {tuple(sizes)}; expected "
+            "one worker and one size or more"
+        )
+    compressor = resolve_compressor(spec_text)
+    samples = []
+    for num_elements in sorted(sizes):
+        job = _Job(compressor, num_workers, num_elements, merges, clock)
+        steps = [job.step() for _ in range(warmup + repeats)]
+        samples.append(_summed_up(num_elements, steps[warmup:]))
+    return CodecCost(
+        compressor=spec_text,
+        num_workers=num_workers,
+        ratio=_ratio(compressor),
+        samples=tuple(samples),
+    )
+
+
+def _ratio(compressor: Compressor) -> float | None:
+    try:
+        return ratio_of(compressor)
+    except UsageError:  # its way to say that there is none
+        return None
+
+
+@dataclass
+class _Step:
+    """Of one exchange: seconds of each stage, of each rank, and its rounds."""
+
+    compute_s: list[list[float]] = field(default_factory=list)
+    rounds: list[RoundCost] = field(default_factory=list)
+
+
+@dataclass
+class _Job:
+    """N ranks that exchange one message again and again."""
+
+    compressor: Compressor
+    num_workers: int
+    num_elements: int
+    merges: bool
+    clock: Callable[[], float]
+    states: list[State] = field(default_factory=list)
+    count: int = 0
+
+    def step(self) -> _Step:
+        """One exchange of all ranks."""
+        self.states = self.states or [{} for _ in range(self.num_workers)]
+        draw = torch.Generator().manual_seed(self.count)
+        values = [torch.randn(self.num_elements, generator=draw) for _ in range(self.num_workers)]
+        talks = [
+            self.compressor.exchange(v, s, self._context(rank))
+            for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
+        ]
+        found = _Step()
+        answers: list[Arrived] | None = None
+        while True:
+            rounds, ended = self._advance(talks, answers, found)
+            if ended:
+                self.states = [done.state for done in ended]
+                self.count += 1
+                return found
+            answers = self._answered(rounds, values[0], found)
+
+    def _advance(
+        self, talks: Sequence[Conversation], answers: list[Arrived] | None, found: _Step
+    ) -> tuple[list[Round], list[Exchanged]]:
+        rounds: list[Round] = []
+        ended: list[Exchanged] = []
+        seconds = []
+        for rank, talk in enumerate(talks):
+            start_s = self.clock()
+            try:
+                rounds.append(next(talk) if answers is None else talk.send(answers[rank]))
+            except StopIteration as stop:
+                ended.append(stop.value)
+            seconds.append(self.clock() - start_s)
+        found.compute_s.append(seconds)
+        return rounds, ended
+
+    def _answered(self, rounds: list[Round], like: torch.Tensor, found: _Step) -> list[Arrived]:
+        handed = [handed_over_bytes(given, rank) for rank, given in enumerate(rounds)]
+        merger, merged_bytes, merge_s = rounds[0].merger, 0, 0.0
+        if self.merges and merger is not None:
+            start_s = self.clock()
+            mean = merger.combine(tuple(given.parts[0] for given in rounds), like)
+            pulled = merger.pack_mean(mean)
+            merge_s, merged_bytes = self.clock() - start_s, pulled.numel()
+            answers = [Arrived(pulled=pulled) for _ in rounds]
+        else:
+            answers = carry_out(rounds)
+        found.rounds.append(
+            RoundCost(
+                form=_FORMS[rounds[0].form],
+                num_bytes=statistics.fmean(handed),
+                merged_bytes=merged_bytes,
+                merge_s=merge_s,
+            )
+        )
+        return answers
+
+    def _context(self, rank: int) -> Context:
+        return Context(rank=rank, num_workers=self.num_workers, step=self.count, key="message")
+
+
+def _summed_up(num_elements: int, steps: Sequence[_Step]) -> CodecSample:
+    """The least of the seconds, means of the bytes; rounds as in the last step."""
+    last = steps[-1]
+    alike = [s for s in steps if [r.form for r in s.rounds] == [r.form for r in last.rounds]]
+    return CodecSample(
+        num_elements=num_elements,
+        compute_s=tuple(
+            min(chain.from_iterable(stage))
+            for stage in zip(*(s.compute_s for s in alike), strict=True)
+        ),
+        rounds=tuple(
+            RoundCost(
+                form=each[0].form,
+                num_bytes=statistics.fmean(r.num_bytes for r in each),
+                merged_bytes=statistics.fmean(r.merged_bytes for r in each),
+                merge_s=min(r.merge_s for r in each),
+            )
+            for each in zip(*(s.rounds for s in alike), strict=True)
+        ),
+    )

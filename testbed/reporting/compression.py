@@ -1,0 +1,182 @@
+"""Below which bandwidth each compressor should pay on what was measured, and whether it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from testbed.prediction.worth import WORTH, highest_worth
+from testbed.records.report import CompressionVerdict, ReportCell
+from testbed.records.text import rate_text
+from testbed.reporting.dilation import undilated
+
+BACKWARD = 2 / 3  # share of compute that is the backward pass, as FLOPs have it
+
+# What does not make other work of it.
+_FREE = ("scheduler", "compressor", "predict", "trace", "link", "plan", "repeat", "learning_rate")
+_ALSO_FREE = ("momentum", "deadline", "verify_steps")
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A step as a bulk of bytes and seconds, told apart by what bandwidth changes.
+
+    Attributes:
+        compute_s: of the step.
+        startup_s: of all messages.
+        wire_bytes: through the busiest interface, the larger direction.
+        encode_s: of all messages.
+        decode_s: of all messages.
+        num_messages: K.
+        hides: whether messages travel during backward.
+    """
+
+    compute_s: float
+    startup_s: float
+    wire_bytes: float
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    num_messages: int = 1
+    hides: bool = True
+
+    def step_s(self, wire_byte_s: float) -> float:
+        """Step time where a byte takes the busiest interface so long.
+
+            compute + max(0, longest + (sum - longest) / K - backward)
+
+        over the three stages encode, startup + bytes x wire_byte_s, decode: K messages in a
+        pipeline of three stages, behind a backward pass of two thirds of the compute time.
+
+        Example:
+            >>> Bulk(compute_s=3.0, startup_s=1.0, wire_bytes=4.0).step_s(1.0)
+            6.0
+        """
+        stages = (self.encode_s, self.startup_s + self.wire_bytes * wire_byte_s, self.decode_s)
+        longest = max(stages)
+        busy_s = longest + (sum(stages) - longest) / max(1, self.num_messages)
+        hidden_s = BACKWARD * self.compute_s if self.hides else 0.0
+        return self.compute_s + max(0.0, busy_s - hidden_s)
+
+
+def compression_verdicts(cells: Sequence[ReportCell]) -> list[CompressionVerdict]:
+    """One for each compressed cell that can be judged.
+
+    The model knows the fitted link (start-up and time per byte), what encoding, decoding and
+    sending took, and the dense cell's compute time; it does not know either step time. Compared is
+    with the fastest dense cell of the same work on the same backend.
+    """
+    shown = [undilated(cell) for cell in cells if cell.status == "ok"]
+    verdicts = []
+    for cell in shown:
+        dense = min(
+            (c for c in shown if c.compression is None and c.step_time_s and _same(c, cell)),
+            key=lambda c: c.step_time_s or 0.0,
+            default=None,
+        )
+        verdict = None if dense is None else _verdict(cell, dense, _link(cell, dense, shown))
+        if verdict is not None:
+            verdicts.append(verdict)
+    return verdicts
+
+
+def describe_verdicts(verdicts: Iterable[CompressionVerdict]) -> list[str]:
+    """A line for each, and what the model assumes."""
+    lines = [_line(v) for v in verdicts]
+    if not lines:
+        return []
+    known = (
+        "break-even bandwidths are reckoned from the fitted link and each cell's encoding, sending "
+        "and decoding in bulk: three stages in a pipeline behind a backward pass of two thirds of "
+        "the compute time; to pay means 1 % or more"
+    )
+    return [*lines, known]
+
+
+def _line(verdict: CompressionVerdict) -> str:
+    at = rate_text(verdict.link_bits_per_s)
+    where = {"any": "at any bandwidth", "never": "at no bandwidth"}.get(verdict.pays)
+    if verdict.below_bits_per_s is not None:
+        where = f"below {rate_text(verdict.below_bits_per_s)}"
+    agrees = "agrees" if verdict.agrees else "does not agree"
+    return (
+        f"{verdict.workload}/{verdict.backend}/{verdict.num_workers}, {verdict.scheduler}: "
+        f"{verdict.compressor} should pay {where}; the link has {at}: predicted "
+        f"{verdict.predicted_gain:+.0%}, measured {verdict.measured_gain:+.0%}, which {agrees}"
+    ).replace("%", " %")
+
+
+def _same(one: ReportCell, other: ReportCell) -> bool:
+    def work(cell: ReportCell) -> dict[str, Any]:
+        values = msgspec.structs.asdict(cell.config)
+        return {k: v for k, v in values.items() if k not in _FREE + _ALSO_FREE}
+
+    return work(one) == work(other)
+
+
+def _link(
+    cell: ReportCell, dense: ReportCell, cells: Sequence[ReportCell]
+) -> dict[str, Any] | None:
+    """The cell's own link, the dense one's, or that of any other cell of the same work."""
+    known = (cell, dense, *(c for c in cells if _same(c, cell)))
+    return next((c.link for c in known if c.link is not None), None)
+
+
+def _verdict(
+    cell: ReportCell, dense: ReportCell, link: dict[str, Any] | None
+) -> CompressionVerdict | None:
+    """None where something was not measured."""
+    found = cell.compression
+    wires = [_wire_bytes(each) for each in (cell, dense)]
+    if found is None or link is None or not cell.step_time_s or not dense.step_time_s:
+        return None
+    if dense.compute_s is None or not wires[1] or not found.dense_bytes:
+        return None
+    # A byte of a dense message puts wires[1] / dense_bytes bytes on the busiest interface.
+    wire_byte_s = float(link["seconds_per_byte"]) * found.dense_bytes / wires[1]
+    if wire_byte_s <= 0:
+        return None
+    count = dense.num_messages or 1
+    plain = Bulk(
+        dense.compute_s,
+        count * float(link["latency_s"]),
+        wires[1],
+        num_messages=count,
+        hides=not dense.scheduler.startswith("sequential"),
+    )
+    own = Bulk(
+        dense.compute_s,
+        max(0.0, found.communication_s - wires[0] * wire_byte_s),
+        wires[0],
+        found.encode_s,
+        found.decode_s,
+        cell.num_messages or 1,
+        hides=not cell.scheduler.startswith("sequential"),
+    )
+
+    def gain(factor: float) -> float:
+        return plain.step_s(wire_byte_s / factor) / own.step_s(wire_byte_s / factor) - 1
+
+    highest = highest_worth(gain)
+    below = 0 < highest < float("inf")
+    link_bits_per_s = 8 / wire_byte_s
+    predicted, measured = gain(1.0), dense.step_time_s / cell.step_time_s - 1
+    return CompressionVerdict(
+        compressor=found.compressor,
+        workload=cell.workload,
+        backend=cell.backend,
+        scheduler=cell.scheduler,
+        num_workers=cell.num_workers,
+        pays="below" if below else "any" if highest else "never",
+        below_bits_per_s=highest * link_bits_per_s if below else None,
+        link_bits_per_s=link_bits_per_s,
+        predicted_gain=predicted,
+        measured_gain=measured,
+        agrees=(predicted >= WORTH) == (measured >= WORTH),
+    )
+
+
+def _wire_bytes(cell: ReportCell) -> float:
+    return max(cell.wire_bytes_per_step or 0.0, cell.received_bytes_per_step or 0.0)

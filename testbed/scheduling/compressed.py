@@ -1,0 +1,122 @@
+"""Schedulers times compressors on a link: iteration times, and below which bandwidth each pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.prediction.algorithms import Algorithm
+from testbed.prediction.codec import CodecCost
+from testbed.prediction.compressed import CompressedTimeline, compressed_timeline
+from testbed.prediction.crossing import predict
+from testbed.prediction.extrapolate import at_bandwidth
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.prediction.worth import highest_worth
+from testbed.scheduling.outlook import PLAIN
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import make_plan
+
+
+@dataclass(frozen=True)
+class Pays:
+    """Where a compressor gains on the best dense schedule.
+
+    Attributes:
+        compressor: specification.
+        gain: time of the best dense schedule over the best one under the compressor, less 1, at
+            the link's own bandwidth.
+        scheduler: the best one under the compressor there.
+        below_factor: it gains 1 % or more below this multiple of the link's bandwidth; 0: nowhere;
+            infinite: at the highest bandwidth looked at.
+    """
+
+    compressor: str
+    gain: float
+    scheduler: str
+    below_factor: float
+
+
+class Outlook:
+    """Predictions for one trace on one link at any bandwidth, each made once.
+
+    Args:
+        trace: of one worker.
+        link: gives start-ups, bandwidth and number of workers.
+        algorithm: that its backend runs.
+        specs: schedulers, for dense and compressed messages alike; the plain ones are added for
+            dense messages. Those that give messages ratios (`lags`, `omgs`) are left out there.
+    """
+
+    def __init__(
+        self, trace: Trace, link: Link, algorithm: Algorithm, specs: Sequence[str]
+    ) -> None:
+        self._trace, self._link, self._algorithm = trace, link, algorithm
+        self.specs = tuple(specs)
+        self._plans: dict[tuple[str, float], Plan] = {}
+        self._dense_s: dict[float, tuple[float, str]] = {}
+
+    def compressed(self, spec: str, codec: CodecCost, factor: float = 1.0) -> CompressedTimeline:
+        """One scheduler under one compressor, at a multiple of the link's bandwidth.
+
+        The plan is the scheduler's for dense messages at this bandwidth: only `omgs` and `lags`
+        plan for compressed ones.
+        """
+        link = at_bandwidth(self._link, factor)
+        plan = self._plan(spec, factor)
+        return compressed_timeline(plan, self._trace, link, self._algorithm, codec)
+
+    def best_dense(self, factor: float = 1.0) -> tuple[float, str]:
+        """Iteration time and name of the fastest schedule of dense messages."""
+        if factor not in self._dense_s:
+            link = at_bandwidth(self._link, factor)
+            found = []
+            for spec in dict.fromkeys((*self.specs, *PLAIN)):
+                plan = self._plan(spec, factor)
+                if not is_for_sparse(plan):
+                    found.append((predict(plan, self._trace, link).iteration_s, spec))
+            self._dense_s[factor] = min(found)
+        return self._dense_s[factor]
+
+    def best_compressed(self, codec: CodecCost, factor: float = 1.0) -> tuple[float, str]:
+        """Iteration time and name of the fastest schedule under a compressor."""
+        specs = [s for s in self.specs if fits(self._plan(s, factor), codec)] or ["wfbp"]
+        return min((self.compressed(s, codec, factor).iteration_s, s) for s in specs)
+
+    def fits(self, spec: str, codec: CodecCost) -> bool:
+        """Whether the compressor can carry out the scheduler's plan: ratios need one with some."""
+        return fits(self._plan(spec, 1.0), codec)
+
+    def pays(self, codec: CodecCost) -> Pays:
+        """Below which bandwidth a compressor gains 1 % or more on the best dense schedule.
+
+        As `outlook.break_even`: start-ups stay, the bandwidth is varied in factors of 2 from 2^-10
+        to 2^10 of the link's, and the place where the gain falls below 1 % is found by bisection.
+        """
+
+        def gain(factor: float) -> float:
+            own_s = self.best_compressed(codec, factor)[0]
+            return self.best_dense(factor)[0] / own_s - 1 if own_s > 0 else 0.0
+
+        return Pays(
+            codec.compressor,
+            gain(1.0),
+            self.best_compressed(codec)[1],
+            highest_worth(gain),
+        )
+
+    def _plan(self, spec: str, factor: float) -> Plan:
+        if (spec, factor) not in self._plans:
+            link = at_bandwidth(self._link, factor)
+            self._plans[spec, factor] = make_plan(spec, self._trace, link)
+        return self._plans[spec, factor]
+
+
+def is_for_sparse(plan: Plan) -> bool:
+    """Whether the plan was made for sparse messages: it names their ratios."""
+    return any(message.ratio is not None for message in plan.messages)
+
+
+def fits(plan: Plan, codec: CodecCost) -> bool:
+    """Whether a compressor can carry out a plan."""
+    return codec.ratio is not None or not is_for_sparse(plan)

@@ -1,0 +1,109 @@
+"""What a session has more where a compressor carries its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from testbed.backends.protocol import Backend
+from testbed.control.protocol import Control
+from testbed.records.cell import CompressionResult
+from testbed.scheduling.plan import Plan
+from testbed.training.agreement import agree_on
+from testbed.training.carrying import packed, unpacked
+from testbed.training.comparing import Comparison
+from testbed.training.compressed_flight import CompressedFlight, Shapes, shapes_of
+from testbed.training.compression import Compression, refuse_unfit
+from testbed.training.conversations import Conversations
+from testbed.training.costs import summarise
+from testbed.training.flight import Flight
+from testbed.training.fusion import Fusion
+
+
+class Compressing:
+    """Conversations, and the comparison of their means with the true ones.
+
+    Args:
+        compression: the compressor.
+        backend: opened.
+        control: the job's control plane.
+        named: the parameters that are trained.
+        optimizer: theirs; its learning rate is told to the compressor.
+        check_finite: see `Session`.
+        patience_s: see `Session`.
+
+    Raises:
+        UsageError: see `refuse_unfit`.
+        Disagreement: ranks were given different compressors.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        backend: Backend,
+        control: Control,
+        named: Sequence[tuple[str, torch.Tensor]],
+        optimizer: torch.optim.Optimizer,
+        *,
+        check_finite: bool,
+        patience_s: float,
+    ) -> None:
+        refuse_unfit(compression, backend, named, optimizer, check_finite)
+        agree_on("compressors", [f"{compression.text} {compression.seed}"], control, backend.size)
+        self.conversations = Conversations(compression, backend, named[0][1].device)
+        self.comparison = Comparison(
+            backend,
+            control,
+            self.conversations.num_workers,
+            compression.compared_steps,
+            patience_s,
+        )
+        self._backend = backend
+        self._optimizer = optimizer
+        self._shapes: Sequence[Shapes] = ()
+
+    def adopt(self, plan: Plan, keys: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
+        """Carry out this plan from now on."""
+        self._shapes = shapes_of(plan, parameters)
+        self.conversations.adopt(plan, keys)
+
+    def flight(self, plan: Plan, fusion: Fusion, keys: Sequence[str], step: int) -> Flight:
+        """The messages of a step."""
+        return CompressedFlight(
+            *(plan, fusion, keys, self._backend, step),
+            conversations=self.conversations,
+            shapes=self._shapes,
+            rate=self._learning_rate,
+            keeps={} if self.comparison.due else None,
+        )
+
+    def saved(self) -> dict[str, Any]:
+        """What is kept between steps, for a checkpoint of this rank."""
+        return packed(self.conversations.states)
+
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
+        """Go on with what `saved` gave; the plan is that of the run that was saved."""
+        self.conversations.states = unpacked(saved, device)
+
+    def result(self, first_step: int) -> CompressionResult:
+        """The record of this rank, from the costs of all steps from `first_step`."""
+        conversations = self.conversations
+        steps = [c for step, c in sorted(conversations.costs.items()) if step >= first_step]
+        return summarise(
+            conversations.compression.text,
+            steps,
+            self.comparison.relative_errors,
+            conversations.state_bytes,
+            conversations.compression.note,
+        )
+
+    def compare(self, flight: Flight, keys: Sequence[str], step: int) -> None:
+        """Compare a step's means with the true ones, if it is one of the first."""
+        if isinstance(flight, CompressedFlight):
+            self.comparison.compare(flight, keys, step)
+
+    def _learning_rate(self) -> float | None:
+        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
+        return rates.pop() if len(rates) == 1 else None

@@ -1,0 +1,194 @@
+"""The accuracy study: what it plans, keeps and shows; and that error feedback is worth having."""
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from testbed.accuracy.carry_out import FILE, Record, complete, encode_record, read_record
+from testbed.accuracy.methods import Method, methods
+from testbed.accuracy.plan import Comparison, best_setting
+from testbed.accuracy.table import rows, to_markdown
+from testbed.accuracy.training import held_out, run_trial
+from testbed.accuracy.trial import Outcome, Trial
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+from testbed.training.reference import reference_parameters
+from testbed.workloads import load_workload
+
+TINY = Trial(
+    method="dense",
+    compressor="none",
+    learning_rate=0.05,
+    momentum=0.9,
+    seed=1,
+    part="final",
+    workers=2,
+    epochs=1,
+)
+COMPARISON = Comparison(
+    (
+        Method("dense", "none", (0.1, 0.2), (0.0, 0.9)),
+        Method("topk", "ef+topk:ratio=0.1", (0.1,), (0.0,), may_lose=1.0),
+        Method("off", "topk:ratio=0.1", settings_of="topk"),
+    ),
+    search_seeds=(9,),
+    seeds=(1, 2),
+    base=TINY,
+)
+
+TWO = Comparison((Method("dense", "none", (0.1,), (0.0,)),), (9,), (1,), TINY)
+
+
+def outcome(trial, accuracy, **changes):
+    values = {"loss": 0.1, "steps": 5, "dense_bytes": 400, "sent_bytes": 40.0, "state_bytes": 8}
+    return Outcome(trial=trial, accuracy=accuracy, cpu_s=1.0, **{**values, **changes})
+
+
+def test_dense_trials_are_the_reference_run():
+    """No compressor: the same parameters as the single-process reference of two workers."""
+    trial = msgspec.structs.replace(TINY, epochs=2)
+    found = run_trial(trial)
+    config = RunConfig(workers=2, epochs=2, batch_size=32, learning_rate=0.05, momentum=0.9, seed=1)
+    assert found.steps == 2 * (1437 // 64)
+    workload = load_workload(trial.workload, seed=1)
+    parameters = reference_parameters(workload, config, 2, found.steps)
+    fresh = load_workload(trial.workload, seed=1)
+    for own, value in zip(fresh.model.parameters(), parameters, strict=True):
+        own.data.copy_(value)
+    batch = fresh.test.batch(range(len(fresh.test)))
+    with torch.no_grad():
+        right = fresh.num_correct(fresh.model, batch)
+    assert found.accuracy == right / len(fresh.test)
+    assert found.sent_bytes == found.dense_bytes == 4 * sum(p.numel() for p in parameters)
+    assert found.accuracy > 0.5
+
+
+def test_what_is_held_out_is_of_the_training_samples_and_not_trained_on():
+    workload = load_workload("digits-cnn", seed=1)
+    split = held_out(workload)
+    assert (len(split.train), len(split.test)) == (1150, 287)
+    assert set(split.train.places).isdisjoint(split.test.places)
+    assert held_out(workload).test.places == split.test.places
+
+
+def test_a_rate_that_is_too_high_ends_the_run():
+    found = run_trial(msgspec.structs.replace(TINY, learning_rate=1e6, momentum=0.0))
+    assert found.diverged
+    assert found.loss is None
+    assert found.steps < 22
+
+
+def test_models_with_buffers_are_refused():
+    with pytest.raises(UsageError, match="has buffers"):
+        run_trial(msgspec.structs.replace(TINY, workload="resnet20"))
+
+
+def test_finals_wait_for_their_search_and_take_the_best_setting():
+    search = COMPARISON.search()
+    assert [t.method for t in search] == ["dense"] * 4 + ["topk"]
+    done = {t: outcome(t, 0.9) for t in search[:3]}
+    assert COMPARISON.final(done) == []
+    done[search[3]] = outcome(search[3], 0.95)
+    done[search[4]] = outcome(search[4], 0.8)
+    final = COMPARISON.final(done)
+    assert [(t.method, t.seed) for t in final] == [
+        (m, s) for m in ("dense", "topk", "off") for s in (1, 2)
+    ]
+    assert (final[0].learning_rate, final[0].momentum) == (0.02, 0.9)
+    assert (final[4].learning_rate, final[4].compressor) == (0.1, "topk:ratio=0.1")
+
+
+def test_ties_go_to_the_lower_loss_and_never_to_what_diverged():
+    a, b, c = COMPARISON.search()[:3]
+    tied = [outcome(a, 0.9, loss=0.3), outcome(b, 0.9, loss=0.2)]
+    assert best_setting(tied) == b
+    assert best_setting([*tied, outcome(c, 0.99, diverged=True, loss=None)]) == b
+
+
+def test_rows_and_verdicts_by_hand():
+    search = {t: outcome(t, 0.9) for t in COMPARISON.search()}
+    accuracy = {"dense": (0.98, 0.96), "topk": (0.97, 0.96), "off": (0.5, 0.7)}
+    final = {t: outcome(t, accuracy[t.method][t.seed - 1]) for t in COMPARISON.final(search)}
+    found = rows(COMPARISON, [*search.values(), *final.values()])
+    assert [r.method for r in found] == ["dense", "topk", "off"]
+    dense, topk, off = found
+    assert dense.difference.mean == 0
+    assert topk.difference.mean == pytest.approx(-0.005)
+    # Two samples 1 point apart: s / sqrt(2) = 0.5 points, t(0.975, 1) = 12.706.
+    assert topk.difference.half_width == pytest.approx(12.706 * 0.005, rel=1e-4)
+    assert (topk.verdict, off.verdict) == ("within 1", "no bound")
+    text = to_markdown(COMPARISON, [*search.values(), *final.values()])
+    assert (
+        "| topk | `ef+topk:ratio=0.1` | 0.1 | 0 | 96.50 ± 6.35 | -0.50 ± 6.35 | within 1 |" in text
+    )
+
+
+def test_what_is_kept_is_not_run_again(tmp_path):
+    path = tmp_path / FILE
+    out = io.StringIO()
+    first = complete(TWO, path, 1, out)
+    assert [o.trial.part for o in first.outcomes] == ["search", "final"]
+    assert read_record(path) == first
+    marked = msgspec.structs.replace(first.outcomes[0], accuracy=0.123)
+    path.write_bytes(encode_record(Record(outcomes=(marked,))))
+    again = complete(TWO, path, 1, io.StringIO())
+    assert again.outcomes[0].accuracy == 0.123
+    assert again.outcomes[1].accuracy == first.outcomes[1].accuracy
+    path.write_text("{")
+    with pytest.raises(UsageError, match=r"is no testbed.accuracy/1"):
+        complete(TWO, path, 1, io.StringIO())
+
+
+def test_two_processes_find_what_one_does(tmp_path):
+    """In an interpreter of its own: multiprocessing keeps a helper process for as long."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from testbed.accuracy.carry_out import complete\n"
+        "from tests.unit.test_accuracy import TWO\n"
+        "if __name__ == '__main__': complete(TWO, Path(sys.argv[1]), 2)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / FILE)],
+        check=True,
+        capture_output=True,
+        timeout=110,
+        cwd=Path(__file__).parents[2],
+    )
+    found = {o.trial: o for o in read_record(tmp_path / FILE).outcomes}
+    assert sorted(t.part for t in found) == ["final", "search"]
+    again = complete(TWO, None, 1, io.StringIO())
+    assert {t: o.accuracy for t, o in found.items()} == {
+        o.trial: o.accuracy for o in again.outcomes
+    }
+
+
+def test_the_comparison_names_what_the_issue_asks_for():
+    known = methods()
+    assert [m.may_lose for m in known] == [0.0, 1.0, 1.0, 1.0, 1.0, 2.0, None, None, None, None]
+    assert math.isclose(known[2].settings()[0][0], 0.005)  # dgc carries the momentum itself
+    names = {m.name for m in known}
+    assert all(m.settings_of in names for m in known if m.settings_of)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("with_feedback", "without"),
+    [("ef+topk:ratio=0.01", "topk:ratio=0.01"), ("ef-sign", "sign:vote=0,scaled=1")],
+)
+def test_switching_error_feedback_off_hurts(with_feedback, without):
+    """All else equal, over two seeds: a clearly higher training loss, each time."""
+    for seed in (1, 2):
+        base = msgspec.structs.replace(
+            TINY, learning_rate=0.1, momentum=0.0, seed=seed, epochs=10, workers=4
+        )
+        kept, lost = (
+            run_trial(msgspec.structs.replace(base, compressor=c)) for c in (with_feedback, without)
+        )
+        assert lost.loss > 1.3 * kept.loss

@@ -1,0 +1,67 @@
+"""A link of one emulated cluster on another: bytes go with the rate, start-ups with the hosts."""
+
+import pytest
+
+from testbed.errors import UsageError
+from testbed.prediction.carried import Setting, carried, setting_of
+from testbed.prediction.link import Link, Piece
+
+LINK = Link(
+    backend="x",
+    num_workers=4,
+    latency_s=3e-4,
+    seconds_per_byte=1.2e-9,
+    pieces=(
+        Piece(max_bytes=1e5, latency_s=1e-4, seconds_per_byte=2e-9),
+        Piece(latency_s=4e-4, seconds_per_byte=1.1e-9),
+    ),
+)
+
+
+def test_the_same_cluster_changes_nothing():
+    same = Setting(10e9, 10.0, 5e-5)
+    there = carried(LINK, same, same)
+    for num_bytes in (10, 1e5, 1e7):
+        assert there.time_s(num_bytes) == pytest.approx(LINK.time_s(num_bytes), rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 4.0])
+def test_only_bytes_take_longer_on_a_slower_link(factor):
+    there = carried(LINK, Setting(10e9), Setting(10e9 * factor))
+    for num_bytes in (10, 1e4, 1e7):
+        piece = LINK.piece(num_bytes)
+        assert there.time_s(num_bytes) == pytest.approx(
+            piece.latency_s + num_bytes * piece.seconds_per_byte / factor
+        )
+
+
+def test_hosts_seem_faster_where_everything_else_is_slower():
+    there = carried(LINK, Setting(10e9, dilation=1.0), Setting(10e9, dilation=10.0))
+    assert there.latency_s == pytest.approx(3e-5)
+    assert there.seconds_per_byte == LINK.seconds_per_byte
+
+
+def test_latency_is_replaced_and_never_makes_a_start_up_negative():
+    there = carried(LINK, Setting(10e9, latency_s=2e-4), Setting(10e9, latency_s=1e-3))
+    assert there.latency_s == pytest.approx(1e-4 + 1e-3)
+    assert there.pieces[0].latency_s == pytest.approx(1e-3)  # 1e-4 was less than the latency
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"rate_bps": 0.0}, "above 0"), ({"rate_bps": 1e9, "dilation": -1.0}, "above 0")],
+)
+def test_a_setting_must_make_sense(asked, message):
+    with pytest.raises(UsageError, match=message):
+        Setting(**asked)
+
+
+def test_the_slowest_way_of_any_node_is_the_rate_and_netem_is_refused():
+    links = [
+        {"node": 1, "up_bps": 2e9, "down_bps": 3e9},
+        {"node": 2, "up_bps": 4e9, "down_bps": 1e9},
+    ]
+    record = {"links": links, "dilation": 2.0, "latency": "injected", "latency_s": 1e-3}
+    assert setting_of(record) == Setting(1e9, 2.0, 1e-3)
+    with pytest.raises(UsageError, match="leave out --link"):
+        setting_of({**record, "latency": "netem"})

@@ -1,0 +1,167 @@
+"""What reports say of compressed cells: bytes, times, errors, and where compressing should pay.
+
+`python tests/unit/test_reporting_compression.py --rewrite` writes the golden files anew.
+"""
+
+import io
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.config import RunConfig
+from testbed.records.cell import Cell, CompressionResult, StepSamples
+from testbed.reporting.collect import Collected, Found
+from testbed.reporting.compression import Bulk
+from testbed.reporting.formats import to_markdown
+from testbed.reporting.make import make_report
+from testbed.reporting.terminal import print_report
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+# A message of M bytes between two workers: 1 ms and 8 ns a byte, so 1 Gbit/s of each interface.
+LINK = {"latency_s": 1e-3, "seconds_per_byte": 8e-9, "num_workers": 2, "backend": "gloo"}
+DENSE_BYTES = 10_000_000
+
+
+def cell(compressor, step_ms, *, sent=DENSE_BYTES, stages_ms=None, repeat=0, **changes):
+    compression = None
+    if stages_ms is not None:
+        encode_s, communication_s, decode_s = (1e-3 * s for s in stages_ms)
+        compression = CompressionResult(
+            compressor=compressor,
+            dense_bytes=DENSE_BYTES,
+            sent_bytes=sent,
+            encode_s=encode_s,
+            communication_s=communication_s,
+            decode_s=decode_s,
+            relative_error=0.25,
+            density=0.01,
+            state_bytes=DENSE_BYTES,
+        )
+    values = {
+        "workload": "digits-cnn",
+        "num_workers": 2,
+        "initial_digest": "1d1d1d1d1d",
+        "sample_digest": "5a5a5a5a5a",
+        "scheduler": "wfbp",
+        "num_messages": 8,
+        "step_time_s": step_ms * 1e-3,
+        "compute_s": 0.03,
+        "wire_bytes_per_step": float(sent),
+        "received_bytes_per_step": float(sent),
+        "test_accuracy": 0.97,
+        "time_to_accuracy_s": {"0.95": 1.5},
+        "link": LINK,
+        "samples": StepSamples(step_time_s=[step_ms * 1e-3] * 8, compute_s=[0.03] * 8),
+        **changes,
+    }
+    config = RunConfig(backend="gloo", compressor=compressor, repeat=repeat)
+    return Cell(backend="gloo", config=config, compression=compression, **values)
+
+
+def known_cells():
+    """Compressing that should pay and does; should not and does; cannot; and the dense cell."""
+    return [
+        cell("none", 95),
+        cell("ef+topk:ratio=0.01", 40, sent=125_000, stages_ms=(5, 9, 2)),
+        cell("ef+topk:ratio=0.01", 44, sent=127_000, stages_ms=(7, 11, 4), repeat=1),
+        cell("qsgd:bits=8", 60, sent=2_500_000, stages_ms=(110, 29, 4)),
+        cell("fp16", 200, sent=DENSE_BYTES, stages_ms=(1, 90, 1)),
+    ]
+
+
+def report_of(cells):
+    return make_report(Collected(tuple(Found("folder", c.config.compressor, c) for c in cells), ()))
+
+
+def golden_texts():
+    report = report_of(known_cells())
+    out = io.StringIO()
+    print_report(report, out)
+    return {"report_compressed.md": to_markdown(report), "report_compressed.txt": out.getvalue()}
+
+
+@pytest.mark.parametrize("name", ["report_compressed.md", "report_compressed.txt"])
+def test_golden(name):
+    assert golden_texts()[name] == (GOLDEN / name).read_text(), "see the top of this file"
+
+
+def verdicts(cells):
+    return {v.compressor: v for v in report_of(cells).compression}
+
+
+def test_verdicts_by_hand():
+    found = verdicts(known_cells())
+    topk, qsgd, fp16 = (found[c] for c in ("ef+topk:ratio=0.01", "qsgd:bits=8", "fp16"))
+    # Dense: 8 start-ups and 80 ms of bytes, 20 of them hidden: 30 + 68 = 98 ms.
+    # topk: 6 + 10 + 3 ms are all hidden: 30 ms.
+    assert topk.link_bits_per_s == pytest.approx(1e9)
+    assert topk.predicted_gain == pytest.approx(98 / 30 - 1)
+    assert topk.measured_gain == pytest.approx(95 / 42 - 1)
+    assert (topk.pays, topk.agrees) == ("below", True)
+    # Where dense takes 30.3 ms: 12.3 ms of bytes at 80 / 12.3 = 6.5 Gbit/s.
+    assert topk.below_bits_per_s == pytest.approx(6.5e9, rel=0.05)
+    # qsgd: 110 + 33 / 8 ms, 20 hidden: 124 ms.
+    assert qsgd.predicted_gain == pytest.approx(98 / (30 + 110 + 33 / 8 - 20) - 1)
+    assert qsgd.measured_gain > 0
+    assert (qsgd.pays, qsgd.agrees) == ("below", False)
+    assert qsgd.below_bits_per_s < 1e9
+    # As many bytes as before, and more to do.
+    assert (fp16.pays, fp16.below_bits_per_s, fp16.agrees) == ("never", None, True)
+
+
+def test_break_even_is_where_the_two_step_times_meet():
+    dense, own = Bulk(0.03, 8e-3, 1e7, num_messages=8), Bulk(0.03, 0, 2.5e6, 0.11, 0.004, 8)
+    found = verdicts(known_cells())["qsgd:bits=8"]
+    wire_byte_s = 8 / found.below_bits_per_s
+    ratio = dense.step_s(wire_byte_s) / own.step_s(wire_byte_s)
+    assert ratio == pytest.approx(1.01, rel=0.06)
+    assert ratio >= 1.01
+
+
+def test_repeats_are_medians():
+    (topk,) = [c for c in report_of(known_cells()).cells if "topk" in c.config.compressor]
+    found = topk.compression
+    assert (found.encode_s, found.communication_s) == pytest.approx((6e-3, 10e-3))
+    assert found.sent_bytes == 126_000
+
+
+@pytest.mark.parametrize("lacking", ["link", "compute_s", "wire_bytes_per_step"])
+def test_nothing_is_said_where_something_was_not_measured(lacking):
+    cells = [
+        msgspec.structs.replace(
+            c, **{lacking: None}, samples=StepSamples(), received_bytes_per_step=None
+        )
+        for c in known_cells()
+    ]
+    assert verdicts(cells) == {}
+
+
+def test_only_dense_cells_of_the_same_work_count():
+    cells = known_cells()
+    other = msgspec.structs.replace(
+        cells[0], config=msgspec.structs.replace(cells[0].config, batch_size=7)
+    )
+    assert verdicts([other, *cells[1:]]) == {}
+
+
+def test_times_are_the_cluster_s():
+    slow = [
+        msgspec.structs.replace(
+            c, dilation=10.0, link={**LINK, "latency_s": 1e-4, "seconds_per_byte": 8e-10}
+        )
+        for c in known_cells()
+    ]
+    fast = verdicts(slow)["ef+topk:ratio=0.01"]
+    plain = verdicts(known_cells())["ef+topk:ratio=0.01"]
+    assert fast.predicted_gain == pytest.approx(plain.predicted_gain)
+    assert fast.below_bits_per_s == pytest.approx(10 * plain.below_bits_per_s)
+    assert "| 0.600 | 1.00 | 0.300 |" in to_markdown(report_of(slow))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--rewrite"]:
+        sys.exit("usage: python tests/unit/test_reporting_compression.py --rewrite")
+    for golden_name, golden_text in golden_texts().items():
+        (GOLDEN / golden_name).write_text(golden_text)
