@@ -6,8 +6,8 @@ of picking. Ranks become ready at different times, so a local pick would differ 
 
 Rank 0 picks on while the bytes that it picked and that have not ended are below the credit
 (without one: while there are none), when a request comes and when one has ended or is about to (if
-the backend says so), so that the next ones are known everywhere before the channel is free. What
-was picked is never taken back.
+the backend says so; it may say so of a small one at once), so that the next ones are known
+everywhere before the channel is free. What was picked is never taken back.
 
 Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
 older ones end before it can submit the younger one that would be picked.
@@ -50,6 +50,8 @@ class RequestQueue:
         self._chosen: list[dict[tuple[str, str, int], int]] = [
             {} for _ in range(group.num_channels)
         ]
+        # Rank 0 alone: of those under way the ones that no longer count against the credit.
+        self._gone: set[PendingWork] = set()
         self._announcing = False
         self._live: set[PendingWork] = set()
         self._failure: BaseException | None = None
@@ -158,14 +160,20 @@ class RequestQueue:
         """
         if self._group.rank == 0 and self._group.order == "priority":
             with self._lock:
-                self._chosen[work.request.channel].pop(_identity(work), None)
+                self._let_go(work)
             self._announce_choices()
+
+    def _let_go(self, work: PendingWork) -> None:
+        if work in self._live and work not in self._gone:
+            self._gone.add(work)
+            self._chosen[work.request.channel].pop(_identity(work), None)
 
     def retire(self, work: PendingWork) -> None:
         """The request has ended; a later loss no longer concerns it."""
         with self._lock:
+            self._let_go(work)
             self._live.discard(work)
-            self._chosen[work.request.channel].pop(_identity(work), None)
+            self._gone.discard(work)
 
     def fail_all(self, error: BaseException) -> None:
         """The backend's thread cannot go on: all that waits, now and later, gets the error."""

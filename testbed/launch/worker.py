@@ -196,6 +196,7 @@ def _work(
     make = build or (lambda: _build(config))
     workload = make()
     planned = prepare(config, role, group, workload, make)
+    predicted_s = predicted_step_s(planned, config.compressor) if group.rank == 0 else None
     backend = open_backend(planned.role or role, group_for(planned.plan, group))
     run = Run(
         config,
@@ -218,7 +219,7 @@ def _work(
         _resolved(config, workload),
         outcomes,
         plan=planned.plan,
-        predicted_s=predicted_step_s(planned, config.compressor),
+        predicted_s=predicted_s,
         link=planned.link,
         data=workload.data,
         consistency=role.kind.consistency(role.options),

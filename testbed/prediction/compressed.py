@@ -175,7 +175,7 @@ def compressed_timeline(
     for index, end_s in zip(by_arrival, decoded_s, strict=True):
         ends_s[index] = end_s
     backward_s, last_s = trace.backward_s, max(ends_s, default=0.0)
-    crosses = plan.crosses_iteration or plan.halves
+    crosses = plan.crosses_iteration
     return CompressedTimeline(
         iteration_s=(
             forward_end_s(trace, _by_tensor(plan, ends_s))

@@ -27,6 +27,8 @@ from testbed.errors import UsageError
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+# Steps are numbered from here: the steady state is measured, not the first stage of a warm-up.
+BEHIND_WARM_UP = 1_000_000
 _FORMS: dict[Form, FormName] = {
     Form.SUM: "sum",
     Form.GATHER: "gather",
@@ -167,7 +169,13 @@ class _Job:
         return answers
 
     def _context(self, rank: int) -> Context:
-        return Context(rank=rank, num_workers=self.num_workers, step=self.count, key="message")
+        return Context(
+            rank=rank,
+            num_workers=self.num_workers,
+            step=BEHIND_WARM_UP + self.count,
+            key="message",
+            learning_rate=1.0,
+        )
 
 
 def _summed_up(num_elements: int, steps: Sequence[_Step]) -> CodecSample:

@@ -253,8 +253,8 @@ class _Measurement:
 def _fit(name: str, num_workers: int, times: Times, streamed: Sequence[tuple[int, float]]) -> Link:
     alone = [(e.num_bytes, t) for e, t in times if e.num_messages == 1]
     link = fit_link(name, num_workers, [*alone, *streamed], shares_of(streamed))
-    together = {e.num_bytes for e, _ in times if e.num_messages > 1}
-    samples = [(e.num_messages, e.num_bytes, t) for e, t in times if e.num_bytes in together]
+    samples = [(e.num_messages, e.num_bytes, t) for e, t in times if e.row is not None]
+    together = {num_bytes for _, num_bytes, _ in samples}
     measured = {"num_samples": len(times), "concurrent_bytes": max(together, default=None)}
     return msgspec.structs.replace(
         link,

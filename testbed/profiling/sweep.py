@@ -55,10 +55,14 @@ MAX_IN_ROW = 9
 
 @dataclass(frozen=True)
 class Exchange:
-    """So many messages of one size at once, each on its own channel; or several in a row on one."""
+    """So many messages of one size at once, each on its own channel, and several in a row on each.
+
+    `row` fixes how many in a row, so that one message and several at once are compared alike.
+    """
 
     num_bytes: int
     num_messages: int = 1
+    row: int | None = None
 
     @property
     def num_in_row(self) -> int:
@@ -72,6 +76,8 @@ class Exchange:
             >>> [Exchange(num_bytes).num_in_row for num_bytes in (4096, 1 << 22, 1 << 26)]
             [9, 4, 1]
         """
+        if self.row is not None:
+            return self.row
         return max(1, min(MAX_IN_ROW, ROW_BYTES // (self.num_bytes * self.num_messages)))
 
 
@@ -114,14 +120,14 @@ def exchanges_of(sizes: Sequence[int], max_concurrent: int, num_bytes: int) -> l
     """One round: each size alone, then one size several times at once.
 
     Example:
-        >>> exchanges_of([4, 8], 2, 8)
-        [Exchange(num_bytes=4, num_messages=1), Exchange(num_bytes=8, num_messages=1), \
-Exchange(num_bytes=8, num_messages=2)]
+        >>> [(e.num_bytes, e.num_messages, e.num_in_row) for e in exchanges_of([4, 8], 2, 1 << 21)]
+        [(4, 1, 9), (8, 1, 9), (2097152, 1, 4), (2097152, 2, 4)]
     """
-    alone = [Exchange(size) for size in dict.fromkeys((*sizes, num_bytes))]
+    alone = [Exchange(size) for size in sizes]
     if max_concurrent < 2:
-        alone = [Exchange(size) for size in sizes]
-    return alone + [Exchange(num_bytes, k) for k in range(2, max_concurrent + 1)]
+        return alone
+    row = max(2, min(MAX_IN_ROW, ROW_BYTES // (num_bytes * max_concurrent)))
+    return alone + [Exchange(num_bytes, k, row) for k in range(1, max_concurrent + 1)]
 
 
 def num_rounds(sweep: LinkSweep, round_s: float) -> int:

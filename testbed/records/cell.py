@@ -19,7 +19,7 @@ class StepSamples(msgspec.Struct, kw_only=True):
     """One value per measured step (after warm-up) of rank 0, or, where said, of each rank.
 
     Attributes:
-        step_time_s: wall time of the step, mean over ranks.
+        step_time_s: wall time of the step: mean over ranks; without an exchange the slowest rank.
         compute_s: forward, backward and optimizer of rank 0, without waiting for messages.
         exposed_comm_s: time that rank 0 stood waiting for messages after its backward pass.
         exposed_comm_by_rank_s: mean of the same for each rank.

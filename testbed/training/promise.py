@@ -42,8 +42,8 @@ class Promise:
         try:
             return self._result.result(timeout_s)
         except TimeoutError:
-            if self._result.done():
-                raise
+            if self._result.done():  # it came in this very moment, or is a TimeoutError itself
+                return self._result.result()
         raise DeadlineExceeded(
             f"{self._what} was not done within {timeout_s} s; it is {self.stage}; no rank is known "
             "to be lost; raise --deadline if the network is that slow"

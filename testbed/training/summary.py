@@ -52,7 +52,7 @@ def make_cell(
         environment: of rank 0.
     """
     first = outcomes[0]
-    samples = _samples(outcomes)
+    samples = _samples(outcomes, consistency)
     steps_s = samples.step_time_s
     interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
@@ -160,14 +160,18 @@ def judge(
     )
 
 
-def _samples(outcomes: Sequence[Outcome]) -> StepSamples:
+def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
     first = outcomes[0]
     pairs = zip(first.step_time_s, first.exposed_s, strict=True)
+    # Without any exchange nobody waits: the slowest rank is who the others would wait for.
+    combine = max if consistency == "none" else mean
     return StepSamples(
         # Ranks in step with each other begin and end a little apart, and what one has more of in a
         # step it has less of in the next: the mean is the job's pace, the largest would count that
         # to and fro as time. Ranks that are not in step have a pace each.
-        step_time_s=[mean(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)],
+        step_time_s=[
+            combine(times) for times in zip(*(o.step_time_s for o in outcomes), strict=True)
+        ],
         compute_s=[step_s - exposed_s for step_s, exposed_s in pairs],
         exposed_comm_s=first.exposed_s,
         exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],

@@ -126,7 +126,7 @@ def test_rounds_hold_every_exchange_once_in_a_shared_random_order():
     exchanges = exchanges_of(quick().sizes, 4, quick().concurrent_bytes)
     assert [e.num_messages for e in exchanges[-3:]] == [2, 3, 4]
     rounds = [shuffled(exchanges, 1, number) for number in range(3)]
-    key = lambda e: (e.num_bytes, e.num_messages)  # noqa: E731
+    key = lambda e: (e.num_bytes, e.num_messages, e.row or 0)  # noqa: E731
     assert all(sorted(r, key=key) == sorted(exchanges, key=key) for r in rounds)
     assert rounds[0] != rounds[1]
     assert rounds[1] == shuffled(exchanges, 1, 1)

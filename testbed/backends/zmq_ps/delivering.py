@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from testbed.backends.zmq_ps.buffers import DTYPE_NAMES, Bytes, bytes_of
-from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket
+from testbed.backends.zmq_ps.exchanges import AnswersOfAnySize, Place, Ticket
 from testbed.backends.zmq_ps.incoming import IncomingParts
 from testbed.backends.zmq_ps.placement import place
 from testbed.backends.zmq_ps.wire import Flag, Header
@@ -28,7 +28,7 @@ def relay_of(destination: int, num_servers: int) -> int:
     return destination % num_servers
 
 
-class DeliverExchange(Exchange):
+class DeliverExchange(AnswersOfAnySize):
     """One message at least for each other rank, an empty one if need be, and one that asks.
 
     In headers `root` is the rank that a part goes to, on the way back the one that it comes from.

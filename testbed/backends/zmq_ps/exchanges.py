@@ -42,6 +42,9 @@ def fold_stream(key: str) -> int:
     return int.from_bytes(digest, "little") | 1 << 63
 
 
+SMALL_BYTES = 64 << 10
+
+
 class Exchange:
     """A request between its first message and its last answer."""
 
@@ -98,8 +101,13 @@ class Exchange:
 
     @property
     def about_to_end(self) -> bool:
-        """Whether few answers are missing: an eighth of them, or one."""
-        return len(self._waiting) <= max(1, len(self.slices) // 8)
+        """Whether few answers are missing: an eighth of them, or one of several; or it is small.
+
+        What is small is over before anybody hears of the request after it.
+        """
+        if self.request.num_bytes <= SMALL_BYTES:
+            return True
+        return len(self.slices) > 1 and len(self._waiting) <= max(1, len(self.slices) // 8)
 
     def result(self) -> Combined:
         """What the request brought."""
@@ -138,7 +146,16 @@ class Exchange:
         return self._memory[piece.offset * size : (piece.offset + piece.num_elements) * size]
 
 
-class GatherExchange(Exchange):
+class AnswersOfAnySize(Exchange):
+    """A request whose answers tell only at the end that they were the last ones."""
+
+    @property
+    def about_to_end(self) -> bool:
+        """Nobody knows."""
+        return False
+
+
+class GatherExchange(AnswersOfAnySize):
     """A gather: this worker's part goes out, parts of sizes not known before come in."""
 
     def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from testbed.backends.zmq_ps.buffers import tensor_of
-from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket
+from testbed.backends.zmq_ps.exchanges import AnswersOfAnySize, Place, Ticket
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header
 from testbed.nouns import Combined, Request
 
 
-class MergeExchange(Exchange):
+class MergeExchange(AnswersOfAnySize):
     """All slices go to one server, because only whole payloads can be merged.
 
     Args:
