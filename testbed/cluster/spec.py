@@ -127,17 +127,18 @@ class ClusterSpec:
         return min(self.kernel_bps(n, d) for n in range(1, self.nodes + 1) for d in ways)
 
     def text(self) -> str:
-        """What `parse_cluster` reads, without defaults.
+        """What `parse_cluster` reads, without defaults other than nodes and rate.
 
         Example:
             >>> parse_cluster("dilation=10,nodes=4,rate.2=1gbit").text()
-            'nodes=4,dilation=10,up.2=1gbit,down.2=1gbit'
+            'nodes=4,rate=10gbit,dilation=10,up.2=1gbit,down.2=1gbit'
         """
         default = ClusterSpec()
         pieces = []
         for name in ClusterSpec.__dataclass_fields__:
             value = getattr(self, name)
-            if name != "links" and (name == "nodes" or value != getattr(default, name)):
+            told = name in ("nodes", "rate") or value != getattr(default, name)
+            if told and name != "links":
                 pieces.append(f"{name}={value:g}" if name == "dilation" else f"{name}={value}")
         pieces += [f"{direction}.{node}={rate}" for direction, node, rate in self.links]
         return ",".join(pieces)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed.cluster.spec import parse_cluster
+from testbed.config import RunConfig
 from testbed.errors import UsageError
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
@@ -20,7 +21,7 @@ from testbed.reporting.collect import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
 from testbed.spec import split_specs
-from testbed.sweeping.check import check_backends, check_compressors
+from testbed.sweeping.check import check_backends, check_specs
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, expand, parse_values
 from testbed.sweeping.progress import label
@@ -46,6 +47,9 @@ def sweep(
     ] = None,
     backend: Annotated[
         str | None, typer.Option(help="backends: a,b:option=1,c", metavar="LIST")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="schedulers: wfbp,bucket:mib=4,dear", metavar="LIST")
     ] = None,
     compressor: Annotated[
         str | None,
@@ -104,6 +108,8 @@ def sweep(
 
         testbed sweep --backend mpi-ring,gloo --cluster nodes=4,rate=1gbit
 
+        testbed sweep --scheduler wfbp,mg-wfbp,dear --compressor none,ef+topk:ratio=0.01
+
         testbed sweep --resume
 
         testbed sweep paper-shapes --output runs/published
@@ -114,6 +120,7 @@ def sweep(
         {
             "workload": workload,
             "backend": backend,
+            "scheduler": scheduler,
             "compressor": compressor,
             "workers": workers,
             "batch_size": batch_size,
@@ -212,8 +219,17 @@ def _wanted(
         sweep = with_axes(load_recipe(recipe), axes, known)
     sweep = replace(sweep, **changes)
     check_backends(sweep.cells, BACKENDS.load)
-    check_compressors(sweep.cells, _resolve_compressor)
+    default = RunConfig()
+    check_specs("scheduler", [c.scheduler for c in sweep.cells], _resolve_scheduler)
+    compressors = [c.compressor for c in sweep.cells if c.compressor != default.compressor]
+    check_specs("compressor", compressors, _resolve_compressor)
     return sweep
+
+
+def _resolve_scheduler(text: str) -> object:
+    from testbed.scheduling.protocol import resolve_scheduler  # needs numpy
+
+    return resolve_scheduler(text)
 
 
 def _resolve_compressor(text: str) -> object:

@@ -36,24 +36,25 @@ def check_backends(cells: Iterable[RunConfig], load: Callable[[str], Any]) -> No
         raise UsageError("backends that cannot be run:\n  " + "\n  ".join(problems))
 
 
-def check_compressors(cells: Iterable[RunConfig], resolve: Callable[[str], object]) -> None:
-    """Whether every compressor is one, with options that it takes.
+def check_specs(what: str, texts: Iterable[str], resolve: Callable[[str], object]) -> None:
+    """Whether every specification is one, with options that it takes.
 
     Args:
-        cells: of the sweep.
-        resolve: specification -> compressor, as `compression.chain.resolve_compressor`; not asked
-            where nothing is compressed.
+        what: kind of part, for the error.
+        texts: specifications, as `topk:ratio=0.01`.
+        resolve: finds the part and checks its options.
 
     Raises:
-        UsageError: lists every specification that is no compressor.
+        UsageError: lists every specification that is none.
+
+    Example:
+        >>> check_specs("number", ["1", "2"], int)
     """
     problems = []
-    plain = RunConfig().compressor
-    for text in dict.fromkeys(cell.compressor for cell in cells):
+    for text in dict.fromkeys(texts):
         try:
-            if text != plain:
-                resolve(text)
+            resolve(text)
         except UsageError as error:
             problems.append(f"{text}: {error}")
     if problems:
-        raise UsageError("compressors that cannot be run:\n  " + "\n  ".join(problems))
+        raise UsageError(f"{what}s that cannot be run:\n  " + "\n  ".join(problems))

@@ -30,11 +30,18 @@ def label(config: RunConfig) -> str:
     """A cell in a few words.
 
     Example:
-        >>> label(RunConfig(backend="gloo", workers=4, repeat=1))
-        'digits-cnn, gloo, 4 workers, repeat 2'
+        >>> label(RunConfig(backend="gloo", scheduler="dear", workers=4, repeat=1))
+        'digits-cnn, gloo, dear, 4 workers, repeat 2'
     """
+    default = RunConfig()
+    chosen = [
+        getattr(config, name)
+        for name in ("scheduler", "compressor")
+        if getattr(config, name) != getattr(default, name)
+    ]
     workers = f"{config.workers} worker{'s' if config.workers != 1 else ''}"
-    return f"{config.workload}, {config.backend}, {workers}, repeat {config.repeat + 1}"
+    parts = [config.workload, config.backend, *chosen, workers, f"repeat {config.repeat + 1}"]
+    return ", ".join(parts)
 
 
 def remaining_s(measured_s: Mapping[str, Sequence[float]], pending: Sequence[str]) -> float | None:

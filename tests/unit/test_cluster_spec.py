@@ -137,7 +137,7 @@ def test_workers_fill_the_places_that_servers_leave() -> None:
 def test_inside_a_cluster_no_other_is_started() -> None:
     here = Facts(spec="nodes=2,rate=1gbit", dilation=1.0, places=2, hostfile="hosts")
     assert cluster_text(None, here) == cluster_text("rate=1gbit,nodes=2", here) == here.spec
-    assert cluster_text("dilation=10,nodes=2", None) == "nodes=2,dilation=10"
+    assert cluster_text("dilation=10,nodes=2", None) == "nodes=2,rate=10gbit,dilation=10"
     with pytest.raises(UsageError, match="inside the cluster"):
         cluster_text("nodes=4", here)
 

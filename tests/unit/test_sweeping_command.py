@@ -35,6 +35,15 @@ def test_dry_run_prints_every_command_and_makes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_schedulers_are_an_axis_whose_options_stay_with_them():
+    axes = ["--backend", "gloo", "--scheduler", "wfbp,bucket:mib=4,dear", "--repeats", "1"]
+    said = invoke("sweep", *axes, "--dry-run")
+    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
+    found = {line.partition("--scheduler ")[2].partition(" ")[0] for line in commands}
+    assert {"bucket:mib=4", "dear"} <= found
+    assert len(commands) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -45,6 +54,8 @@ def test_dry_run_prints_every_command_and_makes_nothing(tmp_path):
         (["quick", "--workers", "0,two"], "--workers is '0,two'"),
         (["quick", "--workers", "0"], "5 combination"),
         (["quick", "--repeats", "0"], "repeats is 0"),
+        (["quick", "--scheduler", "dear,wfpb"], "schedulers that cannot be run:\n  wfpb: .*wfbp"),
+        (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--resume"], "nothing to resume"),
         (["--resume", "nosuch"], "no recipe 'nosuch'"),
         (["quick", "--resume", "folder"], "no sweep was begun there"),
