@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed.config import RunConfig
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import aggregate
 from testbed.reporting.collect import Collected
@@ -73,7 +74,10 @@ def _notes_of(cell: ReportCell) -> list[str]:
 
 
 def _short(cell: ReportCell) -> str:
-    return f"{cell.workload}/{cell.backend}/{cell.num_workers}"
+    words = [cell.workload, cell.backend, str(cell.num_workers)]
+    if cell.config.compressor != RunConfig().compressor:
+        words.append(cell.config.compressor)
+    return "/".join(words)
 
 
 def _one_line(error: str) -> str:

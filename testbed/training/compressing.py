@@ -11,8 +11,9 @@ from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.records.cell import CompressionResult
 from testbed.scheduling.plan import Plan
+from testbed.scheduling.plan_file import decode_plan, encode_plan
 from testbed.training.agreement import agree_on
-from testbed.training.carrying import packed, unpacked
+from testbed.training.carrying import carried, packed, unpacked
 from testbed.training.comparing import Comparison
 from testbed.training.compressed_flight import CompressedFlight, Shapes, shapes_of
 from testbed.training.compression import Compression, refuse_unfit
@@ -63,10 +64,13 @@ class Compressing:
         self._backend = backend
         self._optimizer = optimizer
         self._shapes: Sequence[Shapes] = ()
+        self._plan: Plan | None = None
+        self._keys: tuple[str, ...] = ()
 
     def adopt(self, plan: Plan, keys: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         """Carry out this plan from now on."""
         self._shapes = shapes_of(plan, parameters)
+        self._plan, self._keys = plan, tuple(keys)
         self.conversations.adopt(plan, keys)
 
     def flight(self, plan: Plan, fusion: Fusion, keys: Sequence[str], step: int) -> Flight:
@@ -81,11 +85,23 @@ class Compressing:
 
     def saved(self) -> dict[str, Any]:
         """What is kept between steps, for a checkpoint of this rank."""
-        return packed(self.conversations.states)
+        assert self._plan is not None  # a session adopts a plan before it takes a step
+        return {
+            "states": packed(self.conversations.states),
+            "plan": encode_plan(self._plan),
+            "keys": list(self._keys),
+        }
 
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Go on with what `saved` gave; the plan is that of the run that was saved."""
-        self.conversations.states = unpacked(saved, device)
+        """Go on with what `saved` gave.
+
+        The plan may be another one by now (another scheduler, or a link measured anew): what was
+        held back follows its elements, as when a plan is made anew in a run.
+        """
+        assert self._plan is not None
+        states = unpacked(saved["states"], device)
+        old = decode_plan(saved["plan"], "checkpoint")
+        self.conversations.states = carried(states, old, saved["keys"], self._plan, self._keys)
 
     def result(self, first_step: int) -> CompressionResult:
         """The record of this rank, from the costs of all steps from `first_step`."""

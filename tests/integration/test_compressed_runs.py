@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.harness.runs import testbed
 
@@ -127,3 +128,23 @@ def test_compressors_are_listed() -> None:
     assert "ef-sign" in done.out
     assert "mpi-ring" not in done.out
     assert "did you mean 'compressors'" in testbed("list", "compressor").err
+
+
+def test_residuals_follow_their_elements_into_another_plan(tmp_path: Path) -> None:
+    """Resumed under another scheduler, what was held back still counts: without it, all differs."""
+    base = ("--backend", "loopback", "--compressor", "ef+topk:ratio=0.05")
+    saved = tmp_path / "saved"
+    first = ("--scheduler", "wfbp", "--steps", "5", "--checkpoint", str(saved))
+    cell_of(tmp_path, "first", *base, *first)
+    further = ("--scheduler", "sequential", "--steps", "10", "--resume-from", str(saved))
+    kept = cell_of(tmp_path, "kept", *base, *further)
+    files = list(saved.rglob("rank-*.pt"))
+    assert len(files) == 2
+    for file in files:
+        state = torch.load(file, weights_only=True)
+        assert len(state["compression"]["states"]["states"]) == len(state["compression"]["keys"])
+        state["compression"]["states"] = {"states": {}, "devices": {}}
+        torch.save(state, file)
+    forgotten = cell_of(tmp_path, "forgotten", *base, *further)
+    assert kept["initial_digest"] == forgotten["initial_digest"]
+    assert kept["final_digest"] != forgotten["final_digest"]
