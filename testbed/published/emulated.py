@@ -107,10 +107,15 @@ def judge(
     return Emulation(lines=tuple(_judge(shape, known, cells, lacking) for shape in shapes))
 
 
-def count_emulated(lines: Iterable[EmulatedLine]) -> tuple[int, int]:
-    """How many inequalities hold in emulation, of how many that were emulated."""
-    verdicts = [line.verdict for line in lines if line.verdict]
-    return verdicts.count("holds"), len(verdicts)
+def count_emulated(lines: Iterable[EmulatedLine]) -> tuple[int, int, int]:
+    """How many inequalities hold in emulation, how many are undecided, and how many were emulated.
+
+    Undecided are those whose two times are no further apart than the steps of one run vary.
+    """
+    emulated = [line for line in lines if line.verdict]
+    undecided = sum(line.reason in (WITHIN_NOISE, NO_INTERVAL) for line in emulated)
+    holding = sum(line.verdict == "holds" and not line.reason for line in emulated)
+    return holding, undecided, len(emulated)
 
 
 def encode_emulation(emulation: Emulation) -> bytes:

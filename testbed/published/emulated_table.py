@@ -9,12 +9,13 @@ from testbed.published.lines import Verdict
 def emulation_to_markdown(emulation: Emulation) -> str:
     """One table: each inequality published, simulated for both numbers of workers, and measured."""
     lines = emulation.lines
-    holding, total = count_emulated(lines)
+    holding, undecided, total = count_emulated(lines)
     left_out = f" {len(lines) - total} could not be emulated here." if total < len(lines) else ""
     parts = [
         "# Published shapes in emulation",
-        f"{holding} of {total} emulated inequalities hold.{left_out} A gain is a ratio of times: "
-        "above 1 the first method is faster. Made by `testbed sweep paper-shapes`.",
+        f"{holding} of {total} emulated inequalities hold, {undecided} are undecided (within what "
+        f"the steps of one run vary).{left_out} A gain is a ratio of times: above 1 the first "
+        "method is faster. Each method ran once. Made by `testbed sweep paper-shapes`.",
         "*paper* is the simulation of the paper's setting with the constants that its authors "
         "fitted; *here* the simulation of the emulated workers, from trace and link measured in "
         "the same run; *emulated* what real processes took. Times are milliseconds of the emulated "

@@ -47,6 +47,11 @@ def describe_cell(cell: Cell) -> str:
             f"{format_seconds(found.communication_s)}, decode {format_seconds(found.decode_s)}, "
             f"state {format_bytes(found.state_bytes)}"
         )
+        if cell.dilation != 1:
+            lines.append(
+                f"                this machine took {cell.dilation:g} times as long to encode and "
+                "decode"
+            )
     if cell.peak_memory_bytes is not None:
         lines.append(f"  peak memory   {format_bytes(cell.peak_memory_bytes)} of the largest rank")
     if cell.test_accuracy is not None:

@@ -24,8 +24,11 @@ _RECORD = (
     "checkpoint",
     "every",
 )
-# What a step's time does not depend on: how many there are and which samples they see.
-_LENGTH = ("steps", "epochs", "resume_from", "seed", "warmup_steps", "schedule")
+# What a step's time does not depend on: how many there are, which samples they see, and numbers.
+_LENGTH = (
+    *("steps", "epochs", "resume_from", "seed"),
+    *("warmup_steps", "schedule", "learning_rate", "momentum"),
+)
 
 
 def is_upper_bound(cell: ReportCell) -> bool:

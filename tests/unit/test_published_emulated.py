@@ -126,6 +126,8 @@ def test_doubts_are_told():
     assert (close.verdict, close.reason) == ("holds", WITHIN_NOISE)
     few = judged(measured("wfbp", 0.3, spread_s=None), measured("dear", 0.2))
     assert (few.verdict, few.reason) == ("holds", NO_INTERVAL)
+    sure = judged(measured("wfbp", 0.3), measured("dear", 0.2))
+    assert count_emulated([close, few, sure]) == (1, 2, 3)
 
 
 def test_what_was_not_measured_says_why():
@@ -148,9 +150,10 @@ def test_the_table_has_both_simulations_beside_what_was_measured():
     lines = (LINE, msgspec.structs.replace(LINE, setting="vgg, IB"))
     cells = measured("wfbp", 0.30, predicted_s=0.28) | measured("dear", 0.20)
     emulation = judge((SHAPE, far), lines, cells)
-    assert count_emulated(emulation.lines) == (1, 1)
+    assert count_emulated(emulation.lines) == (1, 0, 1)
     text = emulation_to_markdown(emulation)
-    assert "1 of 1 emulated inequalities hold. 1 could not be emulated here." in text
+    assert "1 of 1 emulated inequalities hold, 0 are undecided" in text
+    assert "one run vary). 1 could not be emulated here." in text
     assert (
         "| resnet50, 10GbE | dear over wfbp | 1.3 | 1.2 | holds | 280.0 / 200.0 | 1.400 | holds "
         "| 300.0 / 200.0 | 1.500 | holds |"
