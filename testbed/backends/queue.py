@@ -6,8 +6,8 @@ of picking. Ranks become ready at different times, so a local pick would differ 
 
 Rank 0 picks on while the bytes that it picked and that have not ended are below the credit
 (without one: while there are none), when a request comes and when one has ended or is about to (if
-the backend says so; it may say so of a small one at once), so that the next ones are known
-everywhere before the channel is free. What was picked is never taken back.
+the backend says so), so that the next ones are known everywhere before the channel is free. What
+was picked is never taken back.
 
 Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
 older ones end before it can submit the younger one that would be picked.

@@ -112,7 +112,7 @@ def run_flow(
     num_sent = len(flow.first)
     if num_sent:
         MPI.Prequest.Startall(sends[:num_sent])
-    early = max(0, len(arrivals) - LAST_ARRIVALS)
+    early = len(arrivals) - LAST_ARRIVALS if len(arrivals) > 2 * LAST_ARRIVALS else None
     for index, arrival in enumerate(arrivals):
         if index == early and nearly is not None:
             nearly()

@@ -51,7 +51,6 @@ class RingCollectives:
         if request.verb == Verb.GATHER:
             return channel.gather(tensor)
         if request.verb == Verb.SUM and request.num_bytes <= self.switch_bytes:
-            nearly()  # it is over before anybody hears of the next one
             return channel.doubling(tensor)
         return channel.ring(tensor, request.verb, nearly)
 

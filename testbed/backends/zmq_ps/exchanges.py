@@ -42,9 +42,6 @@ def fold_stream(key: str) -> int:
     return int.from_bytes(digest, "little") | 1 << 63
 
 
-SMALL_BYTES = 64 << 10
-
-
 class Exchange:
     """A request between its first message and its last answer."""
 
@@ -101,13 +98,8 @@ class Exchange:
 
     @property
     def about_to_end(self) -> bool:
-        """Whether few answers are missing: an eighth of them, or one of several; or it is small.
-
-        What is small is over before anybody hears of the request after it.
-        """
-        if self.request.num_bytes <= SMALL_BYTES:
-            return True
-        return len(self.slices) > 1 and len(self._waiting) <= max(1, len(self.slices) // 8)
+        """Whether few of many answers are missing: an eighth of them, or one of four and more."""
+        return len(self.slices) >= 4 and len(self._waiting) <= max(1, len(self.slices) // 8)
 
     def result(self) -> Combined:
         """What the request brought."""
