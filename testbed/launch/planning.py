@@ -290,10 +290,7 @@ def _measure(
 
 
 def stream_of(plan: Plan) -> list[int]:
-    """Bytes of a plan's messages in the order of their numbers, without the smallest oddities.
-
-    What is too small to be a float32 is left out.
-    """
+    """Bytes of a plan's messages in their order; what is smaller than a float32 is left out."""
     return [size // 4 * 4 for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
 
 

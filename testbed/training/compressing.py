@@ -64,13 +64,10 @@ class Compressing:
         self._backend = backend
         self._optimizer = optimizer
         self._shapes: Sequence[Shapes] = ()
-        self._plan: Plan | None = None
-        self._keys: tuple[str, ...] = ()
 
     def adopt(self, plan: Plan, keys: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         """Carry out this plan from now on."""
         self._shapes = shapes_of(plan, parameters)
-        self._plan, self._keys = plan, tuple(keys)
         self.conversations.adopt(plan, keys)
 
     def flight(self, plan: Plan, fusion: Fusion, keys: Sequence[str], step: int) -> Flight:
@@ -85,12 +82,9 @@ class Compressing:
 
     def saved(self) -> dict[str, Any]:
         """What is kept between steps, for a checkpoint of this rank."""
-        assert self._plan is not None  # a session adopts a plan before it takes a step
-        return {
-            "states": packed(self.conversations.states),
-            "plan": encode_plan(self._plan),
-            "keys": list(self._keys),
-        }
+        plan, keys = self.conversations.adopted
+        states = packed(self.conversations.states)
+        return {"states": states, "plan": encode_plan(plan), "keys": list(keys)}
 
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
         """Go on with what `saved` gave.
@@ -98,10 +92,9 @@ class Compressing:
         The plan may be another one by now (another scheduler, or a link measured anew): what was
         held back follows its elements, as when a plan is made anew in a run.
         """
-        assert self._plan is not None
         states = unpacked(saved["states"], device)
         old = decode_plan(saved["plan"], "checkpoint")
-        self.conversations.states = carried(states, old, saved["keys"], self._plan, self._keys)
+        self.conversations.states = carried(states, old, saved["keys"], *self.conversations.adopted)
 
     def result(self, first_step: int) -> CompressionResult:
         """The record of this rank, from the costs of all steps from `first_step`."""
