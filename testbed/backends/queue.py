@@ -15,6 +15,7 @@ older ones end before it can submit the younger one that would be picked.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +27,9 @@ from testbed.backends.work import PendingWork
 from testbed.control.protocol import Loss
 from testbed.errors import RankLost, UsageError
 
-# Channel, verb, key and step of a request that rank 0 picked.
+# Verb, key and step: what tells a request from the others that wait on its channel.
+_Identity = tuple[str, str, int]
+# Channel and identity of a request that rank 0 picked.
 _Choice = tuple[int, str, str, int]
 
 
@@ -42,14 +45,16 @@ class RequestQueue:
         self._group = group
         self._wake = wake
         self._lock = threading.Lock()
-        self._waiting: list[list[PendingWork]] = [[] for _ in range(group.num_channels)]
-        self._announced: list[deque[tuple[str, str, int]]] = [
-            deque() for _ in range(group.num_channels)
+        self._line: list[deque[PendingWork]] = [deque() for _ in range(group.num_channels)]  # fifo
+        self._waiting = [_Named() for _ in range(group.num_channels)]  # priority
+        self._announced: list[deque[_Identity]] = [deque() for _ in range(group.num_channels)]
+        # Rank 0 alone: those not chosen yet, the most urgent first (step, priority, arrival).
+        self._free: list[list[tuple[int, int, int, PendingWork]]] = [
+            [] for _ in range(group.num_channels)
         ]
+        self._num_submitted = 0
         # Rank 0 alone: requests that it chose and that have not ended, and their bytes.
-        self._chosen: list[dict[tuple[str, str, int], int]] = [
-            {} for _ in range(group.num_channels)
-        ]
+        self._chosen: list[dict[_Identity, int]] = [{} for _ in range(group.num_channels)]
         # Rank 0 alone: of those under way the ones that no longer count against the credit.
         self._gone: set[PendingWork] = set()
         self._announcing = False
@@ -78,20 +83,31 @@ class RequestQueue:
                 raise UsageError("the backend is closed; submit before close()")
             failure = self._error_of(work)
             if failure is None:
-                self._waiting[channel].append(work)
                 self._live.add(work)
+                self._enter(work, channel)
         if failure is not None:
             work.fail(failure)
         else:
             self._announce_choices()
         self._wake()
 
+    def _enter(self, work: PendingWork, channel: int) -> None:
+        if self._group.order != "priority":
+            self._line[channel].append(work)
+            return
+        self._waiting[channel].add(work)
+        if self._chooses:
+            request = work.request
+            entry = (request.step, request.priority, self._num_submitted, work)
+            heapq.heappush(self._free[channel], entry)
+            self._num_submitted += 1
+
     def take(self, channel: int) -> PendingWork | None:
         """The next request of an idle channel, None while there is none to run."""
         if self._group.order == "priority":
             return self._take_announced(channel)
         with self._lock:
-            return self._waiting[channel].pop(0) if self._waiting[channel] else None
+            return self._line[channel].popleft() if self._line[channel] else None
 
     def _take_announced(self, channel: int) -> PendingWork | None:
         self._announce_choices()  # in one process it is heard before this returns
@@ -104,7 +120,7 @@ class RequestQueue:
         One thread at a time, so that what was chosen first is heard first. Another one leaves its
         choices to that one, and so never waits here with a lock that a listener may need.
         """
-        if self._group.rank != 0 or self._group.order != "priority":
+        if not self._chooses:
             return
         while True:
             with self._lock:
@@ -116,34 +132,30 @@ class RequestQueue:
                 return
             try:
                 self._follow(chosen)  # its own choice need not come back to rank 0
-                self._group.control.announce(
-                    f"{self._group.name}.order", msgspec.msgpack.encode(chosen)
-                )
+                words = msgspec.msgpack.encode(chosen)
+                topic = f"{self._group.name}.order"
+                self._group.control.announce(topic, words, others_alone=True)
             finally:
                 with self._lock:
                     self._announcing = False
 
     def _next_announced(self, channel: int) -> PendingWork | None:
         """The request whose turn it is, if this rank has it already."""
-        waiting, announced = self._waiting[channel], self._announced[channel]
-        for work in waiting if announced else ():
-            if _identity(work) == announced[0]:
-                announced.popleft()
-                waiting.remove(work)
-                return work
-        return None
+        announced = self._announced[channel]
+        work = self._waiting[channel].take(announced[0]) if announced else None
+        if work is not None:
+            announced.popleft()
+        return work
 
     def _choose(self, channel: int) -> list[_Choice]:
         """Rank 0's next choices, most urgent first, while its credit lasts."""
-        chosen = self._chosen[channel]
-        under_way_bytes = sum(chosen.values())
+        free, chosen = self._free[channel], self._chosen[channel]
         choices: list[_Choice] = []
-        if self._used_up(channel, under_way_bytes):
+        if not free:
             return choices
-        free = [work for work in self._waiting[channel] if _identity(work) not in chosen]
+        under_way_bytes = sum(chosen.values())
         while free and not self._used_up(channel, under_way_bytes):
-            urgent = min(free, key=lambda w: (w.request.step, w.request.priority))
-            free.remove(urgent)
+            urgent = heapq.heappop(free)[-1]
             chosen[_identity(urgent)] = urgent.request.num_bytes
             choices.append((channel, *_identity(urgent)))
             under_way_bytes += urgent.request.num_bytes
@@ -158,7 +170,7 @@ class RequestQueue:
 
         Rank 0 then picks the next one a little early, so that all ranks know of it in time.
         """
-        if self._group.rank == 0 and self._group.order == "priority":
+        if self._chooses:
             with self._lock:
                 self._let_go(work)
             self._announce_choices()
@@ -183,6 +195,10 @@ class RequestQueue:
             self._live.clear()
         for work in live:
             work.fail(error)
+
+    @property
+    def _chooses(self) -> bool:
+        return self._group.rank == 0 and self._group.order == "priority"
 
     @property
     def lost(self) -> bool:
@@ -221,6 +237,27 @@ class RequestQueue:
         if self._failure is not None:
             return self._failure
         return None if self._loss is None else _loss_error(self._loss, work)
+
+
+class _Named:
+    """Requests of one channel, found by name at once."""
+
+    def __init__(self) -> None:
+        self._works: dict[_Identity, deque[PendingWork]] = {}
+
+    def add(self, work: PendingWork) -> None:
+        """One more; several of one name go one after the other."""
+        self._works.setdefault(_identity(work), deque()).append(work)
+
+    def take(self, name: _Identity) -> PendingWork | None:
+        """Take the first of a name, None if there is none."""
+        works = self._works.get(name)
+        if works is None:
+            return None
+        work = works.popleft()
+        if not works:
+            del self._works[name]
+        return work
 
 
 def _identity(work: PendingWork) -> tuple[str, str, int]:

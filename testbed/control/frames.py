@@ -12,6 +12,7 @@ from testbed.errors import TestbedError
 
 _LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 << 20
+OTHERS_ALONE = 1
 
 Kind = Literal["hello", "welcome", "value", "values", "announce", "beat", "failure", "loss", "bye"]
 
@@ -23,7 +24,8 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
         kind: what is said.
         member: who says it (or, for `loss`, who was lost).
         name: all-gather name, topic, or words.
-        turn: number of the all-gather under this name.
+        turn: number of the all-gather under this name; `OTHERS_ALONE` for an announcement that does
+            not come back to who made it.
         members: how many take part in it.
         values: contributions, announcement, or the states of all members.
     """

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 
-from testbed.control.frames import BadFrame, Frame, FrameReader, encode, read_some
+from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_some
 
 
 class _Peer:
@@ -55,6 +55,7 @@ class Hub:
         self._loss: Frame | None = None
         self._held: list[Frame] = []  # announcements made before all members had joined
         self._told = threading.Event()
+        self._telling = threading.RLock()  # frames reach every member in one order
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._wake_in, self._wake_out = socket.socketpair()
         self._stop = threading.Event()
@@ -64,6 +65,14 @@ class Hub:
     def wait_told(self, timeout_s: float) -> None:
         """Wait until the first loss was told to all members; the process may then end."""
         self._told.wait(timeout_s)
+
+    def announce(self, frame: Frame) -> None:
+        """Pass an announcement on at once, from the thread of the member that hosts the hub."""
+        with self._telling:
+            if len(self._peers) < self._size:
+                self._held.append(frame)
+            else:
+                self._tell(frame, _hearers(frame, self._size))
 
     def close(self, timeout_s: float) -> None:
         """Wait until all members have left, at most so long, then end."""
@@ -118,10 +127,8 @@ class Hub:
             peer.state = frame.values[0]
         elif frame.kind == "value":
             self._gather(frame)
-        elif frame.kind == "announce" and len(self._peers) < self._size:
-            self._held.append(frame)
         elif frame.kind == "announce":
-            self._tell(frame)
+            self.announce(frame)
         elif frame.kind == "failure":
             self._lose(peer.member, frame.name)
         elif frame.kind == "bye":
@@ -139,15 +146,16 @@ class Hub:
             )
             return False
         peer.member = frame.member
-        self._peers[frame.member] = peer
         self._names[frame.member] = frame.name
-        self._send(peer, Frame("welcome", members=self._size))
-        if self._loss is not None:
-            self._send(peer, self._loss)
-        if len(self._peers) == self._size:
-            for held in self._held:
-                self._tell(held)
-            self._held.clear()
+        with self._telling:
+            self._peers[frame.member] = peer
+            self._send(peer, Frame("welcome", members=self._size))
+            if self._loss is not None:
+                self._send(peer, self._loss)
+            if len(self._peers) == self._size:
+                for held in self._held:
+                    self._tell(held, _hearers(held, self._size))
+                self._held.clear()
         return True
 
     def _gather(self, frame: Frame) -> None:
@@ -160,14 +168,19 @@ class Hub:
         self._tell(Frame("values", 0, frame.name, frame.turn, frame.members, answer), set(values))
 
     def _tell(self, frame: Frame, members: set[int] | None = None) -> None:
-        for member, peer in list(self._peers.items()):
-            if (members is None or member in members) and member not in self._left:
-                self._send(peer, frame)
+        data = encode(frame)
+        with self._telling:
+            for member, peer in list(self._peers.items()):
+                if (members is None or member in members) and member not in self._left:
+                    self._send_bytes(peer, data)
 
     def _send(self, peer: _Peer, frame: Frame) -> None:
+        self._send_bytes(peer, encode(frame))
+
+    def _send_bytes(self, peer: _Peer, data: bytes) -> None:
         # A peer that cannot take bytes is about to be noticed by the next read or by its silence.
         with contextlib.suppress(OSError):
-            peer.connection.sendall(encode(frame))
+            peer.connection.sendall(data)
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)
@@ -195,3 +208,9 @@ class Hub:
             self._lose(absent[0], f"did not join within {self._start_s:g} s")
         states = tuple(self._peers[m].state if m in self._peers else b"" for m in range(self._size))
         self._tell(Frame("beat", values=states))
+
+
+def _hearers(announcement: Frame, size: int) -> set[int]:
+    """Everybody, or everybody but the announcer if it is for the others alone."""
+    members = set(range(size))
+    return members - {announcement.member} if announcement.turn == OTHERS_ALONE else members

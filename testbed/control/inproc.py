@@ -19,8 +19,9 @@ class InprocHub:
         self.size = size
         self._changed = threading.Condition(threading.RLock())
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
-        self._listeners: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
-        self._history: dict[str, list[bytes]] = defaultdict(list)
+        self._listeners: dict[str, list[tuple[int, Callable[[bytes], None]]]] = defaultdict(list)
+        # By topic: announcements, each with the rank that does not hear it, or None.
+        self._history: dict[str, list[tuple[int | None, bytes]]] = defaultdict(list)
         self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
         self._loss: Loss | None = None
         self.states: dict[int, str] = {}
@@ -56,19 +57,21 @@ class InprocHub:
                 self._shared[name] = make()
             return self._shared[name]
 
-    def spread(self, topic: str, value: bytes) -> None:
-        """Call all listeners of a topic, one announcement after the other."""
+    def spread(self, topic: str, value: bytes, but: int | None) -> None:
+        """Call all listeners of a topic (but one rank's), one announcement after the other."""
         with self._changed:
-            self._history[topic].append(value)
-            for hear in self._listeners[topic]:
-                hear(value)
+            self._history[topic].append((but, value))
+            for rank, hear in self._listeners[topic]:
+                if rank != but:
+                    hear(value)
 
-    def add_listener(self, topic: str, hear: Callable[[bytes], None]) -> None:
+    def add_listener(self, rank: int, topic: str, hear: Callable[[bytes], None]) -> None:
         """Hear what was announced so far, then what comes."""
         with self._changed:
-            for value in self._history[topic]:
-                hear(value)
-            self._listeners[topic].append(hear)
+            for but, value in self._history[topic]:
+                if rank != but:
+                    hear(value)
+            self._listeners[topic].append((rank, hear))
 
     def lose(self, loss: Loss) -> None:
         """Tell everybody but the lost one."""
@@ -117,13 +120,13 @@ class InprocControl:
         """One object for all members: threads of a process need not send what they can see."""
         return self._hub.share(name, make)
 
-    def announce(self, topic: str, value: bytes) -> None:
+    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
         """See `Control.announce`."""
-        self._hub.spread(topic, value)
+        self._hub.spread(topic, value, self.rank if others_alone else None)
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
         """See `Control.listen`."""
-        self._hub.add_listener(topic, hear)
+        self._hub.add_listener(self.rank, topic, hear)
 
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""

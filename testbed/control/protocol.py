@@ -44,8 +44,8 @@ class Control(Protocol):
         """
         ...
 
-    def announce(self, topic: str, value: bytes) -> None:
-        """Tell all members, this one included; arrives everywhere in the same order."""
+    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
+        """Tell all members, this one too unless `others_alone`; arrives everywhere in one order."""
         ...
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from testbed.control.frames import Frame, FrameReader, encode
+from testbed.control.frames import OTHERS_ALONE, Frame, FrameReader, encode
 from testbed.control.hub import Hub
 from testbed.control.protocol import Loss
 from testbed.errors import DeadlineExceeded, RankLost, RunFailed
@@ -82,9 +82,14 @@ class TcpControl:
                 self._changed.wait(left_s)
             return self._values.pop((name, turn))
 
-    def announce(self, topic: str, value: bytes) -> None:
-        """See `Control.announce`."""
-        self._send(Frame("announce", self.rank, topic, values=(value,)))
+    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
+        """See `Control.announce`; in the hub's process this thread itself tells all."""
+        turn = OTHERS_ALONE if others_alone else 0
+        frame = Frame("announce", self.rank, topic, turn, values=(value,))
+        if self._hub is None:
+            self._send(frame)
+        else:
+            self._hub.announce(frame)
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
         """See `Control.listen`; announcements that came before are heard first."""

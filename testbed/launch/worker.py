@@ -21,6 +21,7 @@ from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
 from testbed.errors import TestbedError, UsageError
+from testbed.launch.garbage import without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import (
     PROBE,
@@ -85,7 +86,8 @@ def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
     _speak_when_ended(who, group.control)
     end_soon_after_loss(who, group)
     try:
-        result = live()
+        with without_what_lives():
+            result = live()
         group.control.close()
     except BaseException as error:  # the others must hear of it, whatever it is
         _fail(who, group.control, error)
@@ -207,7 +209,8 @@ def _work(
         planned.replan,
         dilation_of(config.cluster),
     )
-    outcome = train(run, workload)
+    with without_what_lives():
+        outcome = train(run, workload)
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
