@@ -17,6 +17,7 @@ from testbed.errors import UsageError
 from testbed.launch.beside import beside
 from testbed.launch.compressed import compressed_iteration_s
 from testbed.launch.join import Role, open_backend
+from testbed.launch.rehearsal import Rehearsal, can_rehearse
 from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
@@ -124,8 +125,8 @@ def _prepare(
     if config.link:
         link = _loaded(Path(config.link))
     else:
-        load = _replayed(config, group, build()) if _is_replay(workload) else None
-        measured, role = _measure(config, role, group, trace, dilation, load)
+        rehearsal = _rehearsal(config, group, build()) if _is_replay(workload) else None
+        measured, role = _measure(config, role, group, trace, dilation, rehearsal)
         link = stretched_link(measured, 1 / dilation)
     plan = plan_for(config, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
@@ -229,20 +230,9 @@ def _is_replay(workload: Workload) -> bool:
     return isinstance(workload.recorded, Trace)
 
 
-def _replayed(config: RunConfig, group: Group, workload: Workload) -> Callable[[], None]:
-    """One step of a replayed workload: what its host does while messages are under way.
-
-    The device that it stands for computes elsewhere, so that a step beside the messages takes no
-    longer than one without; a workload that computes on the host itself would be slowed by them.
-    """
+def _rehearsal(config: RunConfig, group: Group, workload: Workload) -> Rehearsal:
     replica, fetch, _ = _second_copy(config, group, workload)
-    step = training_step(replica.loss, fetch(), replica.scaler)
-
-    def load() -> None:
-        step()
-        update(replica, config.clip_norm)
-
-    return load
+    return Rehearsal(config, replica, training_step(replica.loss, fetch(), replica.scaler))
 
 
 def _measure(
@@ -251,13 +241,13 @@ def _measure(
     group: Group,
     trace: Trace,
     dilation: float,
-    load: Callable[[], None] | None,
+    rehearsal: Rehearsal | None,
 ) -> tuple[Link, Role]:
     """The link as it is here, for messages up to all gradients in one; and what it was measured on.
 
     It is measured as it will be used: with the order, the credit and the channels that the
-    scheduler asks for, as far as a plan for a link that is only guessed tells them, and beside the
-    load that is given.
+    scheduler asks for, as far as a plan for a link that is only guessed tells them, and beside what
+    the workload does; what goes by priority in a few rehearsed steps.
     """
     group.control.set_state("measuring the link")
     guess = Link(
@@ -268,6 +258,10 @@ def _measure(
     # Compressed messages are of other sizes, which differ from compressor to compressor.
     stream = stream_of(guessed) if config.compressor == RunConfig().compressor else []
     backend = open_backend(role, probe)
+    steps: list[list[tuple[int, float]]] = []
+    if rehearsal is not None and can_rehearse(guessed, backend, config.compressor):
+        stream, steps = [], rehearsal.costs(guessed, backend, probe)
+        group.control.set_state("measuring the link")
 
     def measure() -> Link:
         return measure_link(
@@ -277,10 +271,11 @@ def _measure(
             deadline_s=group.deadline_s,
             name=config.backend,
             sweep=quick(trace.num_bytes, dilation, stream),
+            steps=steps,
             device=group.device,
         )
 
-    link = measure() if load is None else beside(load, measure)
+    link = measure() if rehearsal is None else beside(rehearsal.load, measure)
     group.control.all_gather("probed", b"", PLAN_S, members=group.size)
     backend.close(group.deadline_s)
     shared = _from_rank_0(group, "link", msgspec.json.encode(link))

@@ -10,6 +10,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
@@ -26,7 +27,8 @@ MAX_BREAKS = 20
 # What a line may miss a size by without being wrong about it; below that lies no protocol switch.
 TOLERANCE = 0.03
 SHARE_WEIGHT = 10.0
-MANY = 10  # samples, of which a tenth can be left out
+MANY = 10  # samples, of which a tenth can be left out at each end
+VERY_MANY = 50  # samples, of which a fiftieth is enough: slow ones are part of what a step takes
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ def fit_link(
 
         minimise  sum over sizes of rho(((a + b M) / t_M - 1) / e_M),   a, b >= 0
 
-    t_M is the median of a size's samples (of 10 or more the mean without the tenth at each end: the
-    time of a step is a sum, to which slow messages add) and e_M its relative standard error
-    together with a tolerance of 3 %, over 1 + 10 w_M where it takes a share w_M of a step's time;
-    rho is soft L1, under which a disturbed size pulls no harder however far off it is. Relative
-    misses make 4 KiB and 64 MiB count alike, medians make outliers harmless within a size, soft L1
-    across sizes.
+    t_M is the median of a size's samples (of 10 or more the mean without the tenth at each end, of
+    50 or more without the fiftieth: the time of a step is a sum, to which slow messages add) and
+    e_M its relative standard error together with a tolerance of 3 %, over 1 + 10 w_M where it takes
+    a share w_M of a step's time; rho is soft L1, under which a disturbed size pulls no harder
+    however far off it is. Relative misses make 4 KiB and 64 MiB count alike, medians make outliers
+    harmless within a size, soft L1 across sizes.
 
     Pieces: where the library changes its protocol, start-up and slope jump, so each piece has a
     line of its own and nothing forces neighbours to meet. Among all ways to cut the sizes into one
@@ -117,6 +119,46 @@ def fit_link(
         seconds_per_byte=link.seconds_per_byte,
         pieces=link.pieces,
         extra={"fit": _residuals(link, sizes)},
+    )
+
+
+def scaled_to(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> Link:
+    """The link under which the messages of a step take as long together as they took.
+
+        a' = c a,  b' = c b,  c = median over steps of  sum of t / sum of (a + b M)
+
+    A line through typical times of each size leaves out what happens to a message now and then, and
+    a step is the sum of hundreds of them.
+
+    Args:
+        link: fitted.
+        steps: bytes and seconds of the messages of each step; without any the link stays.
+
+    Example:
+        >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
+        >>> scaled_to(link, [[(2, 2.0), (4, 4.0)], [(2, 4.0), (4, 6.0)], [(2, 50.0)]]).latency_s
+        2.0
+    """
+    if not steps:
+        return link
+    by = median(
+        sum(time_s for _, time_s in step) / sum(link.time_s(num_bytes) for num_bytes, _ in step)
+        for step in steps
+    )
+    pieces = link.pieces and tuple(
+        Piece(
+            max_bytes=piece.max_bytes,
+            latency_s=by * piece.latency_s,
+            seconds_per_byte=by * piece.seconds_per_byte,
+        )
+        for piece in link.pieces
+    )
+    return msgspec.structs.replace(
+        link,
+        latency_s=by * link.latency_s,
+        seconds_per_byte=by * link.seconds_per_byte,
+        pieces=pieces,
+        extra={**link.extra, "scaled_to_steps": by},
     )
 
 
@@ -190,7 +232,9 @@ def _group(samples: Sequence[tuple[float, float]], shares: Mapping[float, float]
 
 
 def _middle(times_s: Sequence[float]) -> float:
-    return median(times_s) if len(times_s) < MANY else float(trim_mean(times_s, 0.1))
+    if len(times_s) < MANY:
+        return median(times_s)
+    return float(trim_mean(times_s, 0.1 if len(times_s) < VERY_MANY else 0.02))
 
 
 def _error_of_median(times_s: Sequence[float], middle_s: float) -> float:

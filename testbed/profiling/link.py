@@ -13,7 +13,7 @@ from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Request, Verb
-from testbed.prediction.fit import fit_link, fit_slowdown
+from testbed.prediction.fit import fit_link, fit_slowdown, scaled_to
 from testbed.prediction.link import Link
 from testbed.profiling.sweep import (
     Exchange,
@@ -39,6 +39,7 @@ def measure_link(
     deadline_s: float,
     name: str = "unnamed",
     sweep: LinkSweep | None = None,
+    steps: Sequence[Sequence[tuple[int, float]]] = (),
     device: str = "cpu",
 ) -> Link:
     """Start-up and per-byte time of a sum, and how concurrent sums slow each other.
@@ -61,6 +62,9 @@ def measure_link(
         deadline_s: within which an exchange must be done and the ranks must answer.
         name: of the backend, for the link.
         sweep: what to send; None = `quick()`.
+        steps: of steps that were timed already, the bytes and seconds of their messages, the same
+            on all ranks; they count like those of `sweep.stream`, and their sums are kept
+            (`fit.scaled_to`).
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 
     Returns:
@@ -83,8 +87,10 @@ def measure_link(
     sizes, round_s = measurement.probe()
     rounds = num_rounds(chosen, round_s + measurement.try_stream())
     times = measurement.take_rounds(sizes, rounds)
-    streamed = measurement.take_streams(rounds)
-    link = _fit(name, num_workers, times, streamed) if backend.rank == 0 else None
+    streams = [*itertools.chain(*steps), *measurement.take_streams(rounds)]
+    link = None
+    if backend.rank == 0:
+        link = scaled_to(_fit(name, num_workers, times, streams), steps)
     told = control.all_gather(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )
