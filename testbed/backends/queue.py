@@ -54,7 +54,7 @@ class RequestQueue:
         ]
         self._num_submitted = 0
         # Rank 0 alone: requests that it chose and that have not ended, and their bytes.
-        self._chosen: list[dict[_Identity, int]] = [{} for _ in range(group.num_channels)]
+        self._chosen: list[dict[PendingWork, int]] = [{} for _ in range(group.num_channels)]
         # Rank 0 alone: of those under way the ones that no longer count against the credit.
         self._gone: set[PendingWork] = set()
         self._announcing = False
@@ -134,7 +134,9 @@ class RequestQueue:
                 self._follow(chosen)  # its own choice need not come back to rank 0
                 words = msgspec.msgpack.encode(chosen)
                 topic = f"{self._group.name}.order"
-                self._group.control.announce(topic, words, others_alone=True)
+                self._group.control.announce(
+                    topic, words, members=self._group.size, others_alone=True
+                )
             finally:
                 with self._lock:
                     self._announcing = False
@@ -156,7 +158,7 @@ class RequestQueue:
         under_way_bytes = sum(chosen.values())
         while free and not self._used_up(channel, under_way_bytes):
             urgent = heapq.heappop(free)[-1]
-            chosen[_identity(urgent)] = urgent.request.num_bytes
+            chosen[urgent] = urgent.request.num_bytes
             choices.append((channel, *_identity(urgent)))
             under_way_bytes += urgent.request.num_bytes
         return choices
@@ -178,7 +180,7 @@ class RequestQueue:
     def _let_go(self, work: PendingWork) -> None:
         if work in self._live and work not in self._gone:
             self._gone.add(work)
-            self._chosen[work.request.channel].pop(_identity(work), None)
+            self._chosen[work.request.channel].pop(work, None)
 
     def retire(self, work: PendingWork) -> None:
         """The request has ended; a later loss no longer concerns it."""

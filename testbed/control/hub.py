@@ -72,7 +72,7 @@ class Hub:
             if len(self._peers) < self._size:
                 self._held.append(frame)
             else:
-                self._tell(frame, _hearers(frame, self._size))
+                self._tell(frame, _hearers(frame))
 
     def close(self, timeout_s: float) -> None:
         """Wait until all members have left, at most so long, then end."""
@@ -154,7 +154,7 @@ class Hub:
                 self._send(peer, self._loss)
             if len(self._peers) == self._size:
                 for held in self._held:
-                    self._tell(held, _hearers(held, self._size))
+                    self._tell(held, _hearers(held))
                 self._held.clear()
         return True
 
@@ -210,7 +210,7 @@ class Hub:
         self._tell(Frame("beat", values=states))
 
 
-def _hearers(announcement: Frame, size: int) -> set[int]:
-    """Everybody, or everybody but the announcer if it is for the others alone."""
-    members = set(range(size))
+def _hearers(announcement: Frame) -> set[int]:
+    """The first so many members, but the announcer if it is for the others alone."""
+    members = set(range(announcement.members))
     return members - {announcement.member} if announcement.turn == OTHERS_ALONE else members

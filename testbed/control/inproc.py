@@ -20,8 +20,8 @@ class InprocHub:
         self._changed = threading.Condition(threading.RLock())
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._listeners: dict[str, list[tuple[int, Callable[[bytes], None]]]] = defaultdict(list)
-        # By topic: announcements, each with the rank that does not hear it, or None.
-        self._history: dict[str, list[tuple[int | None, bytes]]] = defaultdict(list)
+        # By topic: announcements, each with those who hear it.
+        self._history: dict[str, list[tuple[frozenset[int], bytes]]] = defaultdict(list)
         self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
         self._loss: Loss | None = None
         self.states: dict[int, str] = {}
@@ -57,19 +57,19 @@ class InprocHub:
                 self._shared[name] = make()
             return self._shared[name]
 
-    def spread(self, topic: str, value: bytes, but: int | None) -> None:
-        """Call all listeners of a topic (but one rank's), one announcement after the other."""
+    def spread(self, topic: str, value: bytes, hearers: frozenset[int]) -> None:
+        """Call the listeners of a topic that shall hear it, one announcement after the other."""
         with self._changed:
-            self._history[topic].append((but, value))
+            self._history[topic].append((hearers, value))
             for rank, hear in self._listeners[topic]:
-                if rank != but:
+                if rank in hearers:
                     hear(value)
 
     def add_listener(self, rank: int, topic: str, hear: Callable[[bytes], None]) -> None:
         """Hear what was announced so far, then what comes."""
         with self._changed:
-            for but, value in self._history[topic]:
-                if rank != but:
+            for hearers, value in self._history[topic]:
+                if rank in hearers:
                     hear(value)
             self._listeners[topic].append((rank, hear))
 
@@ -120,9 +120,12 @@ class InprocControl:
         """One object for all members: threads of a process need not send what they can see."""
         return self._hub.share(name, make)
 
-    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
+    def announce(
+        self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
+    ) -> None:
         """See `Control.announce`."""
-        self._hub.spread(topic, value, self.rank if others_alone else None)
+        hearers = set(range(members or self.size)) - ({self.rank} if others_alone else set())
+        self._hub.spread(topic, value, frozenset(hearers))
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
         """See `Control.listen`."""

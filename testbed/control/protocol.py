@@ -44,8 +44,18 @@ class Control(Protocol):
         """
         ...
 
-    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
-        """Tell all members, this one too unless `others_alone`; arrives everywhere in one order."""
+    def announce(
+        self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
+    ) -> None:
+        """Tell all members; what is announced arrives everywhere in one order.
+
+        Args:
+            topic: what listeners name.
+            value: what they hear.
+            members: only the first so many hear it; None = all. What reaches a member that never
+                listens is kept for good.
+            others_alone: it does not come back to this member.
+        """
         ...
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:

@@ -82,10 +82,12 @@ class TcpControl:
                 self._changed.wait(left_s)
             return self._values.pop((name, turn))
 
-    def announce(self, topic: str, value: bytes, *, others_alone: bool = False) -> None:
+    def announce(
+        self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
+    ) -> None:
         """See `Control.announce`; in the hub's process this thread itself tells all."""
         turn = OTHERS_ALONE if others_alone else 0
-        frame = Frame("announce", self.rank, topic, turn, values=(value,))
+        frame = Frame("announce", self.rank, topic, turn, members or self.size, (value,))
         if self._hub is None:
             self._send(frame)
         else:

@@ -22,6 +22,7 @@ from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
 from testbed.prediction.files import load_link
+from testbed.prediction.fit import with_missing
 from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
 from testbed.prediction.timeline import message_bytes
@@ -53,7 +54,7 @@ class Planned:
         plan: the plan of the first step.
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
-        link: likewise.
+        link: likewise; for a plan by priority with what its messages took in rehearsed steps.
         overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
@@ -131,6 +132,8 @@ def _prepare(
     plan = plan_for(config, trace, link)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
+    if plan.order == "priority":
+        link = with_missing(link, link.extra.get("missing_s", ()))
     return Planned(
         plan, replan, trace, link, overhead, config.accumulate, dilation, why_whole(config), role
     )
@@ -247,7 +250,8 @@ def _measure(
 
     It is measured as it will be used: with the order, the credit and the channels that the
     scheduler asks for, as far as a plan for a link that is only guessed tells them, and beside what
-    the workload does; what goes by priority in a few rehearsed steps.
+    the workload does. What messages by priority take in a few rehearsed steps is kept in the link's
+    `missing_s`; a plan is made without it, so that `auto` compares all alike.
     """
     group.control.set_state("measuring the link")
     guess = Link(

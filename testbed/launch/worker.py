@@ -21,7 +21,7 @@ from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
 from testbed.errors import TestbedError, UsageError
-from testbed.launch.garbage import without_what_lives
+from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import (
     PROBE,
@@ -209,8 +209,8 @@ def _work(
         planned.replan,
         dilation_of(config.cluster),
     )
-    with without_what_lives():
-        outcome = train(run, workload)
+    spare_what_lives()
+    outcome = train(run, workload)
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)

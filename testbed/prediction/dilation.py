@@ -20,6 +20,8 @@ def stretched_link(link: Link, factor: float) -> Link:
     extra = dict(link.extra)
     if "fit" in extra:
         extra["fit"] = {**extra["fit"], "sizes": [_row(r, factor) for r in extra["fit"]["sizes"]]}
+    if "missing_s" in extra:
+        extra["missing_s"] = [time_s * factor for time_s in extra["missing_s"]]
     return Link(
         backend=link.backend,
         num_workers=link.num_workers,

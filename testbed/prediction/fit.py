@@ -28,7 +28,6 @@ MAX_BREAKS = 20
 TOLERANCE = 0.03
 SHARE_WEIGHT = 10.0
 MANY = 10  # samples, of which a tenth can be left out at each end
-VERY_MANY = 50  # samples, of which a fiftieth is enough: slow ones are part of what a step takes
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,12 @@ def fit_link(
 
         minimise  sum over sizes of rho(((a + b M) / t_M - 1) / e_M),   a, b >= 0
 
-    t_M is the median of a size's samples (of 10 or more the mean without the tenth at each end, of
-    50 or more without the fiftieth: the time of a step is a sum, to which slow messages add) and
-    e_M its relative standard error together with a tolerance of 3 %, over 1 + 10 w_M where it takes
-    a share w_M of a step's time; rho is soft L1, under which a disturbed size pulls no harder
-    however far off it is. Relative misses make 4 KiB and 64 MiB count alike, medians make outliers
-    harmless within a size, soft L1 across sizes.
+    t_M is the median of a size's samples (of 10 or more the mean without the tenth at each end: the
+    time of a step is a sum, to which slow messages add) and e_M its relative standard error
+    together with a tolerance of 3 %, over 1 + 10 w_M where it takes a share w_M of a step's time;
+    rho is soft L1, under which a disturbed size pulls no harder however far off it is. Relative
+    misses make 4 KiB and 64 MiB count alike, medians make outliers harmless within a size, soft L1
+    across sizes.
 
     Pieces: where the library changes its protocol, start-up and slope jump, so each piece has a
     line of its own and nothing forces neighbours to meet. Among all ways to cut the sizes into one
@@ -122,44 +121,54 @@ def fit_link(
     )
 
 
-def scaled_to(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> Link:
-    """The link under which the messages of a step take as long together as they took.
+def missing_s(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """For each step the seconds that a link leaves out per message, in the mean.
 
-        a' = c a,  b' = c b,  c = median over steps of  sum of t / sum of (a + b M)
-
-    A line through typical times of each size leaves out what happens to a message now and then, and
-    a step is the sum of hundreds of them.
+        d = sum of (t - (a + b M)) / number of messages
 
     Args:
-        link: fitted.
-        steps: bytes and seconds of the messages of each step; without any the link stays.
+        link: fitted to typical times.
+        steps: bytes and seconds of the messages of each step.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
-        >>> scaled_to(link, [[(2, 2.0), (4, 4.0)], [(2, 4.0), (4, 6.0)], [(2, 50.0)]]).latency_s
-        2.0
+        >>> missing_s(link, [[(2, 2.0), (4, 4.0)], [(2, 50.0)]])
+        [0.5, 48.0]
     """
-    if not steps:
-        return link
-    by = median(
-        sum(time_s for _, time_s in step) / sum(link.time_s(num_bytes) for num_bytes, _ in step)
+    return [
+        sum(time_s - link.time_s(num_bytes) for num_bytes, time_s in step) / len(step)
         for step in steps
-    )
+        if step
+    ]
+
+
+def with_missing(link: Link, missing: Sequence[float]) -> Link:
+    """The link whose messages take as long in a step, all together, as was seen.
+
+        a' = max(0, a + median of d)
+
+    A line through typical times of each size leaves out what happens to a message now and then, and
+    a step is the sum of hundreds of them. What is added belongs to the start-up: the network's
+    time per byte stays what it is.
+
+    Args:
+        link: fitted.
+        missing: as `missing_s` gives it; without any the link stays.
+
+    Example:
+        >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
+        >>> with_missing(link, [0.5, 48.0, -0.25]).latency_s
+        1.5
+    """
+    if not missing:
+        return link
+    added_s = median(missing)
     pieces = link.pieces and tuple(
-        Piece(
-            max_bytes=piece.max_bytes,
-            latency_s=by * piece.latency_s,
-            seconds_per_byte=by * piece.seconds_per_byte,
-        )
+        msgspec.structs.replace(piece, latency_s=max(0.0, piece.latency_s + added_s))
         for piece in link.pieces
     )
-    return msgspec.structs.replace(
-        link,
-        latency_s=by * link.latency_s,
-        seconds_per_byte=by * link.seconds_per_byte,
-        pieces=pieces,
-        extra={**link.extra, "scaled_to_steps": by},
-    )
+    latency_s = max(0.0, link.latency_s + added_s)
+    return msgspec.structs.replace(link, latency_s=latency_s, pieces=pieces)
 
 
 def fit_slowdown(link: Link, samples: Sequence[tuple[int, float, float]]) -> tuple[float, ...]:
@@ -234,7 +243,7 @@ def _group(samples: Sequence[tuple[float, float]], shares: Mapping[float, float]
 def _middle(times_s: Sequence[float]) -> float:
     if len(times_s) < MANY:
         return median(times_s)
-    return float(trim_mean(times_s, 0.1 if len(times_s) < VERY_MANY else 0.02))
+    return float(trim_mean(times_s, 0.1))
 
 
 def _error_of_median(times_s: Sequence[float], middle_s: float) -> float:

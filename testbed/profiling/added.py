@@ -9,15 +9,18 @@ from testbed.nouns import Event, Verb
 
 SHORTEST_S = 1e-7  # between two moments that the clock cannot tell apart
 
+# Step, key, bytes and seconds of each message.
+Samples = list[tuple[int, str, int, float]]
 
-def added_s(events: Sequence[Event]) -> list[tuple[int, str, int, float]]:
+
+def added_s(events: Sequence[Event]) -> Samples:
     """Step, key, bytes and seconds of each sum, in the order in which they ended.
 
         t_i = e_i - max(e_(i-1), s_i)
 
-    e_i the end of the i-th message of its channel, s_i when this rank submitted it: the time during
-    which nothing else kept the channel from it. Starts and ends in between belong to it, and so
-    does a wait for ranks that submitted it later.
+    e_i the end of the i-th exchange of its channel, s_i when this rank submitted it: the time
+    during which nothing else kept the channel from it. Starts and ends in between belong to it,
+    and so does a wait for ranks that submitted it later.
 
     Example:
         >>> events = [Event("sum", k, 0, 0, 8, s, s, e) for k, s, e in (("a", 1, 3), ("b", 2, 4))]
@@ -25,12 +28,11 @@ def added_s(events: Sequence[Event]) -> list[tuple[int, str, int, float]]:
         [('a', 2), ('b', 1)]
     """
     ended: dict[int, float] = {}
-    added: list[tuple[int, str, int, float]] = []
+    added: Samples = []
     for event in sorted(events, key=attrgetter("ended_s")):
-        if event.verb != Verb.SUM.value or not event.num_bytes:
-            continue
         begun_s = max(ended.get(event.channel, event.submitted_s), event.submitted_s)
-        time_s = max(event.ended_s - begun_s, SHORTEST_S)
-        added.append((event.step, event.key, event.num_bytes, time_s))
         ended[event.channel] = event.ended_s
+        if event.verb == Verb.SUM.value and event.num_bytes:
+            time_s = max(event.ended_s - begun_s, SHORTEST_S)
+            added.append((event.step, event.key, event.num_bytes, time_s))
     return added

@@ -13,7 +13,7 @@ from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Request, Verb
-from testbed.prediction.fit import fit_link, fit_slowdown, scaled_to
+from testbed.prediction.fit import fit_link, fit_slowdown, missing_s
 from testbed.prediction.link import Link
 from testbed.profiling.sweep import (
     Exchange,
@@ -63,8 +63,8 @@ def measure_link(
         name: of the backend, for the link.
         sweep: what to send; None = `quick()`.
         steps: of steps that were timed already, the bytes and seconds of their messages, the same
-            on all ranks; they count like those of `sweep.stream`, and their sums are kept
-            (`fit.scaled_to`).
+            on all ranks; they count like those of `sweep.stream`, and what the link leaves out of
+            each step is kept in `Link.extra` under `missing_s` (see `fit.with_missing`).
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 
     Returns:
@@ -90,7 +90,10 @@ def measure_link(
     streams = [*itertools.chain(*steps), *measurement.take_streams(rounds)]
     link = None
     if backend.rank == 0:
-        link = scaled_to(_fit(name, num_workers, times, streams), steps)
+        link = _fit(name, num_workers, times, streams)
+        if steps:
+            kept = {**link.extra, "missing_s": missing_s(link, steps)}
+            link = msgspec.structs.replace(link, extra=kept)
     told = control.all_gather(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )

@@ -63,7 +63,9 @@ def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str])
     try:
         cell = decode_cell(file.read_bytes())
     except msgspec.DecodeError as error:
-        notes.append(f"{file} is left out: it is no testbed.cell/1 ({error})")
+        table = file.with_suffix(".md")
+        own = f"; a study's own table is {table}" if table.exists() else ""
+        notes.append(f"{file} is left out: it is no testbed.cell/1 ({error}){own}")
         return None
     return Found(str(directory), _group(file.stem, cell, plan), cell)
 

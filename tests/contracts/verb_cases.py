@@ -164,3 +164,15 @@ def traffic_of_one_sum(backend: Backend, group: Group, num_elements: int) -> Tra
     moved = backend.traffic() - before
     meet(group, "counted after one sum")
     return moved
+
+
+def many(backend: Backend, group: Group, verb: Verb, num_elements: int, count: int) -> Traffic:
+    """So many exchanges of one verb, one after the other; what they counted on this rank."""
+    tensor = torch.ones(num_elements, device=device_of(backend))
+    before = backend.traffic()
+    for step in range(count):
+        if verb is Verb.SPREAD:
+            do(backend, Verb.FOLD, tensor, key="many", step=step)
+        do(backend, verb, tensor, key="many", step=step)
+    meet(group, "all are done")
+    return backend.traffic() - before

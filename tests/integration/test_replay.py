@@ -67,6 +67,21 @@ def test_a_replay_trains_as_one_process_does(
     assert cell.predicted_step_time_s >= computed_s
 
 
+@pytest.mark.parametrize(("backend", "more"), [("mpi-ring", ("--accumulate", "2")), ("zmq-ps", ())])
+def test_the_link_of_a_plan_by_priority_is_fitted_to_rehearsed_steps(
+    tmp_path: Path, trace: Path, backend: str, more: tuple[str, ...]
+) -> None:
+    given = ("--backend", backend, "--predict", *more)
+    rehearsed = run(tmp_path, trace, "--scheduler", "p3", *given)
+    in_a_row = run(tmp_path, trace, "--scheduler", "wfbp", *given)
+    assert rehearsed.link is not None
+    assert in_a_row.link is not None
+    assert len(rehearsed.link["extra"]["missing_s"]) >= 1
+    assert "missing_s" not in in_a_row.link["extra"]
+    assert rehearsed.predicted_step_time_s is not None
+    assert rehearsed.identical_work  # what was rehearsed left nothing behind in what is trained
+
+
 def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path) -> None:
     more = ("--accumulate", "2", "--predict")
     cell = run(tmp_path, trace, "--backend", "peer:ddp,bucket_mib=0.1", *more)

@@ -101,6 +101,40 @@ def test_announcements_arrive_everywhere_in_one_order_even_before_anyone_listens
         assert len(heard[0]) == 15
 
 
+@pytest.mark.parametrize("announcer", [0, 1])
+def test_what_is_for_the_others_alone_does_not_come_back(announcer: int) -> None:
+    with plane(3) as members:
+        members[announcer].announce("topic", b"others", others_alone=True)
+        members[announcer].announce("topic", b"all")
+        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
+        heard: list[list[bytes]] = [[] for _ in members]
+        for member, words in zip(members, heard, strict=True):
+            member.listen("topic", words.append)
+        expected = [[b"others", b"all"]] * 3
+        expected[announcer] = [b"all"]
+        assert heard == expected
+
+
+def test_announcers_of_several_threads_are_heard_in_one_order() -> None:
+    with plane(3) as members:
+
+        def speak(member: TcpControl, thread: int) -> None:
+            for i in range(50):
+                member.announce("topic", bytes([member.rank, thread, i]))
+
+        in_parallel([lambda m=m, t=t: speak(m, t) for m in members for t in range(2)])
+        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
+        heard: list[list[bytes]] = [[] for _ in members]
+        for member, words in zip(members, heard, strict=True):
+            member.listen("topic", words.append)
+        assert heard[0] == heard[1] == heard[2]
+        assert len(heard[0]) == 300
+        for rank in range(3):
+            for thread in range(2):
+                mine = [w[2] for w in heard[0] if w[:2] == bytes([rank, thread])]
+                assert mine == list(range(50))
+
+
 def mourn(member: TcpControl) -> queue.SimpleQueue[Loss]:
     news: queue.SimpleQueue[Loss] = queue.SimpleQueue()
     member.on_loss(news.put)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed.errors import UsageError
 from testbed.prediction.contention import SharedLink
 from testbed.prediction.files import decode_link, encode_link
-from testbed.prediction.fit import fit_link, fit_slowdown
+from testbed.prediction.fit import fit_link, fit_slowdown, missing_s, with_missing
 from testbed.prediction.link import Link
 
 SIZES = [4096 << i for i in range(12)]
@@ -188,3 +188,20 @@ def test_slow_messages_of_many_count_as_they_do_in_a_sum():
     samples = [(1e4, 1.0), (1e4, 2.0)] * 50 + [(1e6, 10.0)] * 3
     rows = fit_link("x", 2, samples).extra["fit"]["sizes"]
     assert rows[0]["time_s"] == pytest.approx(1.5)
+
+
+def test_what_a_link_leaves_out_of_steps_becomes_start_up_of_every_piece():
+    cost = lambda m: 1e-3 + 1e-8 * m if m < 1 << 18 else 5e-3 + 2e-9 * m  # noqa: E731
+    link = fit_link("x", 4, [(m, cost(m)) for m in SIZES for _ in range(3)])
+    assert link.pieces is not None
+    step = [(m, link.time_s(m) + 2e-3) for m in SIZES]
+    disturbed = [*step, (4096, 100.0)]
+    missing = missing_s(link, [step, disturbed, step, []])
+    assert len(missing) == 3
+    whole = with_missing(link, missing)
+    for m in SIZES:
+        assert whole.time_s(m) == pytest.approx(link.time_s(m) + 2e-3)
+    assert whole.latency_s == pytest.approx(link.latency_s + 2e-3)
+    assert whole.seconds_per_byte == link.seconds_per_byte
+    assert with_missing(link, []) == link
+    assert with_missing(link, [-1.0]).latency_s == 0.0

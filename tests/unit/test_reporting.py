@@ -335,6 +335,13 @@ def test_a_foreign_file_is_named_and_the_rest_is_shown(folder, content):
     assert any("foreign.json is left out" in note for note in report.notes)
 
 
+def test_a_study_s_own_table_is_pointed_to(folder):
+    (folder / "cells" / "study.json").write_bytes(b'{"schema": "testbed.accuracy/1"}')
+    (folder / "cells" / "study.md").write_text("| a |")
+    (note,) = (n for n in make_report(collect_cells([folder])).notes if "study.json" in n)
+    assert note.endswith("study.md")
+
+
 def test_a_single_file_and_a_plain_folder_are_read(folder, tmp_path):
     (tmp_path / "plain").mkdir()
     file = tmp_path / "plain" / "one.json"

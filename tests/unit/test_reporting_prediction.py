@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from testbed.config import RunConfig
@@ -11,7 +13,13 @@ from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
 
 
-def cell(backend: str, scheduler: str, measured_s: float, predicted_s: float | None) -> Found:
+def cell(
+    backend: str,
+    scheduler: str,
+    measured_s: float,
+    predicted_s: float | None,
+    link: dict[str, Any] | None = None,
+) -> Found:
     made = Cell(
         backend=backend,
         scheduler=scheduler,
@@ -20,6 +28,7 @@ def cell(backend: str, scheduler: str, measured_s: float, predicted_s: float | N
         step_time_s=measured_s,
         predicted_step_time_s=predicted_s,
         config=RunConfig(backend=backend, scheduler=scheduler),
+        link=link,
     )
     return Found("here", f"{backend} {scheduler}", made)
 
@@ -47,6 +56,16 @@ def test_errors_are_summed_up_over_all_by_backend_and_by_scheduler() -> None:
         ),
         ("scheduler", "wfbp"): (2, pytest.approx(0.015), pytest.approx(0.02), "gloo, wfbp"),
         ("scheduler", "bucket"): (1, pytest.approx(0.1), pytest.approx(-0.1), bucket),
+    }
+
+
+def test_errors_on_links_fitted_to_rehearsed_steps_are_told_apart() -> None:
+    rehearsed = cell("gloo", "p3", 1.0, 1.05, {"extra": {"missing_s": [1e-4]}})
+    rows = make_report(Collected((*CELLS, rehearsed), ())).prediction_errors
+    found = {r.name: (r.num_cells, r.median) for r in rows if r.family == "link"}
+    assert found == {
+        "rehearsed steps": (1, pytest.approx(0.05)),
+        "messages in rows": (3, pytest.approx(0.02)),
     }
 
 

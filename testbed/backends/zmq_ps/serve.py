@@ -7,6 +7,7 @@ also happens when the worker is killed.
 
 from __future__ import annotations
 
+import gc
 import secrets
 import signal
 import sys
@@ -246,6 +247,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
     with zmq.Context() as context:
         server = Server(settings, context)
+        gc.freeze()  # a search for garbage in all that was imported would hold everybody up
         print(server.endpoint, server.local_endpoint, flush=True)
         server.run(sys.stdin.fileno())
         server.close()

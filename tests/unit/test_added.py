@@ -1,0 +1,37 @@
+"""What a message adds is counted from when both it and its channel were ready."""
+
+from testbed.nouns import Event
+from testbed.profiling.added import added_s
+
+
+def event(key, submitted_s, ended_s, *, verb="sum", channel=0, num_bytes=8):
+    return Event(verb, key, 3, channel, num_bytes, submitted_s, submitted_s, ended_s)
+
+
+def test_a_pause_before_a_message_is_not_its_own():
+    events = [event("late", 10.0, 12.0), event("early", 0.0, 1.5), event("queued", 0.5, 4.0)]
+    assert added_s(events) == [(3, "early", 8, 1.5), (3, "queued", 8, 2.5), (3, "late", 8, 2.0)]
+
+
+def test_channels_do_not_wait_for_each_other():
+    events = [event("a", 0.0, 3.0), event("b", 0.0, 2.0, channel=1), event("c", 0.0, 5.0)]
+    assert [(key, time_s) for _, key, _, time_s in added_s(events)] == [
+        ("b", 2.0),
+        ("a", 3.0),
+        ("c", 2.0),
+    ]
+
+
+def test_others_keep_the_channel_but_only_sums_that_move_something_are_told():
+    events = [
+        event("begin", 0.0, 1.0, verb="barrier"),
+        event("nothing", 0.0, 2.0, num_bytes=0),
+        event("a", 0.0, 2.5),
+    ]
+    assert added_s(events) == [(3, "a", 8, 0.5)]
+
+
+def test_no_message_adds_nothing():
+    (first, second) = added_s([event("a", 0.0, 1.0), event("b", 0.0, 1.0)])
+    assert first[-1] == 1.0
+    assert second[-1] > 0
