@@ -28,6 +28,7 @@ from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request
 from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.ring_fold import ring_fold
 from testbed.backends.work import PendingWork
 from testbed.errors import Unavailable
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
@@ -140,25 +141,12 @@ class TorchBackend:
         padded[: flat.numel()] = flat
         padded[flat.numel() :] = 0
         if stream is None:
-            mine = self._sum_of_shards(group, padded)
+            mine = ring_fold(group, self.rank, self.size, padded)
         else:
             mine = torch.empty(chunk, dtype=flat.dtype, device=flat.device)
             self._settle(group.reduce_scatter([mine], [list(torch.split(padded, chunk))]), stream)
         own = flat[self.rank * chunk : (self.rank + 1) * chunk]
         own.copy_(mine[: own.numel()])
-
-    def _sum_of_shards(self, group: Any, padded: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of the sum; everybody sends everybody the shard that is theirs.
-
-        Gloo's own reduce-scatter is an all-reduce of everything within, with twice the bytes.
-        """
-        theirs = torch.empty_like(padded)
-        given, taken = padded.view(torch.uint8), theirs.view(torch.uint8)  # it has no bfloat16
-        self._settle(group.alltoall_base(taken, given, [], []), None)
-        total, *others = torch.split(theirs, padded.numel() // self.size)
-        for shard in others:
-            total += shard
-        return total
 
     def _spread(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         chunk, padded = self._pad(flat)
