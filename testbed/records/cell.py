@@ -109,7 +109,8 @@ class Cell(msgspec.Struct, kw_only=True):
         plan_reason: in words, why the scheduler planned so.
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
-            concurrent messages, in the time of the emulated cluster (null: no profile was made).
+            concurrent messages, in the time of the emulated cluster (null: no profile was made);
+            missing_s: of each rehearsed step, what its start-up was raised by (their median).
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.

@@ -96,7 +96,7 @@ def make_cell(
         plan_digest=plan.digest(),
         plan_reason=plan.reason,
         predicted_step_time_s=predicted_s,
-        link=None if link is None else _without_extra(link),
+        link=None if link is None else _described(link),
         compression=_compression(outcomes),
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
         if any(o.staleness for o in outcomes)
@@ -121,9 +121,11 @@ def _compression(outcomes: Sequence[Outcome]) -> CompressionResult | None:
     )
 
 
-def _without_extra(link: Link) -> dict[str, Any]:
+def _described(link: Link) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(link)
-    del plain["extra"]
+    extra = plain.pop("extra")
+    if "missing_s" in extra:
+        plain["missing_s"] = extra["missing_s"]
     return plain
 
 

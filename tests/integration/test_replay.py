@@ -76,8 +76,8 @@ def test_the_link_of_a_plan_by_priority_is_fitted_to_rehearsed_steps(
     in_a_row = run(tmp_path, trace, "--scheduler", "wfbp", *given)
     assert rehearsed.link is not None
     assert in_a_row.link is not None
-    assert len(rehearsed.link["extra"]["missing_s"]) >= 1
-    assert "missing_s" not in in_a_row.link["extra"]
+    assert len(rehearsed.link["missing_s"]) >= 1
+    assert "missing_s" not in in_a_row.link
     assert rehearsed.predicted_step_time_s is not None
     assert rehearsed.identical_work  # what was rehearsed left nothing behind in what is trained
 

@@ -60,7 +60,7 @@ def test_errors_are_summed_up_over_all_by_backend_and_by_scheduler() -> None:
 
 
 def test_errors_on_links_fitted_to_rehearsed_steps_are_told_apart() -> None:
-    rehearsed = cell("gloo", "p3", 1.0, 1.05, {"extra": {"missing_s": [1e-4]}})
+    rehearsed = cell("gloo", "p3", 1.0, 1.05, {"missing_s": [1e-4]})
     rows = make_report(Collected((*CELLS, rehearsed), ())).prediction_errors
     found = {r.name: (r.num_cells, r.median) for r in rows if r.family == "link"}
     assert found == {
