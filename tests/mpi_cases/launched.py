@@ -41,7 +41,9 @@ class MpiControl:
     ) -> list[bytes]:
         return self._comm.allgather(value)
 
-    def announce(self, topic: str, value: bytes) -> None:
+    def announce(
+        self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
+    ) -> None:
         self._upward.send((topic, value), dest=0, tag=1)
 
     def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
