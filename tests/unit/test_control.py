@@ -6,7 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -87,16 +87,24 @@ def test_the_first_members_alone() -> None:
         assert got == [[b"v", b"v"]] * 2
 
 
+def all_heard(members: Sequence[TcpControl]) -> list[list[bytes]]:
+    """What each member was told on the topic until now.
+
+    Every member's announcements precede its contribution, and the hub keeps that order.
+    """
+    in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
+    heard: list[list[bytes]] = [[] for _ in members]
+    for member, words in zip(members, heard, strict=True):
+        member.listen("topic", words.append)
+    return heard
+
+
 def test_announcements_arrive_everywhere_in_one_order_even_before_anyone_listens() -> None:
     with plane(3) as members:
         for member in members:
             for i in range(5):
                 member.announce("topic", bytes([member.rank, i]))
-        # Every member's announcements precede its contribution, and the hub keeps that order.
-        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
-        heard: list[list[bytes]] = [[] for _ in members]
-        for member, words in zip(members, heard, strict=True):
-            member.listen("topic", words.append)
+        heard = all_heard(members)
         assert heard[0] == heard[1] == heard[2]
         assert len(heard[0]) == 15
 
@@ -106,10 +114,7 @@ def test_what_is_for_the_others_alone_does_not_come_back(announcer: int) -> None
     with plane(3) as members:
         members[announcer].announce("topic", b"others", others_alone=True)
         members[announcer].announce("topic", b"all")
-        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
-        heard: list[list[bytes]] = [[] for _ in members]
-        for member, words in zip(members, heard, strict=True):
-            member.listen("topic", words.append)
+        heard = all_heard(members)
         expected = [[b"others", b"all"]] * 3
         expected[announcer] = [b"all"]
         assert heard == expected
@@ -123,10 +128,7 @@ def test_announcers_of_several_threads_are_heard_in_one_order() -> None:
                 member.announce("topic", bytes([member.rank, thread, i]))
 
         in_parallel([lambda m=m, t=t: speak(m, t) for m in members for t in range(2)])
-        in_parallel([lambda m=m: m.all_gather("sent", b"", WAIT_S) for m in members])
-        heard: list[list[bytes]] = [[] for _ in members]
-        for member, words in zip(members, heard, strict=True):
-            member.listen("topic", words.append)
+        heard = all_heard(members)
         assert heard[0] == heard[1] == heard[2]
         assert len(heard[0]) == 300
         for rank in range(3):
