@@ -1,13 +1,17 @@
 """Small unsigned numbers packed bit by bit into bytes, lowest bit first.
 
 Eight codes of `width` bits fill `width` bytes exactly, so all groups of eight are packed by the
-same few shifts, on any device.
+same few shifts, on any device. Few and narrow codes go through one 64-bit word for each group,
+which takes a fifth of the operations and eight times the memory.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+
+_FEW = 1 << 16  # codes, up to which the number of operations counts for more than memory
+_WORD = 8  # bytes
 
 
 def packed_bytes(num_codes: int, width: int) -> int:
@@ -35,10 +39,14 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
         bits = codes.to(torch.bool).numpy()
         return torch.from_numpy(np.packbits(bits, bitorder="little"))
     num_groups = -(-count // 8)
-    work = torch.uint8 if width <= 8 else torch.int64
+    by_words = width <= _WORD and count <= _FEW
+    work = torch.uint8 if width <= 8 and not by_words else torch.int64
     padded = torch.zeros(num_groups * 8, dtype=work, device=codes.device)
     padded[:count] = codes
     groups = padded.view(num_groups, 8)
+    if by_words:
+        words = (groups << _shifts(width, codes.device)).sum(1)  # disjoint bits: a sum is an or
+        return _bytes_of(words)[:, :width].reshape(-1)[:size]
     out = torch.zeros(num_groups, width, dtype=torch.uint8, device=codes.device)
     for code in range(8):
         for byte, shift in _places(code, width):
@@ -65,6 +73,11 @@ def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     padded = torch.zeros(num_groups * width, dtype=torch.uint8, device=packed.device)
     padded[: packed.numel()] = packed
     columns = padded.view(num_groups, width)
+    if width <= _WORD and count <= _FEW:
+        words = torch.zeros(num_groups, dtype=torch.int64, device=packed.device)
+        _bytes_of(words)[:, :width] = columns
+        few = (words[:, None] >> _shifts(width, packed.device)) & ((1 << width) - 1)
+        return few.view(-1)[:count].to(torch.uint8)
     out = torch.zeros(num_groups, 8, dtype=work, device=packed.device)
     for code in range(8):
         for byte, shift in _places(code, width):
@@ -88,3 +101,13 @@ def _places(code: int, width: int) -> list[tuple[int, int]]:
     """(byte, left shift) of each byte of its group that a code reaches into."""
     first, last = code * width // 8, (code * width + width - 1) // 8
     return [(byte, code * width - 8 * byte) for byte in range(first, last + 1)]
+
+
+def _shifts(width: int, device: torch.device) -> torch.Tensor:
+    """Where the eight codes of a group begin in its word."""
+    return torch.arange(0, 8 * width, width, device=device)
+
+
+def _bytes_of(words: torch.Tensor) -> torch.Tensor:
+    """The memory of int64 words [m] as bytes [m, 8], the lowest first (little-endian machines)."""
+    return words.view(torch.uint8).view(-1, _WORD)

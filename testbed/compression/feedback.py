@@ -71,11 +71,12 @@ class ErrorFeedback:
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`; `state` holds `residual` [n] and the inner state."""
         require_form(values, context)
-        wanted = values.clone()
         before = state.get("residual")
-        if before is not None:
+        if before is None:
+            wanted = values.clone()
+        else:
             _require_same_size(values, before, context)
-            wanted.add_(before, alpha=self._aging(state, context))
+            wanted = torch.add(values, before, alpha=self._aging(state, context))
         inner_state = taken_from("inner", state)
         done = yield from self.inner.exchange(wanted, inner_state, context)
         kept = {"residual": done.subtract_sent(wanted), **nested("inner", done.state)}

@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -83,6 +83,15 @@ class Merger(Protocol):
 
     def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The mean [n] that `pack_mean` packed."""
+        ...
+
+
+@runtime_checkable
+class Uniting(Merger, Protocol):
+    """A merger that need not make the mean in order to pack it."""
+
+    def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """`pack_mean(combine(payloads, like))`, byte for byte, but cheaper."""
         ...
 
 

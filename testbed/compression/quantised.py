@@ -10,7 +10,7 @@ import torch
 from testbed.compression.gathered import Encoded
 from testbed.compression.protocol import ByteRange, Claims, Context
 from testbed.compression.sparse import as_values
-from testbed.compression.sparse_mean import SparseMerger
+from testbed.compression.sparse_mean import SparseMeans
 
 
 class Quantiser(Protocol):
@@ -35,7 +35,7 @@ class Quantiser(Protocol):
 
 
 @dataclass(frozen=True)
-class Quantised(SparseMerger):
+class Quantised(SparseMeans):
     """A quantiser as a `Codec`: dense wherever codes would not be shorter.
 
     The mean is that of the decoded payloads, added in rank order. A server sends it back as exact

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from testbed.compression.gathered import Codec
-from testbed.compression.protocol import Arrived, Context, Merger, State
+from testbed.compression.protocol import Arrived, Context, Merger, State, Uniting
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,16 @@ def merge(
         >>> codec.combine(pulled.arrived().parts, like).tolist(), state["residual"].tolist()
         ([0.0, 2.0], [1.0, 0.0])
     """
-    mean = merger.combine(payloads, like)
     if again is None:
-        return Pulled(merger.pack_mean(mean), lossless=True), state
+        return Pulled(_united(merger, payloads, like), lossless=True), state
+    mean = merger.combine(payloads, like)
     if "residual" in state:
         mean += state["residual"]
     encoded = again.encode(mean, context)
     return Pulled(encoded.payload, lossless=False), {"residual": encoded.subtract_sent(mean)}
+
+
+def _united(merger: Merger, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+    if isinstance(merger, Uniting):
+        return merger.unite(payloads, like)
+    return merger.pack_mean(merger.combine(payloads, like))

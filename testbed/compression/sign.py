@@ -18,7 +18,7 @@ from testbed.compression.gathered import Encoded
 from testbed.compression.protocol import ByteRange, Claims, Context
 from testbed.compression.quantised import join_scales, scale_bytes, split_scales, working_dtype
 from testbed.compression.sparse import as_values
-from testbed.compression.sparse_mean import SparseMerger
+from testbed.compression.sparse_mean import SparseMeans
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Sign:
     def pack_mean(self, mean: torch.Tensor) -> torch.Tensor:
         """See `Merger.pack_mean`: of a vote the scale and 1 bit each, 2 bits where some are 0."""
         if not self.vote or mean.numel() == 0:
-            return SparseMerger().pack_mean(mean)
+            return SparseMeans().pack_mean(mean)
         wide = mean.abs().to(working_dtype(mean.dtype))
         scale = in_buckets(wide, self.bucket if self.scaled else 0).amax(1)
         # The width is told by the length, so up to 4 values always take 2 bits.
@@ -140,7 +140,7 @@ class Sign:
     def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """See `Merger.unpack_mean`."""
         if not self.vote or like.numel() == 0:
-            return SparseMerger().unpack_mean(payload, like)
+            return SparseMeans().unpack_mean(payload, like)
         count = like.numel()
         scale, packed = split_scales(payload, self._num_scales(count), like)
         width = 2 if packed.numel() == packed_bytes(count, 2) else 1

@@ -8,6 +8,8 @@ the form. For float32 no element costs more than 8 bytes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from testbed.compression.indices import index_bytes, pack_indices, unpack_indices
@@ -79,6 +81,7 @@ def as_values(payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return payload.contiguous().view(like.dtype)
 
 
+@functools.lru_cache(maxsize=4096)
 def sparse_count(num_bytes: int, num_elements: int, element_bytes: int) -> int:
     """The k whose payload has that many bytes, by bisection; n for a dense one.
 

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from testbed.compression.select import above
+from testbed.compression.select import above, set_places
 from testbed.compression.sparse import pack_sparse, unpack_sparse
 
+_SPARSE = 4  # elements for each one that was sent, above which a pass over all costs more
 
-class SparseMerger:
-    """See `Merger`; for payloads made by `pack_sparse`.
+
+class SparseMeans:
+    """A `Merger`'s means as sparse payloads.
 
     On a server the merged payload holds the union of all selections: it grows with the ranks
     until it is dense, which a ring's gather never does.
     """
+
+    def pack_mean(self, mean: torch.Tensor) -> torch.Tensor:
+        """See `Merger.pack_mean`: what is not zero, or all of it."""
+        indices = above(mean, _least(mean))
+        return pack_sparse(indices, mean[indices], mean.numel())
+
+    def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """See `Merger.unpack_mean`."""
+        return add_sparse(torch.zeros_like(like), payload)
+
+
+class SparseMerger(SparseMeans):
+    """See `Merger`; for payloads made by `pack_sparse`."""
 
     def combine(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
         """See `Merger.combine`.
@@ -23,20 +38,46 @@ class SparseMerger:
             >>> SparseMerger().combine(parts, torch.zeros(6)).tolist()
             [0.0, 0.0, 0.0, 4.0, 0.0, 0.0]
         """
-        total = torch.zeros_like(like)
-        for payload in payloads:
-            add_sparse(total, payload)
-        return total.div_(len(payloads))
+        total, touched = _sum(payloads, like)
+        if sum(places.numel() for places in touched) * _SPARSE > like.numel():
+            return total.div_(len(payloads))
+        places = torch.cat(touched)
+        total[places] = total[places].div_(len(payloads))  # the same at places that came twice
+        return total
 
-    def pack_mean(self, mean: torch.Tensor) -> torch.Tensor:
-        """See `Merger.pack_mean`: what is not zero, or all of it."""
-        tiny = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
-        indices = above(mean, tiny)
-        return pack_sparse(indices, mean[indices], mean.numel())
+    def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """See `Uniting.unite`: only elements that somebody sent are looked at.
 
-    def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """See `Merger.unpack_mean`."""
-        return add_sparse(torch.zeros_like(like), payload)
+        Example:
+            >>> parts = (pack_sparse(torch.tensor([3]), torch.tensor([4.0]), 600),) * 2
+            >>> SparseMerger().unite(parts, torch.zeros(600)).equal(parts[0])
+            True
+        """
+        total, touched = _sum(payloads, like)
+        marks = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+        for places in touched:
+            marks[places] = True
+        places = set_places(marks)
+        means = total[places].div_(len(payloads))
+        kept = set_places(means.abs() >= _least(means))
+        return pack_sparse(places[kept], means[kept], like.numel())
+
+
+def _sum(
+    payloads: tuple[torch.Tensor, ...], like: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The sum [n], added in rank order, and the places that each payload names."""
+    total, touched = torch.zeros_like(like), []
+    for payload in payloads:
+        indices, selected = unpack_sparse(payload, total)
+        touched.append(indices)
+        _add(total, indices, selected)
+    return total, touched
+
+
+def _least(values: torch.Tensor) -> float:
+    """The smallest number above 0 that the dtype has."""
+    return torch.finfo(values.dtype).smallest_normal * torch.finfo(values.dtype).eps
 
 
 def add_sparse(total: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
@@ -46,7 +87,10 @@ def add_sparse(total: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
         >>> add_sparse(torch.ones(3), pack_sparse(torch.tensor([1]), torch.tensor([4.0]), 3))
         tensor([1., 5., 1.])
     """
-    indices, selected = unpack_sparse(payload, total)
+    return _add(total, *unpack_sparse(payload, total))
+
+
+def _add(total: torch.Tensor, indices: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
     if indices.numel() == total.numel():
         return total.add_(selected)
     # Indices are distinct, so this equals an addition at each of them, in any order.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from testbed.compression.lockstep import handed_over_bytes
 from testbed.compression.protocol import Form, Round
-from testbed.compression.quantised import Quantised
 from testbed.compression.sparse import sparse_count
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.records.cell import CompressionResult
@@ -67,7 +66,7 @@ def _elements_of(given: Round, num_elements: int, element_bytes: int) -> int:
         return given.num_elements
     if given.form is Form.SUM:
         return given.parts[0].numel()
-    if isinstance(given.merger, SparseMerger) and not isinstance(given.merger, Quantised):
+    if isinstance(given.merger, SparseMerger):
         return sparse_count(given.parts[0].numel(), num_elements, element_bytes)
     return num_elements
 

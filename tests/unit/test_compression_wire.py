@@ -38,6 +38,17 @@ def test_codes_are_packed_as_plainly_and_come_back(case):
     assert unpack_codes(packed, len(numbers), width).tolist() == numbers
 
 
+@pytest.mark.parametrize("width", range(1, 9))
+def test_many_codes_are_packed_like_few(width):
+    few = 1 << 13  # a whole number of groups of eight, so that pieces lie end to end
+    draw = torch.Generator().manual_seed(width)
+    many = torch.randint(1 << width, (10 * few + 3,), generator=draw)
+    pieces = [pack_codes(piece, width) for piece in many.split(few)]
+    packed = pack_codes(many, width)
+    assert torch.equal(packed, torch.cat(pieces))
+    assert torch.equal(unpack_codes(packed, many.numel(), width), many.to(torch.uint8))
+
+
 @given(selections())
 @example((1 << 33, torch.tensor([5, 1 << 20, (1 << 33) - 1])))
 @settings(max_examples=200, deadline=None)
@@ -106,3 +117,21 @@ def test_a_server_packs_a_mean_without_loss(case):
     payload = merger.pack_mean(mean)
     assert torch.equal(merger.unpack_mean(payload, torch.zeros(num_elements)), mean)
     assert payload.numel() == sparse_bytes(num_elements, int((mean != 0).sum()), 4)
+
+
+@given(selections(), st.lists(st.integers(0, 1 << 30), min_size=1, max_size=4))
+def test_uniting_and_combining_are_as_plainly(case, seeds):
+    num_elements, indices = case
+    like = torch.zeros(num_elements)
+    payloads, plain = [], torch.zeros(num_elements)
+    for seed in seeds:
+        draw = torch.Generator().manual_seed(seed)
+        chosen = indices[torch.rand(indices.numel(), generator=draw) < 0.8]
+        # Small whole numbers: some cancel, and a server does not send what has become 0.
+        values = torch.randint(-2, 3, (chosen.numel(),), generator=draw).float()
+        payloads.append(pack_sparse(chosen, values, num_elements))
+        plain[chosen] += values
+    plain /= len(seeds)
+    merger = SparseMerger()
+    assert torch.equal(merger.combine(tuple(payloads), like), plain)
+    assert torch.equal(merger.unite(tuple(payloads), like), merger.pack_mean(plain))
