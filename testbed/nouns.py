@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# A gather around a ring sends payloads of up to so many bytes to all ranks at once instead: below
+# that its hops would take longer than its bytes. Backend and prediction go by the same number.
+AT_ONCE_BYTES = 16 << 10
+
 
 class Verb(enum.StrEnum):
     """What a backend can be asked to do; a backend declares which of them it can."""

@@ -1,9 +1,18 @@
-"""What a run under a compressor is predicted to take, from what compressing costs on this rank."""
+"""What a run under a compressor is predicted to take, from what compressing costs on its ranks."""
 
 from __future__ import annotations
 
-from testbed.prediction.algorithms import Server, algorithm_of, parse_algorithm
-from testbed.prediction.codec import sped_up
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from testbed.backends.machine import machine_id
+from testbed.backends.protocol import Group
+from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
+from testbed.prediction.codec import CodecCost, CodecSample, sped_up
 from testbed.prediction.compressed import compressed_timeline
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
@@ -11,26 +20,98 @@ from testbed.profiling.codec import SIZES, measure_codec
 from testbed.scheduling.plan import Plan
 
 MAX_WORKERS = 64  # all ranks' turns are taken in one process
+MEASURE_S = 600.0
+_HELPERS = 2  # threads of a rank that encode and decode
 
 
-def compressed_iteration_s(
-    plan: Plan, trace: Trace, link: Link, compressor: str, dilation: float = 1.0
-) -> float | None:
-    """Seconds of one iteration of the plan, in the time of trace and link; None: too many workers.
+@dataclass(frozen=True)
+class CodecHere:
+    """What compressing costs on a job's ranks.
 
-    The compressor is timed here and now, at some sizes up to the plan's largest message, on as many
-    threads as training has. Where everything is `dilation` times slower, it is not: in the
-    cluster's own time it is as many times faster.
+    Attributes:
+        codec: seconds of a rank while all ranks compress, in the time of the emulated cluster.
+        one_core: ranks have no core for each of the threads that encode and decode.
+    """
 
-    Raises:
-        UsageError: a plan with ratios for a compressor without one.
+    codec: CodecCost
+    one_core: bool
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank tells the others."""
+
+    machine: str
+    cores: tuple[int, ...]
+    codec: CodecCost
+
+
+def codec_here(
+    plan: Plan, link: Link, compressor: str, group: Group, dilation: float = 1.0
+) -> CodecHere | None:
+    """Time the compressor on all ranks at once; None: too many workers. Collective.
+
+    It is timed at some sizes up to the plan's largest message, on as many threads as training has.
+    Ranks that share cores compress at the same time in training too, so they are timed together,
+    and the median over ranks counts. Where everything is `dilation` times slower, compressing is
+    not: in the cluster's own time it is as many times faster.
     """
     if link.num_workers > MAX_WORKERS:
         return None
     largest = max((sum(p.stop - p.start for p in m.parts) for m in plan.messages), default=1)
     sizes = sorted({min(size, max(largest, 1)) for size in SIZES})
-    algorithm = parse_algorithm(algorithm_of(link.backend))
-    codec = measure_codec(
-        compressor, link.num_workers, sizes=sizes, merges=isinstance(algorithm, Server)
+    merges = isinstance(_algorithm(link), Server)
+    group.control.set_state(f"timing {compressor}")
+    group.control.all_gather("codec begins", b"", MEASURE_S, members=group.size)
+    host = group.hosts[group.rank] if group.hosts else group.host
+    mine = _Told(
+        machine_id(host),
+        tuple(sorted(os.sched_getaffinity(0))),
+        measure_codec(compressor, link.num_workers, sizes=sizes, merges=merges, typical=True),
     )
-    return compressed_timeline(plan, trace, link, algorithm, sped_up(codec, dilation)).iteration_s
+    words = group.control.all_gather(
+        "codec", msgspec.msgpack.encode(mine), MEASURE_S, members=group.size
+    )
+    told = [msgspec.msgpack.decode(text, type=_Told) for text in words]
+    here = [each for each in told if each.machine == mine.machine]
+    num_cores = len({core for each in here for core in each.cores})
+    return CodecHere(
+        sped_up(_median([each.codec for each in told]), dilation),
+        one_core=num_cores < _HELPERS * len(here),
+    )
+
+
+def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:
+    """Seconds of one iteration of the plan, in the time of trace and link.
+
+    Raises:
+        UsageError: a plan with ratios for a compressor without one.
+    """
+    return compressed_timeline(
+        plan, trace, link, _algorithm(link), here.codec, one_core=here.one_core
+    ).iteration_s
+
+
+def _algorithm(link: Link) -> Algorithm:
+    return parse_algorithm(algorithm_of(link.backend))
+
+
+def _median(costs: Sequence[CodecCost]) -> CodecCost:
+    """Medians of the ranks' seconds; bytes are the first one's."""
+    samples = [
+        _median_sample(of_ranks) for of_ranks in zip(*(c.samples for c in costs), strict=True)
+    ]
+    return msgspec.structs.replace(costs[0], samples=tuple(samples))
+
+
+def _median_sample(samples: Sequence[CodecSample]) -> CodecSample:
+    alike = [s for s in samples if len(s.rounds) == len(samples[0].rounds)]
+    stages = zip(*(s.compute_s for s in alike), strict=True)
+    rounds = zip(*(s.rounds for s in alike), strict=True)
+    return CodecSample(
+        num_elements=samples[0].num_elements,
+        compute_s=tuple(statistics.median(stage) for stage in stages),
+        rounds=tuple(
+            msgspec.structs.replace(each[0], merge_s=statistics.median(r.merge_s for r in each))
+            for each in rounds
+        ),
+    )

@@ -15,7 +15,7 @@ from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.errors import UsageError
 from testbed.launch.beside import beside
-from testbed.launch.compressed import compressed_iteration_s
+from testbed.launch.compressed import codec_here, compressed_iteration_s
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import Rehearsal, can_rehearse
 from testbed.prediction.carried import carried, setting_of
@@ -299,14 +299,18 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
     return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
 
 
-def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None:
+def predicted_step_s(
+    planned: Planned, group: Group, compressor: str = RunConfig().compressor
+) -> float | None:
     """What the model says a step takes here; None without trace and link.
 
         (k - 1) (t_f + t_b) + iteration of the plan + overhead,  k the micro-batches
 
     all of it times the dilation. Where every step waits for the whole mean gradient, forward starts
     when all messages have ended, also with a plan that could cross the iteration boundary. Under a
-    compressor the iteration is `compressed_iteration_s`, which times it here first.
+    compressor, which is timed on all ranks first, the iteration is `compressed_iteration_s`.
+
+    Collective over the workers; the figure is rank 0's.
     """
     trace, link = planned.trace, planned.link
     if trace is None or link is None:
@@ -319,7 +323,8 @@ def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None
     if compressor == RunConfig().compressor:
         last_s: float | None = predict(plan, trace, link).iteration_s
     else:
-        last_s = compressed_iteration_s(plan, trace, link, compressor, planned.dilation)
+        here = codec_here(plan, link, compressor, group, planned.dilation)
+        last_s = None if here is None else compressed_iteration_s(plan, trace, link, here)
     if last_s is None:
         return None
     return planned.dilation * (earlier_s + last_s + beside_s)

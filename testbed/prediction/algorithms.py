@@ -32,6 +32,7 @@ from math import log2
 from typing import Literal, Protocol
 
 from testbed.errors import UnknownName, UsageError
+from testbed.nouns import AT_ONCE_BYTES
 from testbed.spec import parse_options, parse_spec
 
 
@@ -51,10 +52,21 @@ class Algorithm(Protocol):
 class Ring:
     """Reduce-scatter and all-gather around a ring.
 
+    Attributes:
+        at_once_bytes: gathers of payloads up to this size go to all ranks at once, sizes included.
+
     Example:
         >>> Ring().startups(4), Ring().transfers(4)
         (6, 1.5)
     """
+
+    at_once_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.at_once_bytes < 0:
+            raise UsageError(
+                f"ring: at_once_bytes is {self.at_once_bytes}; expected 0 (never) or more"
+            )
 
     def startups(self, num_workers: int) -> float:
         """2 (n - 1)."""
@@ -206,13 +218,16 @@ def algorithm_of(backend: str) -> str:
     """The algorithm that a backend's name stands for, as far as the name tells.
 
     Servers of `zmq-ps` are taken as the backend's own default, one beside each worker; everything
-    else is taken for a ring, which is what mpi-ring, Gloo and NCCL do with large messages.
+    else is taken for a ring, which is what mpi-ring, Gloo and NCCL do with large messages. The
+    gathers of mpi-ring are known better.
 
     Example:
         >>> algorithm_of("zmq-ps:servers=dedicated:2"), algorithm_of("zmq-ps"), algorithm_of("gloo")
         ('server:servers=2,placement=dedicated', 'server', 'ring')
     """
     spec = parse_spec(backend)
+    if spec.name == "mpi-ring":
+        return f"ring:at_once_bytes={AT_ONCE_BYTES}"
     if spec.name != "zmq-ps":
         return "ring"
     where, _, count = spec.options.get("servers", "colocated").partition(":")

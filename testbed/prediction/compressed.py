@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
@@ -142,7 +142,13 @@ def _resized(each: RoundCost, factor: float, dense_bytes: float, capped: bool) -
 
 
 def compressed_timeline(
-    plan: Plan, trace: Trace, link: Link, algorithm: Algorithm, codec: CodecCost
+    plan: Plan,
+    trace: Trace,
+    link: Link,
+    algorithm: Algorithm,
+    codec: CodecCost,
+    *,
+    one_core: bool = False,
 ) -> CompressedTimeline:
     """The iteration time of a plan whose messages are compressed.
 
@@ -156,6 +162,9 @@ def compressed_timeline(
     t_f + max(t_b, d_K), or of a plan that crosses the iteration boundary the end of a forward pass
     in which each layer waits for its own messages.
 
+    With `one_core` encoding and decoding share one thread, which takes what has been ready longest:
+    two of them get no further where ranks have no two cores each.
+
     Assumed: encoding takes nothing from backward (it has a core or stream of its own), and
     messages on several channels do not slow each other; halves (`dear`) travel whole; ticks of a
     background loop and credits are not modelled.
@@ -165,15 +174,8 @@ def compressed_timeline(
     """
     check_belongs(plan, trace)
     costs = _costs_of(plan, link, algorithm, codec)
-    encoded_s = _one_after_another(message_ready_s(plan, trace), [c.encode_s for c in costs])
-    arrived_s = _communicated(plan, encoded_s, [c.communication_s for c in costs])
-    by_arrival = sorted(range(len(costs)), key=arrived_s.__getitem__)
-    decoded_s = _one_after_another(
-        [arrived_s[i] for i in by_arrival], [costs[i].decode_s for i in by_arrival]
-    )
-    ends_s = [0.0] * len(costs)
-    for index, end_s in zip(by_arrival, decoded_s, strict=True):
-        ends_s[index] = end_s
+    ready_s = message_ready_s(plan, trace)
+    ends_s = (_on_one_core if one_core else _in_a_pipeline)(plan, ready_s, costs)
     backward_s, last_s = trace.backward_s, max(ends_s, default=0.0)
     crosses = plan.crosses_iteration
     return CompressedTimeline(
@@ -206,6 +208,38 @@ def _costs_of(plan: Plan, link: Link, algorithm: Algorithm, codec: CodecCost) ->
             )
         costs.append(known[what])
     return costs
+
+
+def _in_a_pipeline(
+    plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
+) -> list[float]:
+    encoded_s = _one_after_another(ready_s, [c.encode_s for c in costs])
+    arrived_s = _communicated(plan, encoded_s, [c.communication_s for c in costs])
+    return _one_after_another(arrived_s, [c.decode_s for c in costs])
+
+
+def _on_one_core(plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]) -> list[float]:
+    """Ends where one thread encodes and decodes: when a message arrives depends on what it did.
+
+    Messages are sent in the order in which they were encoded, whatever the plan's order.
+    """
+    free_s, ends_s = 0.0, [0.0] * len(costs)
+    to_encode = [(ready, index) for index, ready in enumerate(ready_s)]
+    to_decode: list[tuple[float, int]] = []
+    channels_s = [0.0] * plan.num_channels
+    heapify(to_encode)
+    while to_encode or to_decode:
+        encodes = not to_decode or (bool(to_encode) and to_encode[0] <= to_decode[0])
+        ready, index = heappop(to_encode if encodes else to_decode)
+        cost = costs[index]
+        free_s = max(free_s, ready) + (cost.encode_s if encodes else cost.decode_s)
+        if encodes:
+            channel = plan.messages[index].channel
+            channels_s[channel] = max(channels_s[channel], free_s) + cost.communication_s
+            heappush(to_decode, (channels_s[channel], index))
+        else:
+            ends_s[index] = free_s
+    return ends_s
 
 
 def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -> list[float]:

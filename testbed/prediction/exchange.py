@@ -7,6 +7,7 @@ A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b
 |---|---|---|
 | sum of M | startups(n) | transfers(n) M |
 | gather of m each, ring and others | 2 (n - 1), the first half for the sizes | (n - 1) m |
+| gather of m each, all at once (m <= at_once_bytes of a ring) | n - 1 | (n - 1) m |
 | gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S, (n - 1) w)) m |
 | gather of m each, one server merges into m' | 2 | v (m + m') |
 | deliver of m in all, ring and others | 2 (n - 1), the first half for the sizes | m |
@@ -18,7 +19,7 @@ the one server that owns a key serves all workers.
 
 from __future__ import annotations
 
-from testbed.prediction.algorithms import Algorithm, Server
+from testbed.prediction.algorithms import Algorithm, Ring, Server
 from testbed.prediction.codec import RoundCost
 from testbed.prediction.costs import phases_s
 from testbed.prediction.link import Link
@@ -65,8 +66,10 @@ def _needs(each: RoundCost, n: int, algorithm: Algorithm) -> tuple[float, float]
     if each.form == "sum":
         return algorithm.startups(n), algorithm.transfers(n) * each.num_bytes
     if not isinstance(algorithm, Server):
-        fan = n - 1 if each.form == "gather" else 1
-        return 2 * (n - 1), fan * each.num_bytes
+        if each.form == "deliver":
+            return 2 * (n - 1), each.num_bytes
+        at_once = isinstance(algorithm, Ring) and each.num_bytes <= algorithm.at_once_bytes
+        return (1 if at_once else 2) * (n - 1), (n - 1) * each.num_bytes
     dedicated = algorithm.placement == "dedicated"
     count = algorithm.servers or n
     share = max(1.0, n / count) if dedicated else (n - 1) / min(count, n)

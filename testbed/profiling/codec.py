@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -22,6 +22,7 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
+from testbed.compression.server import merge
 from testbed.compression.warmup import ratio_of
 from testbed.errors import UsageError
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
@@ -44,12 +45,14 @@ def measure_codec(
     merges: bool = False,
     warmup: int = 1,
     repeats: int = 3,
+    typical: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CodecCost:
     """Seconds and bytes of a compressor at some message sizes, on the threads that torch has now.
 
     All ranks take their turns in this process; a stage's time is the least of all ranks and
-    repeats, since their work is alike and what else the machine does only adds. Values are normal
+    repeats, since their work is alike and what else the machine does only adds; where what else it
+    does is to be counted, it is the median. Values are normal
     deviates, drawn anew for each step: how sparse or smooth real gradients are does not count.
     Later steps count, in which residuals and bases are there.
 
@@ -61,6 +64,7 @@ def measure_codec(
             is made and weighed, and decoded instead of those of all ranks.
         warmup: steps that are not timed.
         repeats: steps that are.
+        typical: medians instead of the least.
         clock: tells the time in seconds.
 
     Raises:
@@ -76,7 +80,9 @@ def measure_codec(
     for num_elements in sorted(sizes):
         job = _Job(compressor, num_workers, num_elements, merges, clock)
         steps = [job.step() for _ in range(warmup + repeats)]
-        samples.append(_summed_up(num_elements, steps[warmup:]))
+        samples.append(
+            _summed_up(num_elements, steps[warmup:], statistics.median if typical else min)
+        )
     return CodecCost(
         compressor=spec_text,
         num_workers=num_workers,
@@ -152,8 +158,8 @@ class _Job:
         merger, merged_bytes, merge_s = rounds[0].merger, 0, 0.0
         if self.merges and merger is not None:
             start_s = self.clock()
-            mean = merger.combine(tuple(given.parts[0] for given in rounds), like)
-            pulled = merger.pack_mean(mean)
+            payloads = tuple(given.parts[0] for given in rounds)
+            pulled = merge(merger, payloads, like, {}, self._context(len(rounds)))[0].payload
             merge_s, merged_bytes = self.clock() - start_s, pulled.numel()
             answers = [Arrived(pulled=pulled) for _ in rounds]
         else:
@@ -178,14 +184,16 @@ class _Job:
         )
 
 
-def _summed_up(num_elements: int, steps: Sequence[_Step]) -> CodecSample:
-    """The least of the seconds, means of the bytes; rounds as in the last step."""
+def _summed_up(
+    num_elements: int, steps: Sequence[_Step], of_all: Callable[[Iterable[float]], float]
+) -> CodecSample:
+    """One figure of all seconds, means of the bytes; rounds as in the last step."""
     last = steps[-1]
     alike = [s for s in steps if [r.form for r in s.rounds] == [r.form for r in last.rounds]]
     return CodecSample(
         num_elements=num_elements,
         compute_s=tuple(
-            min(chain.from_iterable(stage))
+            of_all(chain.from_iterable(stage))
             for stage in zip(*(s.compute_s for s in alike), strict=True)
         ),
         rounds=tuple(
@@ -193,7 +201,7 @@ def _summed_up(num_elements: int, steps: Sequence[_Step]) -> CodecSample:
                 form=each[0].form,
                 num_bytes=statistics.fmean(r.num_bytes for r in each),
                 merged_bytes=statistics.fmean(r.merged_bytes for r in each),
-                merge_s=min(r.merge_s for r in each),
+                merge_s=of_all(r.merge_s for r in each),
             )
             for each in zip(*(s.rounds for s in alike), strict=True)
         ),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import UnknownName, UsageError
+from testbed.nouns import AT_ONCE_BYTES
 from testbed.prediction.algorithms import ALGORITHMS, Ring, Server, algorithm_of, parse_algorithm
 from testbed.prediction.extrapolate import Node, at_bandwidth, extrapolate, hold_out, slowed
 from testbed.prediction.link import Link, Piece
@@ -185,7 +186,7 @@ def test_all_wait_for_the_slowest_worker():
         ("zmq-ps:consistency=ssp:4", "server"),
         ("zmq-ps:servers=colocated", "server"),
         ("zmq-ps:servers=colocated:2", "server:servers=2"),
-        ("mpi-ring", "ring"),
+        ("mpi-ring", f"ring:at_once_bytes={AT_ONCE_BYTES}"),
     ],
 )
 def test_the_backend_tells_the_algorithm(backend, algorithm):
@@ -198,6 +199,7 @@ def test_the_backend_tells_the_algorithm(backend, algorithm):
         (lambda: parse_algorithm("rign"), UnknownName, "did you mean 'ring'"),
         (lambda: parse_algorithm("server:where=here"), UsageError, "known options: endpoint"),
         (lambda: Server(servers=-1), UsageError, "servers is -1"),
+        (lambda: Ring(at_once_bytes=-1), UsageError, "at_once_bytes is -1"),
         (lambda: extrapolate(PIECEWISE, Ring(), 0), UsageError, "expected 1 or more"),
         (
             lambda: extrapolate(extrapolate(PIECEWISE, Ring(), 1), Ring(), 2),

@@ -58,6 +58,8 @@ def dense():
         ("sum", Ring(), 0, 6e-3, 1.5e-3),
         ("gather", Ring(), 0, 6e-3, 3e-3),
         ("gather", Ring(), 5e5, 6e-3, 3e-3),  # nobody merges on a ring
+        ("gather", Ring(at_once_bytes=1_000_000), 0, 3e-3, 3e-3),
+        ("gather", Ring(at_once_bytes=999_999), 0, 6e-3, 3e-3),
         ("deliver", Ring(), 0, 6e-3, 1e-3),
         ("gather", Server(), 1e6, 6e-3, 6e-3),
         ("gather", Server(servers=4, placement="dedicated"), 1e6, 6e-3, 1.5 * 8e-3),
@@ -138,6 +140,15 @@ def test_three_stages_overlap_by_hand():
     assert found.ends_s == (10.0, 14.0, 18.0)
     assert found.iteration_s == 3.0 + 18.0
     assert found.exposed_s == 12.0
+
+
+def test_one_core_encodes_and_decodes_by_turns_by_hand():
+    """As above; encoded 5, 8, sent 6, 9; decoded 12; encoded 15, sent 16; decoded 19, 23."""
+    link = Link(backend="gloo", num_workers=2, latency_s=1.0, seconds_per_byte=0.0)
+    codec = cost_of(RoundCost(form="gather", num_bytes=10.0), compute_s=(3.0, 4.0), num_workers=2)
+    plan = make_plan("wfbp", tiny_trace(), link)
+    found = compressed_timeline(plan, tiny_trace(), link, Ring(), codec, one_core=True)
+    assert found.ends_s == (12.0, 19.0, 23.0)
 
 
 def test_a_message_s_own_ratio_scales_bytes_not_seconds():

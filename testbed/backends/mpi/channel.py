@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,11 +12,12 @@ from testbed.backends.mpi.armed import ArmedCache
 from testbed.backends.mpi.doubling import ArmedDoubling, run_doubling
 from testbed.backends.mpi.doubling_plan import Doubling, plan_doubling
 from testbed.backends.mpi.flow import Flow, chain_flow, cut, ring_flow
-from testbed.backends.mpi.gathering import HEAD_ELEMENTS, head_of, parts_of, sizes_from
+from testbed.backends.mpi.frames import Frames
+from testbed.backends.mpi.gathering import parts_of, sizes_from
 from testbed.backends.mpi.ring import ArmedFlow, Staging, run_flow
 from testbed.backends.mpi.steps import Steps
 from testbed.backends.mpi.two_level import Groups, sum_flows
-from testbed.nouns import Combined, Traffic, Verb
+from testbed.nouns import AT_ONCE_BYTES, Combined, Traffic, Verb
 
 
 class ArmedFlows:
@@ -49,6 +51,7 @@ class RingChannel:
         self._doublings: ArmedCache[ArmedDoubling] = ArmedCache()
         self._doubling: Doubling = plan_doubling(self._rank, self._size)
         self._slots = torch.empty(0, dtype=torch.uint8)
+        self._frames: Frames | None = None
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     def ring(
@@ -105,32 +108,42 @@ class RingChannel:
         return Combined(traffic=_as_header(token.traffic))
 
     def gather(self, tensor: torch.Tensor) -> Steps[Combined]:
-        """The tensors of all ranks, which may differ in size; sizes and dtypes go round first.
+        """The tensors of all ranks, which may differ in size.
+
+        Sizes, dtypes and short tensors go to all ranks at once; then long tensors go around.
 
         Raises:
             Disagreement: the ranks gave different dtypes.
         """
         mine = tensor.detach()
-        heads = torch.zeros(self._size, HEAD_ELEMENTS, dtype=torch.int64)
-        heads[self._rank].copy_(head_of(mine))
-        around = yield from self._go_round(heads.view(-1), [HEAD_ELEMENTS] * self._size)
-        sizes = sizes_from(heads)
+        frames = self._frames = self._frames or Frames(self.comm)
+        yield from frames.exchange(mine)
+        sizes = sizes_from(frames.heads())
         together = torch.empty(sum(sizes), dtype=mine.dtype)
         parts = parts_of(together, sizes)
-        parts[self._rank].copy_(mine)
-        traffic = yield from self._go_round(together, sizes)
-        return Combined(tensor, parts, traffic + _as_header(around))
+        frames.copy_to(parts)
+        traffic = frames.traffic(parts)
+        if any(part.numel() * part.element_size() > AT_ONCE_BYTES for part in parts):
+            parts[self._rank].copy_(mine)
+            traffic += yield from self._go_round(together, sizes)
+        return Combined(tensor, parts, traffic)
 
     def free(self) -> None:
         """Give all persistent requests back; nothing may be in flight."""
         self._rings.clear()
         self._doublings.clear()
+        if self._frames is not None:
+            self._frames.free()
 
     def _go_round(self, flat: torch.Tensor, sizes: Sequence[int]) -> Steps[Traffic]:
-        """Spread the rank's own part of `flat`, whose parts have these sizes."""
+        """Spread the rank's own part of `flat`, whose parts have these sizes; only long ones go."""
         segment = self._segment(flat.dtype)
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        chunks = [cut((end - n, end), segment) for end, n in zip(ends, sizes, strict=True)]
+        ends = itertools.accumulate(sizes)
+        spans = [
+            (end - n if n * flat.element_size() > AT_ONCE_BYTES else end, end)
+            for end, n in zip(ends, sizes, strict=True)
+        ]
+        chunks = [cut(span, segment) for span in spans]
         flow = ring_flow(range(self._size), self._rank, chunks, fold=False)
         armed = ArmedFlow(flow, self.comm, flat, self._staging)
         yield from run_flow(armed, flat, self._staging)

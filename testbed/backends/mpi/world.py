@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 from mpi4py import MPI
 
+from testbed.backends.machine import machine_id
 from testbed.backends.mpi.patience import Manners, manners_for
 from testbed.backends.protocol import Group
 from testbed.errors import Unavailable, UsageError
@@ -60,7 +60,7 @@ def join(group: Group) -> Joined:
     _require_threads()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     host = group.hosts[group.rank] if group.hosts else group.host
-    mine = Place(MPI.COMM_WORLD.Get_rank(), host, _machine(host), cores)
+    mine = Place(MPI.COMM_WORLD.Get_rank(), host, machine_id(host), cores)
     told = group.control.all_gather(
         f"{group.name}.mpi", msgspec.msgpack.encode(mine), group.deadline_s, members=group.size
     )
@@ -78,12 +78,6 @@ def join(group: Group) -> Joined:
     return Joined(
         base, comms, manners_on(mine.machine, places), tuple(place.host for place in places)
     )
-
-
-def _machine(host: str) -> str:
-    """What tells this machine from others: its boot, or where Linux does not tell, its name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.exists() else host
 
 
 def manners_on(machine: str, places: list[Place]) -> Manners:
