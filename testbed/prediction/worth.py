@@ -1,8 +1,9 @@
-"""Up to which bandwidth something is worth its while."""
+"""Up to which bandwidth something is worth its while, as a function or between measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 WORTH: Final = 0.01  # from a gain of 1 % on
@@ -36,3 +37,25 @@ def highest_worth(gain: Callable[[float], float]) -> float:
         else:
             with_gain = middle
     return with_gain
+
+
+def crossing(points: Sequence[tuple[float, float, float]]) -> float | None:
+    """From which time of a byte on something gains 1 % or more; None unless there is one place.
+
+    Both times are taken to be linear in the time of a byte between two points.
+
+    Args:
+        points: (seconds per byte, seconds without, seconds with it).
+
+    Example:
+        >>> crossing([(1.0, 1.0, 1.0), (2.0, 1.02, 1.0), (3.0, 3.0, 1.0)])
+        1.5
+        >>> crossing([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)]) is None
+        True
+    """
+    excess = [(byte_s, a - (1 + WORTH) * b) for byte_s, a, b in sorted(points)]
+    changes = [(one, two) for one, two in pairwise(excess) if (one[1] < 0) != (two[1] < 0)]
+    if len(changes) != 1 or excess[-1][1] < 0:
+        return None
+    (start_s, short), (end_s, over) = changes[0]
+    return start_s + (end_s - start_s) * -short / (over - short)

@@ -91,6 +91,30 @@ class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     agrees: bool
 
 
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+    """From which bandwidth down a compressor gains 1 % or more, between cells at several rates.
+
+    Attributes:
+        compressor: specification.
+        workload: specification.
+        backend: specification.
+        num_workers: n.
+        cluster: the emulated cluster without its rate.
+        rates_bits_per_s: lowest and highest rate at which both it and dense messages ran.
+        measured_bits_per_s: null unless gain and loss meet at one place between them.
+        predicted_bits_per_s: the same from the cells' predicted step times.
+    """
+
+    compressor: str
+    workload: str
+    backend: str
+    num_workers: int
+    cluster: str
+    rates_bits_per_s: tuple[float, float]
+    measured_bits_per_s: float | None
+    predicted_bits_per_s: float | None
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
@@ -98,6 +122,7 @@ class Report(msgspec.Struct, kw_only=True):
         cells: one per configuration.
         prediction_errors: over all cells, by backend and by scheduler.
         compression: of the compressed cells that have a dense one beside them and a fitted link.
+        break_evens: of compressors that ran at several rates of one emulated cluster.
         notes: what the reader of the table has to know, one line each.
         provenance: commit, versions, machine and launcher, in one line.
     """
@@ -106,6 +131,7 @@ class Report(msgspec.Struct, kw_only=True):
     cells: list[ReportCell]
     prediction_errors: list[PredictionError] = []
     compression: list[CompressionVerdict] = []
+    break_evens: list[BreakEven] = []
     notes: list[str] = []
     provenance: str = ""
 

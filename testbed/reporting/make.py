@@ -8,6 +8,7 @@ from typing import Any
 from testbed.config import RunConfig
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import aggregate
+from testbed.reporting.break_evens import break_evens, describe_break_evens
 from testbed.reporting.collect import Collected
 from testbed.reporting.compression import compression_verdicts, describe_verdicts
 from testbed.reporting.dilation import cluster_words
@@ -22,14 +23,17 @@ def make_report(collected: Collected) -> Report:
     cells = sort_cells(judge(aggregate(collected.cells)))
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
+    evens = break_evens(cells)
     environments = [found.cell.environment for found in collected.cells]
     return Report(
         cells=cells,
         prediction_errors=errors,
         compression=verdicts,
+        break_evens=evens,
         notes=[
             *describe_errors(errors),
             *describe_verdicts(verdicts),
+            *describe_break_evens(evens),
             *_notes(cells),
             *collected.notes,
         ],

@@ -42,9 +42,9 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The project's recipes."""
+    """The project's recipes; those of several words have dashes between them."""
     package = importlib.import_module("testbed.recipes")
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__)))
+    return tuple(sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(package.__path__)))
 
 
 def load_recipe(name: str) -> Sweep:
@@ -55,7 +55,7 @@ def load_recipe(name: str) -> Sweep:
     """
     if name not in recipe_names():
         raise UnknownName("recipe", name, (*recipe_names(), *STUDIES))
-    sweep: Sweep = importlib.import_module(f"testbed.recipes.{name}").recipe()
+    sweep: Sweep = importlib.import_module(f"testbed.recipes.{name.replace('-', '_')}").recipe()
     return sweep
 
 

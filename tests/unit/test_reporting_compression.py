@@ -160,6 +160,55 @@ def test_times_are_the_cluster_s():
     assert "| 0.600 | 1.00 | 0.300 |" in to_markdown(report_of(slow))
 
 
+def at_rate(mbit, compressor, step_ms, predicted_ms, **changes):
+    """A cell on an emulated cluster; 0.1 s of compute, whatever its bytes take beside it."""
+    link = {"node": 1, "up_bps": mbit * 1e6, "down_bps": mbit * 1e6}
+    cluster = {"spec": f"nodes=2,rate={mbit}mbit", "links": [link, link], **changes}
+    stages_ms = None if compressor == "none" else (1.0, 1.0, 1.0)
+    return cell(
+        compressor,
+        step_ms,
+        stages_ms=stages_ms,
+        cluster=cluster,
+        predicted_step_time_s=predicted_ms * 1e-3,
+    )
+
+
+def found_break_evens(cells):
+    apart = tuple(Found("folder", str(number), each) for number, each in enumerate(cells))
+    return make_report(Collected(apart, ())).break_evens
+
+
+def test_break_evens_are_found_between_rates_as_measured_and_as_predicted():
+    # Dense: 100 ms and 1 ms for each 1 / Gbit/s; compressed 202 (predicted 152), whatever the rate.
+    # So it gains 1 % where 100 + x = 1.01 * 202 = 204.02, and as predicted 153.52.
+    rates = [2, 4, 8, 20]
+    cells = [at_rate(mbit, "none", 100 + 1000 / mbit, 100 + 1000 / mbit) for mbit in rates]
+    cells += [at_rate(mbit, "qsgd", 202, 152) for mbit in rates]
+    (found,) = found_break_evens(cells)
+    assert found.compressor == "qsgd"
+    assert found.measured_bits_per_s == pytest.approx(1e9 / 104.02)
+    assert found.predicted_bits_per_s == pytest.approx(1e9 / 53.52)
+    assert found.rates_bits_per_s == (2e6, 20e6)
+    assert found.cluster == "nodes=2"
+
+
+@pytest.mark.parametrize("step_ms", [99, 2000])
+def test_what_always_or_never_pays_has_no_break_even(step_ms):
+    cells = [at_rate(mbit, "none", 100 + 1000 / mbit, 1) for mbit in (2, 20)]
+    cells += [at_rate(mbit, "qsgd", step_ms, 1) for mbit in (2, 20)]
+    (found,) = found_break_evens(cells)
+    assert found.measured_bits_per_s is None
+
+
+def test_one_rate_or_uneven_links_or_no_dense_cells_give_no_break_even():
+    uneven = {"links": [{"up_bps": 1e9, "down_bps": 1e9}, {"up_bps": 1e8, "down_bps": 1e9}]}
+    assert not found_break_evens([at_rate(2, "none", 9, 9), at_rate(2, "qsgd", 8, 8)])
+    assert not found_break_evens([at_rate(m, "qsgd", 8, 8) for m in (2, 4)])
+    both = [at_rate(m, c, 8, 8, **uneven) for m in (2, 4) for c in ("none", "qsgd")]
+    assert not found_break_evens(both)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--rewrite"]:
         sys.exit("usage: python tests/unit/test_reporting_compression.py --rewrite")

@@ -1,0 +1,30 @@
+"""Up to which bandwidth compressors pay: dense and compressed messages at several rates."""
+
+from __future__ import annotations
+
+from testbed.sweeping.grid import Sweep, expand
+
+# Where compressing takes this machine about as long as the bytes that it saves: two cores compress
+# for four workers. Select other rates with --cluster, other compressors with --compressor.
+RATES = ("400mbit", "600mbit", "900mbit", "1300mbit")
+COMPRESSORS = ("none", "qsgd:bits=4", "terngrad", "ef-sign", "ef+onebit")
+
+BASE = {
+    "workload": "replay:resnet50-v100",
+    "backend": "mpi-ring",
+    "scheduler": "bucket",
+    "workers": 4,
+    "steps": 6,
+    "warmup": 2,
+    "verify_steps": 0,
+    "threads": 1,
+    "deadline": 60.0,
+    "predict": True,
+}
+
+
+def recipe() -> Sweep:
+    """ResNet-50 replayed on 4 nodes at four rates: where quantisers begin to pay."""
+    clusters = tuple(f"nodes=4,rate={rate}" for rate in RATES)
+    cells = expand(BASE, {"cluster": clusters, "compressor": COMPRESSORS})
+    return Sweep("break-evens", cells, repeats=1, summary=recipe.__doc__ or "")
