@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,9 +14,11 @@ from testbed.backends.protocol import Group
 from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
 from testbed.prediction.codec import CodecCost, CodecSample, sped_up
 from testbed.prediction.compressed import compressed_timeline
+from testbed.prediction.effective import effective_link
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.codec import SIZES, measure_codec
+from testbed.records.text import time_text
 from testbed.scheduling.plan import Plan
 
 MAX_WORKERS = 64  # all ranks' turns are taken in one process
@@ -46,19 +48,18 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def codec_here(
-    plan: Plan, link: Link, compressor: str, group: Group, dilation: float = 1.0
+    compressor: str, link: Link, num_elements: int, group: Group, dilation: float = 1.0
 ) -> CodecHere | None:
     """Time the compressor on all ranks at once; None: too many workers. Collective.
 
-    It is timed at some sizes up to the plan's largest message, on as many threads as training has.
+    It is timed at some sizes up to all gradients in one, on as many threads as training has.
     Ranks that share cores compress at the same time in training too, so they are timed together,
     and the median over ranks counts. Where everything is `dilation` times slower, compressing is
     not: in the cluster's own time it is as many times faster.
     """
     if link.num_workers > MAX_WORKERS:
         return None
-    largest = max((sum(p.stop - p.start for p in m.parts) for m in plan.messages), default=1)
-    sizes = sorted({min(size, max(largest, 1)) for size in SIZES})
+    sizes = sorted({min(size, max(num_elements, 1)) for size in SIZES})
     merges = isinstance(_algorithm(link), Server)
     group.control.set_state(f"timing {compressor}")
     group.control.all_gather("codec begins", b"", MEASURE_S, members=group.size)
@@ -78,6 +79,25 @@ def codec_here(
         sped_up(_median([each.codec for each in told]), dilation),
         one_core=num_cores < _HELPERS * len(here),
     )
+
+
+def compressed_plan(
+    make: Callable[[Link], Plan], link: Link, num_elements: int, here: CodecHere
+) -> Plan:
+    """The plan for a link on which messages take what compressing, sending and decoding them takes.
+
+    Schedulers that reckon with sparse messages themselves get the link as it is.
+    """
+    plan = make(link)
+    if any(message.ratio is not None for message in plan.messages):
+        return plan
+    seen = effective_link(link, _algorithm(link), here.codec, num_elements, one_core=here.one_core)
+    plan = make(seen)
+    words = (
+        f"planned for {here.codec.compressor}: {time_text(seen.latency_s)} and "
+        f"{seen.seconds_per_byte * 1e9:.3g} ns a byte for each message"
+    )
+    return msgspec.structs.replace(plan, reason="; ".join(filter(None, (plan.reason, words))))
 
 
 def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:

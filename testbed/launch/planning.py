@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,12 @@ from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.errors import UsageError
 from testbed.launch.beside import beside
-from testbed.launch.compressed import codec_here, compressed_iteration_s
+from testbed.launch.compressed import (
+    CodecHere,
+    codec_here,
+    compressed_iteration_s,
+    compressed_plan,
+)
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import Rehearsal, can_rehearse
 from testbed.prediction.carried import carried, setting_of
@@ -60,6 +66,7 @@ class Planned:
         dilation: how many times slower than trace and link everything is here.
         whole: what makes every step wait for the whole mean gradient, see `why_whole`.
         role: with the options that the backend had when its link was measured.
+        codec: what the run's compressor costs, if it has one and can be timed.
     """
 
     plan: Plan
@@ -71,6 +78,7 @@ class Planned:
     dilation: float = 1.0
     whole: str = ""
     role: Role | None = None
+    codec: CodecHere | None = None
 
 
 def measures_link(config: RunConfig) -> bool:
@@ -129,14 +137,31 @@ def _prepare(
         rehearsal = _rehearsal(config, group, build()) if _is_replay(workload) else None
         measured, role = _measure(config, role, group, trace, dilation, rehearsal)
         link = stretched_link(measured, 1 / dilation)
-    plan = plan_for(config, trace, link)
+    codec = None
+    if config.compressor != RunConfig().compressor:
+        codec = codec_here(config.compressor, link, _num_elements(trace), group, dilation)
+    make = partial(plan_for, config, trace)
+    plan = make(link) if codec is None else compressed_plan(make, link, _num_elements(trace), codec)
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
     if plan.order == "priority":
         link = with_missing(link, link.extra.get("missing_s", ()))
     return Planned(
-        plan, replan, trace, link, overhead, config.accumulate, dilation, why_whole(config), role
+        plan,
+        replan,
+        trace,
+        link,
+        overhead,
+        config.accumulate,
+        dilation,
+        why_whole(config),
+        role,
+        codec,
     )
+
+
+def _num_elements(trace: Trace) -> int:
+    return sum(tensor.num_elements for tensor in trace.tensors)
 
 
 def _loaded(path: Path) -> Link:
@@ -299,18 +324,14 @@ def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
     return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
 
 
-def predicted_step_s(
-    planned: Planned, group: Group, compressor: str = RunConfig().compressor
-) -> float | None:
-    """What the model says a step takes here; None without trace and link.
+def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None:
+    """What the model says a step takes here; None without trace and link, or the codec's cost.
 
         (k - 1) (t_f + t_b) + iteration of the plan + overhead,  k the micro-batches
 
     all of it times the dilation. Where every step waits for the whole mean gradient, forward starts
     when all messages have ended, also with a plan that could cross the iteration boundary. Under a
-    compressor, which is timed on all ranks first, the iteration is `compressed_iteration_s`.
-
-    Collective over the workers; the figure is rank 0's.
+    compressor the iteration is `compressed_iteration_s`.
     """
     trace, link = planned.trace, planned.link
     if trace is None or link is None:
@@ -321,10 +342,9 @@ def predicted_step_s(
     if planned.whole:
         plan = msgspec.structs.replace(plan, crosses_iteration=False)
     if compressor == RunConfig().compressor:
-        last_s: float | None = predict(plan, trace, link).iteration_s
-    else:
-        here = codec_here(plan, link, compressor, group, planned.dilation)
-        last_s = None if here is None else compressed_iteration_s(plan, trace, link, here)
-    if last_s is None:
+        last_s = predict(plan, trace, link).iteration_s
+    elif planned.codec is None:
         return None
+    else:
+        last_s = compressed_iteration_s(plan, trace, link, planned.codec)
     return planned.dilation * (earlier_s + last_s + beside_s)

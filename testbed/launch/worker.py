@@ -198,7 +198,7 @@ def _work(
     make = build or (lambda: _build(config))
     workload = make()
     planned = prepare(config, role, group, workload, make)
-    predicted_s = predicted_step_s(planned, group, config.compressor)
+    predicted_s = predicted_step_s(planned, config.compressor) if group.rank == 0 else None
     backend = open_backend(planned.role or role, group_for(planned.plan, group))
     run = Run(
         config,

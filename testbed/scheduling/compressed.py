@@ -9,6 +9,7 @@ from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline, compressed_timeline
 from testbed.prediction.crossing import predict
+from testbed.prediction.effective import effective_link
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
@@ -54,16 +55,17 @@ class Outlook:
         self._trace, self._link, self._algorithm = trace, link, algorithm
         self.specs = tuple(specs)
         self._plans: dict[tuple[str, float], Plan] = {}
+        self._compressed_plans: dict[tuple[str, float, str], Plan] = {}
         self._dense_s: dict[float, tuple[float, str]] = {}
 
     def compressed(self, spec: str, codec: CodecCost, factor: float = 1.0) -> CompressedTimeline:
         """One scheduler under one compressor, at a multiple of the link's bandwidth.
 
-        The plan is the scheduler's for dense messages at this bandwidth: only `omgs` and `lags`
-        plan for compressed ones.
+        The plan is made for what compressed messages take (`effective_link`); `omgs` and `lags`
+        reckon with that themselves.
         """
         link = at_bandwidth(self._link, factor)
-        plan = self._plan(spec, factor)
+        plan = self._plan_for(codec, spec, factor)
         return compressed_timeline(plan, self._trace, link, self._algorithm, codec)
 
     def best_dense(self, factor: float = 1.0) -> tuple[float, str]:
@@ -104,6 +106,18 @@ class Outlook:
             self.best_compressed(codec)[1],
             highest_worth(gain),
         )
+
+    def _plan_for(self, codec: CodecCost, spec: str, factor: float) -> Plan:
+        dense = self._plan(spec, factor)
+        if is_for_sparse(dense):
+            return dense
+        what = (spec, factor, codec.compressor)
+        if what not in self._compressed_plans:
+            count = sum(tensor.num_elements for tensor in self._trace.tensors)
+            link = at_bandwidth(self._link, factor)
+            seen = effective_link(link, self._algorithm, codec, count)
+            self._compressed_plans[what] = make_plan(spec, self._trace, seen)
+        return self._compressed_plans[what]
 
     def _plan(self, spec: str, factor: float) -> Plan:
         if (spec, factor) not in self._plans:

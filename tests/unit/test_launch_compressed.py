@@ -9,7 +9,12 @@ import pytest
 from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
-from testbed.launch.compressed import MAX_WORKERS, codec_here, compressed_iteration_s
+from testbed.launch.compressed import (
+    MAX_WORKERS,
+    codec_here,
+    compressed_iteration_s,
+    compressed_plan,
+)
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace, TraceTensor
@@ -32,13 +37,23 @@ def alone() -> Group:
     return Group(0, 1, InprocHub(1).member(0))
 
 
+def here(compressor, link=LINK, dilation=1.0):
+    return codec_here(compressor, link, 100_000, alone(), dilation)
+
+
 def iteration_s(plan, link, compressor):
-    return compressed_iteration_s(plan, TRACE, link, codec_here(plan, link, compressor, alone()))
+    return compressed_iteration_s(plan, TRACE, link, here(compressor, link))
+
+
+def step_s(compressor, dilation=1.0):
+    codec = here(compressor, dilation=dilation)
+    planned = Planned(PLAN, trace=TRACE, link=LINK, dilation=dilation, codec=codec)
+    return predicted_step_s(planned, compressor)
 
 
 def test_dense_bytes_halved_take_half_the_time():
-    dense_s = predicted_step_s(Planned(PLAN, trace=TRACE, link=LINK), alone())
-    halved_s = predicted_step_s(Planned(PLAN, trace=TRACE, link=LINK), alone(), "fp16")
+    dense_s = predicted_step_s(Planned(PLAN, trace=TRACE, link=LINK))
+    halved_s = step_s("fp16")
     assert dense_s == pytest.approx(2 + 1 + 2 * (1 + 200_000))
     assert halved_s == pytest.approx(2 + 1 + 2 * (1 + 100_000), rel=1e-4)
 
@@ -54,8 +69,8 @@ def test_a_server_sends_back_what_it_merged():
 
 
 def test_everything_is_stretched_by_the_dilation():
-    plain_s = predicted_step_s(Planned(PLAN, trace=TRACE, link=LINK), alone(), "fp16")
-    slow_s = predicted_step_s(Planned(PLAN, trace=TRACE, link=LINK, dilation=10.0), alone(), "fp16")
+    plain_s = step_s("fp16")
+    slow_s = step_s("fp16", dilation=10.0)
     assert slow_s == pytest.approx(10 * plain_s, rel=1e-4)
 
 
@@ -67,7 +82,8 @@ def test_ratios_need_a_compressor_with_one():
 
 def test_too_many_workers_to_play_are_not_predicted():
     many = msgspec.structs.replace(LINK, num_workers=MAX_WORKERS + 1)
-    assert predicted_step_s(Planned(PLAN, trace=TRACE, link=many), alone(), "fp16") is None
+    assert here("fp16", many) is None
+    assert predicted_step_s(Planned(PLAN, trace=TRACE, link=many), "fp16") is None
 
 
 def test_all_ranks_agree_on_the_cost_and_on_the_cores_that_they_share():
@@ -76,7 +92,7 @@ def test_all_ranks_agree_on_the_cost_and_on_the_cores_that_they_share():
 
     def measure(rank: int) -> None:
         group = Group(rank, num_ranks, hub.member(rank))
-        found[rank] = codec_here(PLAN, LINK, "ef+topk:ratio=0.01", group, dilation=10.0)
+        found[rank] = codec_here("ef+topk:ratio=0.01", LINK, 100_000, group, dilation=10.0)
 
     ranks = [threading.Thread(target=measure, args=(rank,)) for rank in range(num_ranks)]
     for rank in ranks:
@@ -86,3 +102,23 @@ def test_all_ranks_agree_on_the_cost_and_on_the_cores_that_they_share():
     assert found[0] is not None
     assert found[0] == found[1]
     assert found[0].one_core == (len(os.sched_getaffinity(0)) < 2 * num_ranks)
+
+
+def test_schedulers_plan_with_what_compressed_messages_take():
+    seen = []
+
+    def make(link):
+        seen.append(link)
+        return make_plan("mg-wfbp", TRACE, link)
+
+    plan = compressed_plan(make, LINK, 100_000, here("fp16"))
+    assert seen[0] == LINK
+    assert seen[1].latency_s == pytest.approx(1.0 + 2 * 1.0, rel=0.1)  # of one element's bytes
+    assert seen[1].seconds_per_byte == pytest.approx(0.5, rel=0.01)
+    assert "planned for fp16" in plan.reason
+
+
+def test_schedulers_that_know_of_sparse_messages_get_the_link_as_it_is():
+    spec = "ef+topk:ratio=0.01"
+    plan = compressed_plan(lambda link: make_plan("lags", TRACE, link), LINK, 100_000, here(spec))
+    assert plan == make_plan("lags", TRACE, LINK)
