@@ -23,6 +23,7 @@ from testbed.scheduling.plan import Plan
 
 MAX_WORKERS = 64  # all ranks' turns are taken in one process
 MEASURE_S = 600.0
+_CHANNELS = 8  # of compressed messages; each costs a communicator
 _HELPERS = 2  # threads of a rank that encode and decode
 
 
@@ -98,6 +99,26 @@ def compressed_plan(
         f"{seen.seconds_per_byte * 1e9:.3g} ns a byte for each message"
     )
     return msgspec.structs.replace(plan, reason="; ".join(filter(None, (plan.reason, words))))
+
+
+def overlapped(plan: Plan, num_channels: int) -> Plan:
+    """The plan with its messages by turns on so many channels, so that their latencies overlap.
+
+    Compressed messages are short: one after another they would wait for each other's start-ups. A
+    plan that has channels of its own, or whose order rank 0 decides, stays as it is.
+    """
+    if plan.order != "fifo" or plan.num_channels > 1:
+        return plan
+    messages = tuple(
+        msgspec.structs.replace(message, channel=number % num_channels)
+        for number, message in enumerate(plan.messages)
+    )
+    return msgspec.structs.replace(plan, num_channels=num_channels, messages=messages)
+
+
+def num_channels_for(plan: Plan) -> int:
+    """How many channels compressed messages of a plan should have."""
+    return max(1, min(_CHANNELS, len(plan.messages)))
 
 
 def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:

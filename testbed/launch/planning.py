@@ -21,6 +21,8 @@ from testbed.launch.compressed import (
     codec_here,
     compressed_iteration_s,
     compressed_plan,
+    num_channels_for,
+    overlapped,
 )
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import Rehearsal, can_rehearse
@@ -99,13 +101,24 @@ def prepare(
     """
     own = role.kind.schedule(role.options)
     if own is None:
-        return _prepare(config, role, group, workload, build)
+        planned = _prepare(config, role, group, workload, build)
+        compressed = config.compressor != RunConfig().compressor
+        return _overlapped(planned) if compressed and config.plan is None else planned
     _check_peer(config, own, group)
     like = msgspec.structs.replace(config, scheduler=own.like)
     planned = _prepare(like, role, group, workload, build)
     reason = f"{own.name} decides for itself; predicted as {own.like}"
     plan = msgspec.structs.replace(planned.plan, scheduler=own.name, reason=reason)
     return replace(planned, plan=plan, replan=None)
+
+
+def _overlapped(planned: Planned) -> Planned:
+    count, replan = num_channels_for(planned.plan), planned.replan
+    return replace(
+        planned,
+        plan=overlapped(planned.plan, count),
+        replan=None if replan is None else lambda names: overlapped(replan(names), count),
+    )
 
 
 def _check_peer(config: RunConfig, own: OwnSchedule, group: Group) -> None:

@@ -26,6 +26,7 @@ class MessageCost:
     Attributes:
         encode_s: until its first round can leave.
         communication_s: from its first round's start to its last answer, work between included.
+        transfer_s: of that, what its bytes take on the wire.
         decode_s: from there to the mean.
         sent_bytes: payload that a rank hands over.
         wire_bytes: through the busiest interface in one direction.
@@ -33,6 +34,7 @@ class MessageCost:
 
     encode_s: float
     communication_s: float
+    transfer_s: float
     decode_s: float
     sent_bytes: float
     wire_bytes: float
@@ -116,6 +118,7 @@ def message_cost(
         communication_s=sum(a + b for a, b in phases)
         + sum(r.merge_s for r in rounds)
         + sum(sample.compute_s[1:-1]),
+        transfer_s=sum(b for _, b in phases),
         decode_s=sample.compute_s[-1],
         sent_bytes=sum(r.num_bytes for r in rounds),
         wire_bytes=sum(wire_bytes(r, link.num_workers, algorithm) for r in rounds),
@@ -156,7 +159,10 @@ def compressed_timeline(
     own), communicate (on each channel), decode (a thread of its own):
 
         e_k = max(e_{k-1}, c_k) + encode_k;  d_k = max(d_{k-1}, E_k) + decode_k
-        E_k = max(E_{k-1}, e_k) + communication_k        (order `fifo`)
+        E_k = max(E_{k-1}, e_k) + communication_k        (order `fifo`, one channel)
+
+    On several channels start-ups overlap and bytes do not: a transfer begins when the one before it
+    has ended.
 
     With order `priority` the most urgent encoded message is sent next. Iteration:
     t_f + max(t_b, d_K), or of a plan that crosses the iteration boundary the end of a forward pass
@@ -165,9 +171,9 @@ def compressed_timeline(
     With `one_core` encoding and decoding share one thread, which takes what has been ready longest:
     two of them get no further where ranks have no two cores each.
 
-    Assumed: encoding takes nothing from backward (it has a core or stream of its own), and
-    messages on several channels do not slow each other; halves (`dear`) travel whole; ticks of a
-    background loop and credits are not modelled.
+    Assumed: encoding takes nothing from backward (it has a core or stream of its own); with order
+    `priority` messages on several channels do not slow each other; halves (`dear`) travel whole;
+    ticks of a background loop and credits are not modelled.
 
     Raises:
         UsageError: see `message_cost`; a plan of another model.
@@ -214,7 +220,7 @@ def _in_a_pipeline(
     plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> list[float]:
     encoded_s = _one_after_another(ready_s, [c.encode_s for c in costs])
-    arrived_s = _communicated(plan, encoded_s, [c.communication_s for c in costs])
+    arrived_s = _communicated(plan, encoded_s, costs)
     return _one_after_another(arrived_s, [c.decode_s for c in costs])
 
 
@@ -226,7 +232,7 @@ def _on_one_core(plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCo
     free_s, ends_s = 0.0, [0.0] * len(costs)
     to_encode = [(ready, index) for index, ready in enumerate(ready_s)]
     to_decode: list[tuple[float, int]] = []
-    channels_s = [0.0] * plan.num_channels
+    wire = _Wire(plan.num_channels)
     heapify(to_encode)
     while to_encode or to_decode:
         encodes = not to_decode or (bool(to_encode) and to_encode[0] <= to_decode[0])
@@ -234,9 +240,8 @@ def _on_one_core(plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCo
         cost = costs[index]
         free_s = max(free_s, ready) + (cost.encode_s if encodes else cost.decode_s)
         if encodes:
-            channel = plan.messages[index].channel
-            channels_s[channel] = max(channels_s[channel], free_s) + cost.communication_s
-            heappush(to_decode, (channels_s[channel], index))
+            arrived_s = wire.arrival_s(plan.messages[index].channel, free_s, cost)
+            heappush(to_decode, (arrived_s, index))
         else:
             ends_s[index] = free_s
     return ends_s
@@ -252,19 +257,33 @@ def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -
 
 
 def _communicated(
-    plan: Plan, encoded_s: Sequence[float], durations_s: Sequence[float]
+    plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> list[float]:
+    if plan.order == "fifo":
+        wire = _Wire(plan.num_channels)
+        pairs = zip(plan.messages, encoded_s, costs, strict=True)
+        return [wire.arrival_s(m.channel, ready_s, cost) for m, ready_s, cost in pairs]
     ends_s = [0.0] * len(encoded_s)
     for channel in range(plan.num_channels):
         mine = [i for i, m in enumerate(plan.messages) if m.channel == channel]
-        if plan.order == "fifo":
-            free_s = 0.0
-            for index in mine:
-                free_s = max(free_s, encoded_s[index]) + durations_s[index]
-                ends_s[index] = free_s
-        else:
-            _most_urgent_first(plan, mine, encoded_s, durations_s, ends_s)
+        _most_urgent_first(plan, mine, encoded_s, [c.communication_s for c in costs], ends_s)
     return ends_s
+
+
+class _Wire:
+    """Channels that start up beside each other and share the wire, first come, first served."""
+
+    def __init__(self, num_channels: int) -> None:
+        self._channels_s = [0.0] * num_channels
+        self._free_s = 0.0
+
+    def arrival_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
+        """When the next message of a channel is there."""
+        up_s = cost.communication_s - cost.transfer_s
+        started_s = max(self._channels_s[channel], ready_s) + up_s
+        self._free_s = max(self._free_s, started_s) + cost.transfer_s
+        self._channels_s[channel] = self._free_s
+        return self._free_s
 
 
 def _most_urgent_first(

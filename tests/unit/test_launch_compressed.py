@@ -14,6 +14,8 @@ from testbed.launch.compressed import (
     codec_here,
     compressed_iteration_s,
     compressed_plan,
+    num_channels_for,
+    overlapped,
 )
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.link import Link
@@ -122,3 +124,17 @@ def test_schedulers_that_know_of_sparse_messages_get_the_link_as_it_is():
     spec = "ef+topk:ratio=0.01"
     plan = compressed_plan(lambda link: make_plan("lags", TRACE, link), LINK, 100_000, here(spec))
     assert plan == make_plan("lags", TRACE, LINK)
+
+
+def test_compressed_messages_travel_by_turns_on_several_channels():
+    plan = overlapped(PLAN, num_channels_for(PLAN))
+    assert plan.num_channels == 2
+    assert [message.channel for message in plan.messages] == [0, 1]
+    assert [m.parts for m in plan.messages] == [m.parts for m in PLAN.messages]
+
+
+@pytest.mark.parametrize("scheduler", ["p3", "asc-wfbp"])
+def test_plans_with_an_order_or_channels_of_their_own_stay(scheduler):
+    plan = make_plan(scheduler, TRACE, LINK)
+    assert plan.order == "priority" or plan.num_channels > 1
+    assert overlapped(plan, 8) == plan

@@ -151,6 +151,21 @@ def test_one_core_encodes_and_decodes_by_turns_by_hand():
     assert found.ends_s == (12.0, 19.0, 23.0)
 
 
+def test_on_several_channels_start_ups_overlap_and_bytes_do_not():
+    """Encoded 3, 5, 7; start-ups 2, transfers 3 of one wire: there 8, 11, 14; decoded 9, 12, 15."""
+    link = Link(backend="gloo", num_workers=2, latency_s=2.0, seconds_per_byte=0.1)
+    codec = cost_of(RoundCost(form="gather", num_bytes=30.0), compute_s=(1.0, 1.0), num_workers=2)
+    trace = tiny_trace()
+    plan = make_plan("wfbp", trace, link)
+    messages = tuple(
+        msgspec.structs.replace(message, channel=number)
+        for number, message in enumerate(plan.messages)
+    )
+    plan = msgspec.structs.replace(plan, messages=messages, num_channels=3)
+    found = compressed_timeline(plan, trace, link, Ring(), codec)
+    assert found.ends_s == pytest.approx((9.0, 12.0, 15.0))
+
+
 def test_a_message_s_own_ratio_scales_bytes_not_seconds():
     codec = cost_of(RoundCost(form="gather", num_bytes=80.0), compute_s=(3.0, 4.0), ratio=0.01)
     plain = message_cost(codec, 1000, LINK, Ring())
