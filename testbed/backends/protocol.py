@@ -167,6 +167,8 @@ class BackendKind:
         consistency: what these options promise: `bsp`, `ssp:<staleness>`, `async` or `none`.
         device_types: where its tensors live; others are staged through host memory.
         schedule: how it exchanges gradients by itself; None = it carries out any plan.
+        max_channels: over how many channels short messages may be spread so that their latencies
+            overlap; 1 where ranks that begin them in different orders could wait for ever.
         bus_factor: busbw / algbw of a sum over n workers; None = not defined (see `comm`).
     """
 
@@ -182,6 +184,7 @@ class BackendKind:
     schedule: Callable[[object], OwnSchedule | None] = lambda options: None
     bus_factor: Callable[[int], float] = field(default=lambda n: 2 * (n - 1) / n)
     consistency: Callable[[object], str] = lambda options: "bsp"
+    max_channels: Callable[[object], int] = lambda options: 1
     device_types: frozenset[str] = frozenset({"cpu"})
 
 

@@ -38,25 +38,25 @@ class SparseMerger(SparseMeans):
             >>> SparseMerger().combine(parts, torch.zeros(6)).tolist()
             [0.0, 0.0, 0.0, 4.0, 0.0, 0.0]
         """
-        total, touched = _sum(payloads, like)
-        if sum(places.numel() for places in touched) * _SPARSE > like.numel():
+        total, places = _sum(payloads, like)
+        if places is None:
             return total.div_(len(payloads))
-        places = torch.cat(touched)
         total[places] = total[places].div_(len(payloads))  # the same at places that came twice
         return total
 
     def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
-        """See `Uniting.unite`: only elements that somebody sent are looked at.
+        """See `Uniting.unite`: where they are few, only elements that somebody sent are looked at.
 
         Example:
             >>> parts = (pack_sparse(torch.tensor([3]), torch.tensor([4.0]), 600),) * 2
             >>> SparseMerger().unite(parts, torch.zeros(600)).equal(parts[0])
             True
         """
-        total, touched = _sum(payloads, like)
+        total, named = _sum(payloads, like)
+        if named is None:
+            return self.pack_mean(total.div_(len(payloads)))
         marks = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
-        for places in touched:
-            marks[places] = True
+        marks[named] = True
         places = set_places(marks)
         means = total[places].div_(len(payloads))
         kept = set_places(means.abs() >= _least(means))
@@ -65,14 +65,20 @@ class SparseMerger(SparseMeans):
 
 def _sum(
     payloads: tuple[torch.Tensor, ...], like: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The sum [n], added in rank order, and the places that each payload names."""
-    total, touched = torch.zeros_like(like), []
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The sum [n], added in rank order, and the places that the payloads name; None: too many."""
+    total, count = torch.zeros_like(like), 0
+    named: list[torch.Tensor] = []
     for payload in payloads:
         indices, selected = unpack_sparse(payload, total)
-        touched.append(indices)
+        count += indices.numel()
+        if count * _SPARSE <= like.numel():
+            named.append(indices)
+        else:
+            named.clear()
         _add(total, indices, selected)
-    return total, touched
+    few = bool(named) and count * _SPARSE <= like.numel()
+    return total, torch.cat(named) if few else None
 
 
 def _least(values: torch.Tensor) -> float:

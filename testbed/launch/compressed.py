@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,11 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.codec import SIZES, measure_codec
 from testbed.records.text import time_text
+from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
 
-MAX_WORKERS = 64  # all ranks' turns are taken in one process
+MAX_PLAYED = 64  # turns on one machine: each of its ranks plays all workers
 MEASURE_S = 600.0
-_CHANNELS = 8  # of compressed messages; each costs a communicator
 _HELPERS = 2  # threads of a rank that encode and decode
 
 
@@ -51,25 +52,30 @@ class _Told(msgspec.Struct, frozen=True):
 def codec_here(
     compressor: str, link: Link, num_elements: int, group: Group, dilation: float = 1.0
 ) -> CodecHere | None:
-    """Time the compressor on all ranks at once; None: too many workers. Collective.
+    """Time the compressor on all ranks at once; None: they are too many. Collective.
 
     It is timed at some sizes up to all gradients in one, on as many threads as training has.
     Ranks that share cores compress at the same time in training too, so they are timed together,
     and the median over ranks counts. Where everything is `dilation` times slower, compressing is
     not: in the cluster's own time it is as many times faster.
     """
-    if link.num_workers > MAX_WORKERS:
+    group.control.set_state(f"timing {compressor}")
+    host = group.hosts[group.rank] if group.hosts else group.host
+    machine = machine_id(host)
+    machines = group.control.all_gather("machines", machine.encode(), MEASURE_S, members=group.size)
+    if link.num_workers * max(Counter(machines).values()) > MAX_PLAYED:
         return None
     sizes = sorted({min(size, max(num_elements, 1)) for size in SIZES})
     merges = isinstance(_algorithm(link), Server)
-    group.control.set_state(f"timing {compressor}")
-    group.control.all_gather("codec begins", b"", MEASURE_S, members=group.size)
-    host = group.hosts[group.rank] if group.hosts else group.host
-    mine = _Told(
-        machine_id(host),
-        tuple(sorted(os.sched_getaffinity(0))),
-        measure_codec(compressor, link.num_workers, sizes=sizes, merges=merges, typical=True),
+    codec = measure_codec(
+        compressor,
+        link.num_workers,
+        sizes=sizes,
+        merges=merges,
+        typical=True,
+        device=group.device,
     )
+    mine = _Told(machine, tuple(sorted(os.sched_getaffinity(0))), codec)
     words = group.control.all_gather(
         "codec", msgspec.msgpack.encode(mine), MEASURE_S, members=group.size
     )
@@ -78,47 +84,40 @@ def codec_here(
     num_cores = len({core for each in here for core in each.cores})
     return CodecHere(
         sped_up(_median([each.codec for each in told]), dilation),
-        one_core=num_cores < _HELPERS * len(here),
+        one_core=group.device == "cpu" and num_cores < _HELPERS * len(here),
     )
 
 
 def compressed_plan(
-    make: Callable[[Link], Plan], link: Link, num_elements: int, here: CodecHere
+    make: Callable[[Link], Plan], trace: Trace, link: Link, here: CodecHere, max_channels: int
 ) -> Plan:
-    """The plan for a link on which messages take what compressing, sending and decoding them takes.
+    """The faster of the plan for dense messages and one for what compressed ones take.
 
     Schedulers that reckon with sparse messages themselves get the link as it is.
+
+    Args:
+        make: the scheduler, given a link.
+        trace: of the model.
+        link: as measured.
+        here: what compressing costs.
+        max_channels: over which both would be spread, see `overlapped`.
     """
     plan = make(link)
     if any(message.ratio is not None for message in plan.messages):
         return plan
-    seen = effective_link(link, _algorithm(link), here.codec, num_elements, one_core=here.one_core)
-    plan = make(seen)
+    seen = effective_link(link, _algorithm(link), here.codec, trace, one_core=here.one_core)
+    other = make(seen)
+    times_s = [
+        compressed_iteration_s(overlapped(each, None, max_channels)[0], trace, link, here)
+        for each in (plan, other)
+    ]
+    if times_s[1] >= times_s[0]:
+        return plan
     words = (
         f"planned for {here.codec.compressor}: {time_text(seen.latency_s)} and "
         f"{seen.seconds_per_byte * 1e9:.3g} ns a byte for each message"
     )
-    return msgspec.structs.replace(plan, reason="; ".join(filter(None, (plan.reason, words))))
-
-
-def overlapped(plan: Plan, num_channels: int) -> Plan:
-    """The plan with its messages by turns on so many channels, so that their latencies overlap.
-
-    Compressed messages are short: one after another they would wait for each other's start-ups. A
-    plan that has channels of its own, or whose order rank 0 decides, stays as it is.
-    """
-    if plan.order != "fifo" or plan.num_channels > 1:
-        return plan
-    messages = tuple(
-        msgspec.structs.replace(message, channel=number % num_channels)
-        for number, message in enumerate(plan.messages)
-    )
-    return msgspec.structs.replace(plan, num_channels=num_channels, messages=messages)
-
-
-def num_channels_for(plan: Plan) -> int:
-    """How many channels compressed messages of a plan should have."""
-    return max(1, min(_CHANNELS, len(plan.messages)))
+    return msgspec.structs.replace(other, reason="; ".join(filter(None, (other.reason, words))))
 
 
 def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:

@@ -21,8 +21,6 @@ from testbed.launch.compressed import (
     codec_here,
     compressed_iteration_s,
     compressed_plan,
-    num_channels_for,
-    overlapped,
 )
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import Rehearsal, can_rehearse
@@ -40,6 +38,7 @@ from testbed.profiling.overhead import Overhead, measure_overhead
 from testbed.profiling.recorder import record_trace
 from testbed.profiling.step import training_step
 from testbed.profiling.sweep import quick
+from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
 from testbed.scheduling.protocol import make_plan, needs_profile, resolve_scheduler
@@ -102,23 +101,17 @@ def prepare(
     own = role.kind.schedule(role.options)
     if own is None:
         planned = _prepare(config, role, group, workload, build)
-        compressed = config.compressor != RunConfig().compressor
-        return _overlapped(planned) if compressed and config.plan is None else planned
+        if config.compressor == RunConfig().compressor or config.plan is not None:
+            return planned
+        most = role.kind.max_channels(role.options)
+        plan, replan = overlapped(planned.plan, planned.replan, most)
+        return replace(planned, plan=plan, replan=replan)
     _check_peer(config, own, group)
     like = msgspec.structs.replace(config, scheduler=own.like)
     planned = _prepare(like, role, group, workload, build)
     reason = f"{own.name} decides for itself; predicted as {own.like}"
     plan = msgspec.structs.replace(planned.plan, scheduler=own.name, reason=reason)
     return replace(planned, plan=plan, replan=None)
-
-
-def _overlapped(planned: Planned) -> Planned:
-    count, replan = num_channels_for(planned.plan), planned.replan
-    return replace(
-        planned,
-        plan=overlapped(planned.plan, count),
-        replan=None if replan is None else lambda names: overlapped(replan(names), count),
-    )
 
 
 def _check_peer(config: RunConfig, own: OwnSchedule, group: Group) -> None:
@@ -154,7 +147,9 @@ def _prepare(
     if config.compressor != RunConfig().compressor:
         codec = codec_here(config.compressor, link, _num_elements(trace), group, dilation)
     make = partial(plan_for, config, trace)
-    plan = make(link) if codec is None else compressed_plan(make, link, _num_elements(trace), codec)
+    plan = make(link)
+    if codec is not None:
+        plan = compressed_plan(make, trace, link, codec, role.kind.max_channels(role.options))
     shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
     if plan.order == "priority":

@@ -20,9 +20,9 @@ from testbed.training.step import update
 
 # The first step is not like the others (it learns), and the second meets its late end.
 NUM_IGNORED = 2
-NUM_COUNTED = 12
+LEAST_COUNTED, NUM_COUNTED = 4, 12
 BUDGET_S = 24.0  # for the counted steps, whose times drift where messages keep all cores busy
-LONGEST_S = 60.0  # a step that takes longer is not rehearsed
+LONGEST_S = 60.0  # all of them; a step that takes longer is not rehearsed
 TELL_S = 600.0
 
 
@@ -97,7 +97,7 @@ class Rehearsal:
 
 def _affordable(step_s: float, group: Group) -> int:
     """How many steps to count, by what the first one took on rank 0."""
-    mine = min(NUM_COUNTED, max(1, int(BUDGET_S / step_s))) if step_s < LONGEST_S else 0
+    mine = min(NUM_COUNTED, max(LEAST_COUNTED, int(BUDGET_S / step_s)), int(LONGEST_S / step_s))
     told = group.control.all_gather("rehearsal", bytes([mine]), TELL_S, members=group.size)
     return told[0][0]
 

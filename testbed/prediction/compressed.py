@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -260,14 +261,31 @@ def _communicated(
     plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> list[float]:
     if plan.order == "fifo":
-        wire = _Wire(plan.num_channels)
-        pairs = zip(plan.messages, encoded_s, costs, strict=True)
-        return [wire.arrival_s(m.channel, ready_s, cost) for m, ready_s, cost in pairs]
+        return _over_channels(plan, encoded_s, costs)
     ends_s = [0.0] * len(encoded_s)
     for channel in range(plan.num_channels):
         mine = [i for i, m in enumerate(plan.messages) if m.channel == channel]
         _most_urgent_first(plan, mine, encoded_s, [c.communication_s for c in costs], ends_s)
     return ends_s
+
+
+def _over_channels(
+    plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]
+) -> list[float]:
+    """Each channel keeps its order; of their next messages the one whose bytes come first goes."""
+    wire, arrived_s = _Wire(plan.num_channels), [0.0] * len(costs)
+    lines = [
+        deque(i for i, m in enumerate(plan.messages) if m.channel == channel)
+        for channel in range(plan.num_channels)
+    ]
+    while any(lines):
+        channel = min(
+            (c for c, line in enumerate(lines) if line),
+            key=lambda c: wire.started_s(c, encoded_s[lines[c][0]], costs[lines[c][0]]),
+        )
+        index = lines[channel].popleft()
+        arrived_s[index] = wire.arrival_s(channel, encoded_s[index], costs[index])
+    return arrived_s
 
 
 class _Wire:
@@ -277,10 +295,13 @@ class _Wire:
         self._channels_s = [0.0] * num_channels
         self._free_s = 0.0
 
+    def started_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
+        """When the bytes of the next message of a channel could leave."""
+        return max(self._channels_s[channel], ready_s) + cost.communication_s - cost.transfer_s
+
     def arrival_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
         """When the next message of a channel is there."""
-        up_s = cost.communication_s - cost.transfer_s
-        started_s = max(self._channels_s[channel], ready_s) + up_s
+        started_s = self.started_s(channel, ready_s, cost)
         self._free_s = max(self._free_s, started_s) + cost.transfer_s
         self._channels_s[channel] = self._free_s
         return self._free_s

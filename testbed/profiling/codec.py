@@ -46,6 +46,7 @@ def measure_codec(
     warmup: int = 1,
     repeats: int = 3,
     typical: bool = False,
+    device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> CodecCost:
     """Seconds and bytes of a compressor at some message sizes, on the threads that torch has now.
@@ -65,6 +66,7 @@ def measure_codec(
         warmup: steps that are not timed.
         repeats: steps that are.
         typical: medians instead of the least.
+        device: where the values are; the time of a GPU counts until it has computed.
         clock: tells the time in seconds.
 
     Raises:
@@ -78,7 +80,7 @@ def measure_codec(
     compressor = resolve_compressor(spec_text)
     samples = []
     for num_elements in sorted(sizes):
-        job = _Job(compressor, num_workers, num_elements, merges, clock)
+        job = _Job(compressor, num_workers, num_elements, merges, torch.device(device), clock)
         steps = [job.step() for _ in range(warmup + repeats)]
         samples.append(
             _summed_up(num_elements, steps[warmup:], statistics.median if typical else min)
@@ -86,6 +88,7 @@ def measure_codec(
     return CodecCost(
         compressor=spec_text,
         num_workers=num_workers,
+        device=torch.device(device).type,
         ratio=_ratio(compressor),
         samples=tuple(samples),
     )
@@ -114,6 +117,7 @@ class _Job:
     num_workers: int
     num_elements: int
     merges: bool
+    device: torch.device
     clock: Callable[[], float]
     states: list[State] = field(default_factory=list)
     count: int = 0
@@ -122,7 +126,10 @@ class _Job:
         """One exchange of all ranks."""
         self.states = self.states or [{} for _ in range(self.num_workers)]
         draw = torch.Generator().manual_seed(self.count)
-        values = [torch.randn(self.num_elements, generator=draw) for _ in range(self.num_workers)]
+        values = [
+            torch.randn(self.num_elements, generator=draw).to(self.device)
+            for _ in range(self.num_workers)
+        ]
         talks = [
             self.compressor.exchange(v, s, self._context(rank))
             for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
@@ -144,12 +151,12 @@ class _Job:
         ended: list[Exchanged] = []
         seconds = []
         for rank, talk in enumerate(talks):
-            start_s = self.clock()
+            start_s = self._now_s()
             try:
                 rounds.append(next(talk) if answers is None else talk.send(answers[rank]))
             except StopIteration as stop:
                 ended.append(stop.value)
-            seconds.append(self.clock() - start_s)
+            seconds.append(self._now_s() - start_s)
         found.compute_s.append(seconds)
         return rounds, ended
 
@@ -157,10 +164,10 @@ class _Job:
         handed = [handed_over_bytes(given, rank) for rank, given in enumerate(rounds)]
         merger, merged_bytes, merge_s = rounds[0].merger, 0, 0.0
         if self.merges and merger is not None:
-            start_s = self.clock()
+            start_s = self._now_s()
             payloads = tuple(given.parts[0] for given in rounds)
             pulled = merge(merger, payloads, like, {}, self._context(len(rounds)))[0].payload
-            merge_s, merged_bytes = self.clock() - start_s, pulled.numel()
+            merge_s, merged_bytes = self._now_s() - start_s, pulled.numel()
             answers = [Arrived(pulled=pulled) for _ in rounds]
         else:
             answers = carry_out(rounds)
@@ -173,6 +180,11 @@ class _Job:
             )
         )
         return answers
+
+    def _now_s(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock()
 
     def _context(self, rank: int) -> Context:
         return Context(

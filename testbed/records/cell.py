@@ -51,7 +51,7 @@ class CompressionResult(msgspec.Struct, kw_only=True):
         dense_bytes: of the gradients, before.
         sent_bytes: handed over to the backend, payloads alone, busiest rank.
         encode_s: sum over messages, until each round could leave.
-        communication_s: sum over messages and their rounds, without waiting for the channel.
+        communication_s: while any message's round was under way, without waiting for the channel.
         decode_s: sum over messages, from the last answer to the mean.
         relative_error: |mean delivered - true mean| / |true mean|, mean over the first steps (of
             the warm-up, so that comparing costs no measured time); null: not compared.

@@ -9,6 +9,7 @@ from typing import Any
 from testbed.prediction.worth import crossing
 from testbed.records.report import BreakEven, ReportCell
 from testbed.records.text import rate_text
+from testbed.reporting.compression import work_of
 from testbed.reporting.dilation import undilated
 
 _LINK_KEYS = ("up_bps", "down_bps")
@@ -17,12 +18,13 @@ _DENSE = "none"
 
 @dataclass(frozen=True)
 class _Where:
-    """What is alike in the cells of one break-even."""
+    """What is alike in the cells of one break-even; `work`: all settings but the cluster's rate."""
 
     workload: str
     backend: str
     num_workers: int
     cluster: str
+    work: str
 
 
 def break_evens(cells: Sequence[ReportCell]) -> list[BreakEven]:
@@ -106,7 +108,8 @@ def _least(cells: Iterable[ReportCell], name: str) -> float | None:
 def _where(cell: ReportCell) -> _Where:
     spec = str((cell.cluster or {}).get("spec", ""))
     rest = ",".join(part for part in spec.split(",") if not part.startswith("rate="))
-    return _Where(cell.workload, cell.backend, cell.num_workers, rest)
+    work = repr(sorted((work_of(cell) | {"cluster": rest}).items()))
+    return _Where(cell.workload, cell.backend, cell.num_workers, rest, work)
 
 
 def _rate_bps(cluster: Mapping[str, Any] | None) -> float | None:

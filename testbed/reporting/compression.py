@@ -108,12 +108,14 @@ def _line(verdict: CompressionVerdict) -> str:
     ).replace("%", " %")
 
 
-def _same(one: ReportCell, other: ReportCell) -> bool:
-    def work(cell: ReportCell) -> dict[str, Any]:
-        values = msgspec.structs.asdict(cell.config)
-        return {k: v for k, v in values.items() if k not in _FREE + _ALSO_FREE}
+def work_of(cell: ReportCell) -> dict[str, Any]:
+    """The settings that tell one piece of work from another; how it is exchanged is left out."""
+    values = msgspec.structs.asdict(cell.config)
+    return {k: v for k, v in values.items() if k not in _FREE + _ALSO_FREE}
 
-    return work(one) == work(other)
+
+def _same(one: ReportCell, other: ReportCell) -> bool:
+    return work_of(one) == work_of(other)
 
 
 def _link(

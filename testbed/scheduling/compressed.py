@@ -62,7 +62,8 @@ class Outlook:
         """One scheduler under one compressor, at a multiple of the link's bandwidth.
 
         The plan is made for what compressed messages take (`effective_link`); `omgs` and `lags`
-        reckon with that themselves.
+        reckon with that themselves. One channel, and a core for each of encoding and decoding: a
+        run may have more channels, or fewer cores.
         """
         link = at_bandwidth(self._link, factor)
         plan = self._plan_for(codec, spec, factor)
@@ -113,9 +114,8 @@ class Outlook:
             return dense
         what = (spec, factor, codec.compressor)
         if what not in self._compressed_plans:
-            count = sum(tensor.num_elements for tensor in self._trace.tensors)
             link = at_bandwidth(self._link, factor)
-            seen = effective_link(link, self._algorithm, codec, count)
+            seen = effective_link(link, self._algorithm, codec, self._trace)
             self._compressed_plans[what] = make_plan(spec, self._trace, seen)
         return self._compressed_plans[what]
 

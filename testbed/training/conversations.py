@@ -33,6 +33,8 @@ from testbed.training.turns import Turns
 
 _VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER, Form.DELIVER: Verb.DELIVER}
 
+_OVER = 2  # a step this many before another one has no message left when that one's end
+
 _Submission = tuple[Request, Callable[[Work], None]]
 """What is to be submitted, and who hears of its work."""
 
@@ -218,7 +220,10 @@ class Conversations:
     def _end(self, talk: Talk) -> None:
         with self._lock:
             self._live.discard(talk)
-            self.costs[talk.outgoing.context.step] += talk.costs
+            step = talk.outgoing.context.step
+            self.costs[step] += talk.costs
+            if step - _OVER in self.costs:
+                self.costs[step - _OVER] = self.costs[step - _OVER].settled()
             begun = self._begin_requests(self._turns[talk.outgoing.channel].leave(talk))
         talk.finish()
         self._tell(begun)

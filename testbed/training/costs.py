@@ -20,7 +20,8 @@ class Costs:
         dense_bytes: of the values, before.
         sent_bytes: handed over, payloads alone; parts for oneself do not count.
         encode_s: until each round could leave.
-        communication_s: of the rounds, without what they waited for the channel.
+        rounds_s: beginning and end of each round, without what it waited for its channel.
+        settled_s: time during which rounds were under way that `rounds_s` holds no more.
         decode_s: from the last answer to the mean.
         num_elements: of the values.
         num_sent: elements that the payloads carry.
@@ -29,21 +30,41 @@ class Costs:
     dense_bytes: int = 0
     sent_bytes: int = 0
     encode_s: float = 0.0
-    communication_s: float = 0.0
+    rounds_s: tuple[tuple[float, float], ...] = ()
     decode_s: float = 0.0
     num_elements: int = 0
     num_sent: int = 0
+    settled_s: float = 0.0
 
     def __add__(self, other: Costs) -> Costs:
         return Costs(
             self.dense_bytes + other.dense_bytes,
             self.sent_bytes + other.sent_bytes,
             self.encode_s + other.encode_s,
-            self.communication_s + other.communication_s,
+            self.rounds_s + other.rounds_s,
             self.decode_s + other.decode_s,
             self.num_elements + other.num_elements,
             self.num_sent + other.num_sent,
+            self.settled_s + other.settled_s,
         )
+
+    @property
+    def communication_s(self) -> float:
+        """Time during which any round was under way; several of them at once count once."""
+        busy_s, until_s = self.settled_s, float("-inf")
+        for begun_s, ended_s in sorted(self.rounds_s):
+            busy_s += max(0.0, ended_s - max(begun_s, until_s))
+            until_s = max(until_s, ended_s)
+        return busy_s
+
+    def settled(self) -> Costs:
+        """The same, once no round can be added that was under way beside these.
+
+        Example:
+            >>> Costs(rounds_s=((0.0, 2.0), (1.0, 3.0), (5.0, 6.0))).settled().settled_s
+            4.0
+        """
+        return replace(self, rounds_s=(), settled_s=self.communication_s)
 
     def with_round(self, given: Round, rank: int, element_bytes: int) -> Costs:
         """With what a round hands over.
@@ -92,7 +113,7 @@ def summarise(
         >>> summarise("topk:ratio=0.01", steps, [0.5, 0.7], 0, "").density
         0.01
     """
-    total, count = sum(steps, Costs()), max(1, len(steps))
+    total, count = sum((step.settled() for step in steps), Costs()), max(1, len(steps))
     return CompressionResult(
         compressor=compressor,
         dense_bytes=round(total.dense_bytes / count),

@@ -85,7 +85,7 @@ class Talk(Promise):
     def add_exchanged(self, work: Work, combined: Combined) -> None:
         """Count a round that has ended."""
         event = work.event
-        self.costs += Costs(communication_s=event.ended_s - event.started_s)
+        self.costs += Costs(rounds_s=((event.started_s, event.ended_s),))
         self.traffic += combined.traffic
         self.details.append(event)
 

@@ -10,16 +10,15 @@ from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.launch.compressed import (
-    MAX_WORKERS,
+    MAX_PLAYED,
     codec_here,
     compressed_iteration_s,
     compressed_plan,
-    num_channels_for,
-    overlapped,
 )
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace, TraceTensor
+from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.protocol import make_plan
 
 # Slow enough that what this machine's compressing takes is lost beside the bytes.
@@ -83,7 +82,7 @@ def test_ratios_need_a_compressor_with_one():
 
 
 def test_too_many_workers_to_play_are_not_predicted():
-    many = msgspec.structs.replace(LINK, num_workers=MAX_WORKERS + 1)
+    many = msgspec.structs.replace(LINK, num_workers=MAX_PLAYED + 1)
     assert here("fp16", many) is None
     assert predicted_step_s(Planned(PLAN, trace=TRACE, link=many), "fp16") is None
 
@@ -113,21 +112,35 @@ def test_schedulers_plan_with_what_compressed_messages_take():
         seen.append(link)
         return make_plan("mg-wfbp", TRACE, link)
 
-    plan = compressed_plan(make, LINK, 100_000, here("fp16"))
+    compressed_plan(make, TRACE, LINK, here("fp16"), 1)
     assert seen[0] == LINK
     assert seen[1].latency_s == pytest.approx(1.0 + 2 * 1.0, rel=0.1)  # of one element's bytes
     assert seen[1].seconds_per_byte == pytest.approx(0.5, rel=0.01)
-    assert "planned for fp16" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("dense", "compressed", "taken"),
+    [("sequential", "wfbp", "wfbp"), ("wfbp", "sequential", "wfbp")],
+)
+def test_the_plan_that_is_predicted_to_be_faster_is_taken(dense, compressed, taken):
+    """Compressed to bytes that take as long as a layer, two messages overlap and one does not."""
+    plans = [make_plan(dense, TRACE, LINK), make_plan(compressed, TRACE, LINK)]
+    link = msgspec.structs.replace(LINK, latency_s=0.0, seconds_per_byte=1e-5)
+    made = iter(plans)
+    plan = compressed_plan(lambda seen: next(made), TRACE, link, here("fp16", link), 1)
+    assert plan.scheduler == taken
+    assert ("planned for fp16" in plan.reason) == (taken == compressed)
 
 
 def test_schedulers_that_know_of_sparse_messages_get_the_link_as_it_is():
     spec = "ef+topk:ratio=0.01"
-    plan = compressed_plan(lambda link: make_plan("lags", TRACE, link), LINK, 100_000, here(spec))
+    plan = compressed_plan(lambda link: make_plan("lags", TRACE, link), TRACE, LINK, here(spec), 8)
     assert plan == make_plan("lags", TRACE, LINK)
 
 
 def test_compressed_messages_travel_by_turns_on_several_channels():
-    plan = overlapped(PLAN, num_channels_for(PLAN))
+    plan, again = overlapped(PLAN, lambda names: make_plan("sequential", TRACE, LINK), 8)
+    assert again(()).num_channels == 2  # as many as the backend was opened for
     assert plan.num_channels == 2
     assert [message.channel for message in plan.messages] == [0, 1]
     assert [m.parts for m in plan.messages] == [m.parts for m in PLAN.messages]
@@ -137,4 +150,4 @@ def test_compressed_messages_travel_by_turns_on_several_channels():
 def test_plans_with_an_order_or_channels_of_their_own_stay(scheduler):
     plan = make_plan(scheduler, TRACE, LINK)
     assert plan.order == "priority" or plan.num_channels > 1
-    assert overlapped(plan, 8) == plan
+    assert overlapped(plan, None, 8) == (plan, None)

@@ -205,6 +205,10 @@ def test_one_rate_or_uneven_links_or_no_dense_cells_give_no_break_even():
     uneven = {"links": [{"up_bps": 1e9, "down_bps": 1e9}, {"up_bps": 1e8, "down_bps": 1e9}]}
     assert not found_break_evens([at_rate(2, "none", 9, 9), at_rate(2, "qsgd", 8, 8)])
     assert not found_break_evens([at_rate(m, "qsgd", 8, 8) for m in (2, 4)])
+    others = [at_rate(m, c, 8, 8) for m in (2, 4) for c in ("none", "qsgd")]
+    for each in others[::2]:
+        each.config = msgspec.structs.replace(each.config, batch_size=64)
+    assert not found_break_evens(others)  # dense and compressed steps of other batches
     both = [at_rate(m, c, 8, 8, **uneven) for m in (2, 4) for c in ("none", "qsgd")]
     assert not found_break_evens(both)
 

@@ -134,6 +134,7 @@ class RingChannel:
         self._doublings.clear()
         if self._frames is not None:
             self._frames.free()
+            self._frames = None
 
     def _go_round(self, flat: torch.Tensor, sizes: Sequence[int]) -> Steps[Traffic]:
         """Spread the rank's own part of `flat`, whose parts have these sizes; only long ones go."""

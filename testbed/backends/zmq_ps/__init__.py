@@ -44,4 +44,5 @@ ZMQ_PS = BackendKind(
     # Of the default options, one server beside every worker; see placement.busiest_link_bytes.
     bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, ZmqPsOptions()),
     consistency=lambda options: cast(ZmqPsOptions, options).consistency,
+    max_channels=lambda options: 8,
 )
