@@ -75,6 +75,11 @@ def test_everything_is_stretched_by_the_dilation():
     assert slow_s == pytest.approx(10 * plain_s, rel=1e-4)
 
 
+def test_compressing_is_faster_in_the_time_of_a_slowed_cluster():
+    (sample,) = here("ef+topk:ratio=0.01", dilation=1e9).codec.samples[-1:]
+    assert 0 < sample.compute_s[0] < 1e-6  # would be a quarter of an hour, undivided
+
+
 def test_ratios_need_a_compressor_with_one():
     plan = make_plan("lags", TRACE, LINK)
     with pytest.raises(UsageError, match="gives each message a ratio, but 'fp16' has none"):

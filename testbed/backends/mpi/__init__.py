@@ -38,7 +38,7 @@ MPI_RING = BackendKind(
     options=RingOptions,
     probe=_probe,
     needs_mpi=True,
-    max_channels=lambda options: 8,  # with more, 161 short gathers got no faster
+    max_channels=lambda options: 8,
 )
 
 MPI_LIBRARY = BackendKind(
