@@ -12,7 +12,7 @@ from typing import Literal
 from testbed.cluster.system import NETNS_FOLDER, start_on_pid
 from testbed.errors import Unavailable
 
-TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
+TOOLS = ("ip", "tc", "unshare", "mount", "hostname", "chrt")
 IN_USER_NAMESPACE = "TESTBED_USER_NAMESPACE"
 
 Way = Literal["here", "user namespace"]

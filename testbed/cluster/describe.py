@@ -34,6 +34,7 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]]) -
         "nodes": spec.nodes,
         "ranks_per_node": spec.ranks_per_node,
         "dilation": spec.dilation,
+        "cpu_policy": spec.cpu_policy,
         "links": links,
         "slowest_kernel_bps": spec.slowest_kernel_bps,
         "latency": topology.mechanism or "none",

@@ -59,7 +59,8 @@ class Cluster:
         quoted = 'exec "$@"'
         target = self.topology.nodes[node - 1]
         host = f"mount --bind {self.folder / 'hosts'} /etc/hosts && hostname {target.host}"
-        enter = ["ip", "netns", "exec", target.namespace, "unshare", "--uts"]
+        enter = [*self.topology.policy_command]
+        enter += ["ip", "netns", "exec", target.namespace, "unshare", "--uts"]
         return [*enter, "sh", "-c", f"{host} && {quoted}", "sh", *words]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:

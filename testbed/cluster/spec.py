@@ -16,6 +16,7 @@ MAX_NODES = 250
 
 Direction = Literal["up", "down"]
 Mechanism = Literal["netem", "injected"]
+CpuPolicy = Literal["batch", "other"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,16 @@ class ClusterSpec:
         loss: share of packets that are lost, as `0.1%`; needs netem.
         latency_by: `netem` or `injected`; None = netem where the kernel has it.
         ranks_per_node: worker processes on each node.
+        cpu_policy: the scheduling policy of Linux that processes on the nodes get; see below.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
         links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
             or `rate.3=1gbit` for both.
+
+    The nodes of a real cluster have cores of their own; here they share a few. Under `other`, the
+    usual policy, a thread that a message has woken takes the core from another node's thread at
+    once, often from one that holds a lock: some libraries then spin until it is given back. Under
+    `batch` (SCHED_BATCH, which needs no privilege) whoever computes goes on until it waits or its
+    slice is over, and a waking thread takes an idle core or waits for one.
     """
 
     nodes: int = 4
@@ -44,6 +52,7 @@ class ClusterSpec:
     loss: str = "0"
     latency_by: Mechanism | None = None
     ranks_per_node: int = 1
+    cpu_policy: CpuPolicy = "batch"
     change: str = ""
     links: tuple[tuple[Direction, int, str], ...] = ()
 

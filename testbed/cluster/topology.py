@@ -7,6 +7,7 @@ node's `up` direction is shaped where packets leave the node, `down` where they 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
@@ -156,6 +157,11 @@ class Topology:
         slots = self.spec.ranks_per_node
         return "".join(f"{node.address} slots={slots}\n" for node in self.nodes)
 
+    @property
+    def policy_command(self) -> tuple[str, ...]:
+        """The words before a command that give it, and all that it starts, the CPU policy."""
+        return ("chrt", f"--{self.spec.cpu_policy}", "0")
+
     def enter(self, hosts_path: str) -> str:
         """A script called as ssh is, `enter HOST-OR-ADDRESS COMMAND...`, that runs it on a node."""
         cases = "".join(
@@ -165,7 +171,7 @@ class Topology:
             "#!/bin/sh\n"
             "target=$1; shift\n"
             f'case $target in\n{cases}*) echo "no node $target" >&2; exit 1;; esac\n'
-            "exec ip netns exec $namespace unshare --uts sh -c "
+            f"exec {shlex.join(self.policy_command)} ip netns exec $namespace unshare --uts sh -c "
             f'\'mount --bind {hosts_path} /etc/hosts && hostname "$0" && exec sh -c "$*"\' '
             '$host "$@"\n'
         )
