@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from testbed.errors import UsageError
 from testbed.records.store import write_atomically
+from testbed.registry import BACKENDS
 from testbed.spec import split_specs
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def compressed_outlook(
 
     results, pays = [], []
     for link in wanted.links:
-        outlook = Outlook(wanted.slowest, link, wanted.algorithm, wanted.specs)
+        channels = _max_channels(link.backend)
+        outlook = Outlook(wanted.slowest, link, wanted.algorithm, wanted.specs, channels)
         dense_s, dense_spec = outlook.best_dense()
         for codec in wanted.codecs:
             if codec.num_workers != link.num_workers:
@@ -139,3 +141,12 @@ def compressed_outlook(
                 )
             )
     return tuple(results), tuple(pays) if wanted.break_even else UNSET
+
+
+def _max_channels(backend: str) -> int:
+    """Over how many channels the backend spreads compressed messages; 1 of one unknown here."""
+    if backend not in BACKENDS.paths():
+        return 1
+    kind = BACKENDS.load(backend)
+    count: int = kind.max_channels(kind.options())
+    return count

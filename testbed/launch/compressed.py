@@ -14,14 +14,11 @@ from testbed.backends.machine import machine_id
 from testbed.backends.protocol import Group
 from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
 from testbed.prediction.codec import CodecCost, CodecSample, sped_up
-from testbed.prediction.compressed import compressed_timeline
-from testbed.prediction.effective import effective_link
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.codec import SIZES, measure_codec
-from testbed.records.text import time_text
-from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
+from testbed.scheduling.under_compressor import Compressing, plan_under
 
 MAX_PLAYED = 64  # turns on one machine: each of its ranks plays all workers
 MEASURE_S = 600.0
@@ -91,33 +88,9 @@ def codec_here(
 def compressed_plan(
     make: Callable[[Link], Plan], trace: Trace, link: Link, here: CodecHere, max_channels: int
 ) -> Plan:
-    """The faster of the plan for dense messages and one for what compressed ones take.
-
-    Schedulers that reckon with sparse messages themselves get the link as it is.
-
-    Args:
-        make: the scheduler, given a link.
-        trace: of the model.
-        link: as measured.
-        here: what compressing costs.
-        max_channels: over which both would be spread, see `overlapped`.
-    """
-    plan = make(link)
-    if any(message.ratio is not None for message in plan.messages):
-        return plan
-    seen = effective_link(link, _algorithm(link), here.codec, trace, one_core=here.one_core)
-    other = make(seen)
-    times_s = [
-        compressed_iteration_s(overlapped(each, None, max_channels)[0], trace, link, here)
-        for each in (plan, other)
-    ]
-    if times_s[1] >= times_s[0]:
-        return plan
-    words = (
-        f"planned for {here.codec.compressor}: {time_text(seen.latency_s)} and "
-        f"{seen.seconds_per_byte * 1e9:.3g} ns a byte for each message"
-    )
-    return msgspec.structs.replace(other, reason="; ".join(filter(None, (other.reason, words))))
+    """The faster of the scheduler's two plans for these ranks, see `plan_under`."""
+    how = Compressing(here.codec, _algorithm(link), here.one_core, max_channels)
+    return plan_under(make, trace, link, how)[0]
 
 
 def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:
@@ -126,9 +99,8 @@ def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere
     Raises:
         UsageError: a plan with ratios for a compressor without one.
     """
-    return compressed_timeline(
-        plan, trace, link, _algorithm(link), here.codec, one_core=here.one_core
-    ).iteration_s
+    how = Compressing(here.codec, _algorithm(link), here.one_core)
+    return how.timeline(plan, trace, link).iteration_s
 
 
 def _algorithm(link: Link) -> Algorithm:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -12,12 +11,14 @@ import msgspec
 from testbed.errors import UsageError
 from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost, RoundCost
+from testbed.prediction.compressed_wire import Span, Wire, sent_spans
 from testbed.prediction.crossing import forward_end_s
 from testbed.prediction.exchange import round_phases_s, wire_bytes
 from testbed.prediction.link import Link
 from testbed.prediction.timeline import check_belongs, message_ready_s
 from testbed.prediction.trace import ELEMENT_BYTES, Trace
 from testbed.scheduling.plan import Plan
+from testbed.statistics.covered import covered_s
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class CompressedTimeline(msgspec.Struct, frozen=True, kw_only=True):
         exposed_s: end of the last decoding minus end of backward; None for plans that cross the
             iteration boundary.
         encode_s: sum over messages.
-        communication_s: sum over messages.
+        communication_s: while any message is under way; several at once count once.
         decode_s: sum over messages.
         sent_bytes: handed over, all messages.
         dense_bytes: of the gradients.
@@ -182,7 +183,8 @@ def compressed_timeline(
     check_belongs(plan, trace)
     costs = _costs_of(plan, link, algorithm, codec)
     ready_s = message_ready_s(plan, trace)
-    ends_s = (_on_one_core if one_core else _in_a_pipeline)(plan, ready_s, costs)
+    stages = _on_one_core if one_core else _in_a_pipeline
+    spans, ends_s = stages(plan, ready_s, costs)
     backward_s, last_s = trace.backward_s, max(ends_s, default=0.0)
     crosses = plan.crosses_iteration
     return CompressedTimeline(
@@ -193,7 +195,7 @@ def compressed_timeline(
         ),
         exposed_s=None if crosses else max(0.0, last_s - backward_s),
         encode_s=sum(c.encode_s for c in costs),
-        communication_s=sum(c.communication_s for c in costs),
+        communication_s=covered_s(spans),
         decode_s=sum(c.decode_s for c in costs),
         sent_bytes=sum(c.sent_bytes for c in costs),
         dense_bytes=trace.num_bytes,
@@ -219,21 +221,26 @@ def _costs_of(plan: Plan, link: Link, algorithm: Algorithm, codec: CodecCost) ->
 
 def _in_a_pipeline(
     plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
-) -> list[float]:
+) -> tuple[list[Span], list[float]]:
+    """When each message is under way, and when its mean is there."""
     encoded_s = _one_after_another(ready_s, [c.encode_s for c in costs])
-    arrived_s = _communicated(plan, encoded_s, costs)
-    return _one_after_another(arrived_s, [c.decode_s for c in costs])
+    spans = sent_spans(plan, encoded_s, costs)
+    arrived_s = [end_s for _, end_s in spans]
+    return spans, _one_after_another(arrived_s, [c.decode_s for c in costs])
 
 
-def _on_one_core(plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]) -> list[float]:
-    """Ends where one thread encodes and decodes: when a message arrives depends on what it did.
+def _on_one_core(
+    plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
+) -> tuple[list[Span], list[float]]:
+    """As `_in_a_pipeline`, where one thread does both: when a message leaves depends on what it did.
 
     Messages are sent in the order in which they were encoded, whatever the plan's order.
     """
     free_s, ends_s = 0.0, [0.0] * len(costs)
+    spans: list[Span] = [(0.0, 0.0)] * len(costs)
     to_encode = [(ready, index) for index, ready in enumerate(ready_s)]
     to_decode: list[tuple[float, int]] = []
-    wire = _Wire(plan.num_channels)
+    wire = Wire(plan.num_channels)
     heapify(to_encode)
     while to_encode or to_decode:
         encodes = not to_decode or (bool(to_encode) and to_encode[0] <= to_decode[0])
@@ -241,11 +248,11 @@ def _on_one_core(plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCo
         cost = costs[index]
         free_s = max(free_s, ready) + (cost.encode_s if encodes else cost.decode_s)
         if encodes:
-            arrived_s = wire.arrival_s(plan.messages[index].channel, free_s, cost)
-            heappush(to_decode, (arrived_s, index))
+            spans[index] = wire.send(plan.messages[index].channel, free_s, cost)
+            heappush(to_decode, (spans[index][1], index))
         else:
             ends_s[index] = free_s
-    return ends_s
+    return spans, ends_s
 
 
 def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -> list[float]:
@@ -255,77 +262,6 @@ def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -
         free_s = max(free_s, ready_s[index]) + durations_s[index]
         ends_s[index] = free_s
     return ends_s
-
-
-def _communicated(
-    plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]
-) -> list[float]:
-    if plan.order == "fifo":
-        return _over_channels(plan, encoded_s, costs)
-    ends_s = [0.0] * len(encoded_s)
-    for channel in range(plan.num_channels):
-        mine = [i for i, m in enumerate(plan.messages) if m.channel == channel]
-        _most_urgent_first(plan, mine, encoded_s, [c.communication_s for c in costs], ends_s)
-    return ends_s
-
-
-def _over_channels(
-    plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]
-) -> list[float]:
-    """Each channel keeps its order; of their next messages the one whose bytes come first goes."""
-    wire, arrived_s = _Wire(plan.num_channels), [0.0] * len(costs)
-    lines = [
-        deque(i for i, m in enumerate(plan.messages) if m.channel == channel)
-        for channel in range(plan.num_channels)
-    ]
-    while any(lines):
-        channel = min(
-            (c for c, line in enumerate(lines) if line),
-            key=lambda c: wire.started_s(c, encoded_s[lines[c][0]], costs[lines[c][0]]),
-        )
-        index = lines[channel].popleft()
-        arrived_s[index] = wire.arrival_s(channel, encoded_s[index], costs[index])
-    return arrived_s
-
-
-class _Wire:
-    """Channels that start up beside each other and share the wire, first come, first served."""
-
-    def __init__(self, num_channels: int) -> None:
-        self._channels_s = [0.0] * num_channels
-        self._free_s = 0.0
-
-    def started_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
-        """When the bytes of the next message of a channel could leave."""
-        return max(self._channels_s[channel], ready_s) + cost.communication_s - cost.transfer_s
-
-    def arrival_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
-        """When the next message of a channel is there."""
-        started_s = self.started_s(channel, ready_s, cost)
-        self._free_s = max(self._free_s, started_s) + cost.transfer_s
-        self._channels_s[channel] = self._free_s
-        return self._free_s
-
-
-def _most_urgent_first(
-    plan: Plan,
-    mine: Sequence[int],
-    encoded_s: Sequence[float],
-    durations_s: Sequence[float],
-    ends_s: list[float],
-) -> None:
-    arrivals = sorted(mine, key=encoded_s.__getitem__)
-    waiting: list[tuple[int, int]] = []
-    free_s, head = 0.0, 0
-    while head < len(arrivals) or waiting:
-        if not waiting:
-            free_s = max(free_s, encoded_s[arrivals[head]])
-        while head < len(arrivals) and encoded_s[arrivals[head]] <= free_s:
-            heappush(waiting, (plan.messages[arrivals[head]].priority, arrivals[head]))
-            head += 1
-        index = heappop(waiting)[1]
-        free_s += durations_s[index]
-        ends_s[index] = free_s
 
 
 def _by_tensor(plan: Plan, ends_s: Sequence[float]) -> list[float]:

@@ -22,7 +22,7 @@ class CompressedResult(msgspec.Struct, frozen=True, kw_only=True):
         exposed_s: end of the last decoding minus end of backward; null for schedulers that cross
             the iteration boundary.
         encode_s: sum over messages.
-        communication_s: sum over messages.
+        communication_s: while any message is under way; several at once count once.
         decode_s: sum over messages.
         sent_bytes: payload handed over.
         dense_bytes: of the gradients.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost
-from testbed.prediction.compressed import CompressedTimeline, compressed_timeline
+from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.crossing import predict
-from testbed.prediction.effective import effective_link
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
@@ -17,6 +16,7 @@ from testbed.prediction.worth import highest_worth
 from testbed.scheduling.outlook import PLAIN
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.under_compressor import Compressing, is_for_sparse, plan_under
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,40 @@ class Outlook:
         algorithm: that its backend runs.
         specs: schedulers, for dense and compressed messages alike; the plain ones are added for
             dense messages. Those that give messages ratios (`lags`, `omgs`) are left out there.
+        max_channels: over which its backend spreads compressed fifo messages.
     """
 
     def __init__(
-        self, trace: Trace, link: Link, algorithm: Algorithm, specs: Sequence[str]
+        self,
+        trace: Trace,
+        link: Link,
+        algorithm: Algorithm,
+        specs: Sequence[str],
+        max_channels: int = 1,
     ) -> None:
         self._trace, self._link, self._algorithm = trace, link, algorithm
-        self.specs = tuple(specs)
+        self.specs, self._max_channels = tuple(specs), max_channels
         self._plans: dict[tuple[str, float], Plan] = {}
-        self._compressed_plans: dict[tuple[str, float, str], Plan] = {}
+        self._compressed: dict[tuple[str, float, str], CompressedTimeline] = {}
         self._dense_s: dict[float, tuple[float, str]] = {}
 
     def compressed(self, spec: str, codec: CodecCost, factor: float = 1.0) -> CompressedTimeline:
         """One scheduler under one compressor, at a multiple of the link's bandwidth.
 
-        The plan is made for what compressed messages take (`effective_link`); `omgs` and `lags`
-        reckon with that themselves. One channel, and a core for each of encoding and decoding: a
-        run may have more channels, or fewer cores.
+        Of the scheduler's two plans the faster, spread over channels, as a run does
+        (`plan_under`); a core for each of encoding and decoding: a run may have fewer.
         """
-        link = at_bandwidth(self._link, factor)
-        plan = self._plan_for(codec, spec, factor)
-        return compressed_timeline(plan, self._trace, link, self._algorithm, codec)
+        what = (spec, factor, codec.compressor)
+        if what not in self._compressed:
+            link = at_bandwidth(self._link, factor)
+            dense = self._plan(spec, factor)
+
+            def make(seen: Link) -> Plan:
+                return dense if seen is link else make_plan(spec, self._trace, seen)
+
+            how = Compressing(codec, self._algorithm, max_channels=self._max_channels)
+            self._compressed[what] = plan_under(make, self._trace, link, how)[1]
+        return self._compressed[what]
 
     def best_dense(self, factor: float = 1.0) -> tuple[float, str]:
         """Iteration time and name of the fastest schedule of dense messages."""
@@ -108,16 +121,34 @@ class Outlook:
             highest_worth(gain),
         )
 
-    def _plan_for(self, codec: CodecCost, spec: str, factor: float) -> Plan:
-        dense = self._plan(spec, factor)
-        if is_for_sparse(dense):
-            return dense
-        what = (spec, factor, codec.compressor)
-        if what not in self._compressed_plans:
+    def _plan(self, spec: str, factor: float) -> Plan:
+        if (spec, factor) not in self._plans:
             link = at_bandwidth(self._link, factor)
-            seen = effective_link(link, self._algorithm, codec, self._trace)
-            self._compressed_plans[what] = make_plan(spec, self._trace, seen)
-        return self._compressed_plans[what]
+            self._plans[spec, factor] = make_plan(spec, self._trace, link)
+        return self._plans[spec, factor]
+
+
+def fits(self, spec: str, codec: CodecCost) -> bool:
+        """Whether the compressor can carry out the scheduler's plan: ratios need one with some."""
+        return fits(self._plan(spec, 1.0), codec)
+
+    def pays(self, codec: CodecCost) -> Pays:
+        """Below which bandwidth a compressor gains 1 % or more on the best dense schedule.
+
+        As `outlook.break_even`: start-ups stay, the bandwidth is varied in factors of 2 from 2^-10
+        to 2^10 of the link's, and the place where the gain falls below 1 % is found by bisection.
+        """
+
+        def gain(factor: float) -> float:
+            own_s = self.best_compressed(codec, factor)[0]
+            return self.best_dense(factor)[0] / own_s - 1 if own_s > 0 else 0.0
+
+        return Pays(
+            codec.compressor,
+            gain(1.0),
+            self.best_compressed(codec)[1],
+            highest_worth(gain),
+        )
 
     def _plan(self, spec: str, factor: float) -> Plan:
         if (spec, factor) not in self._plans:

@@ -10,6 +10,7 @@ from testbed.compression.protocol import Form, Round
 from testbed.compression.sparse import sparse_count
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.records.cell import CompressionResult
+from testbed.statistics.covered import covered_s
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,7 @@ class Costs:
     @property
     def communication_s(self) -> float:
         """Time during which any round was under way; several of them at once count once."""
-        busy_s, until_s = self.settled_s, float("-inf")
-        for begun_s, ended_s in sorted(self.rounds_s):
-            busy_s += max(0.0, ended_s - max(begun_s, until_s))
-            until_s = max(until_s, ended_s)
-        return busy_s
+        return self.settled_s + covered_s(self.rounds_s)
 
     def settled(self) -> Costs:
         """The same, once no round can be added that was under way beside these.

@@ -140,6 +140,7 @@ def test_three_stages_overlap_by_hand():
     assert found.ends_s == (10.0, 14.0, 18.0)
     assert found.iteration_s == 3.0 + 18.0
     assert found.exposed_s == 12.0
+    assert found.communication_s == 3.0
 
 
 def test_one_core_encodes_and_decodes_by_turns_by_hand():
@@ -164,6 +165,8 @@ def test_on_several_channels_start_ups_overlap_and_bytes_do_not():
     plan = msgspec.structs.replace(plan, messages=messages, num_channels=3)
     found = compressed_timeline(plan, trace, link, Ring(), codec)
     assert found.ends_s == pytest.approx((9.0, 12.0, 15.0))
+    # Under way 3 .. 8, 5 .. 11 and 7 .. 14, one after another it would be 5 + 6 + 7.
+    assert found.communication_s == pytest.approx(11.0)
 
 
 def test_a_message_s_own_ratio_scales_bytes_not_seconds():
