@@ -9,6 +9,7 @@ import torch
 from testbed.backends.protocol import Backend, Group
 from testbed.compression.chain import resolve_compressor
 from testbed.compression.lockstep import Lockstep
+from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
 from testbed.training.compressed_flight import shapes_of
@@ -56,6 +57,7 @@ def trained(
     held_up: bool = False,
     plans_anew: bool = False,
     compared_steps: int = 0,
+    max_channels: int = 1,
 ) -> Compressed:
     """Train with a compressor; `none` takes the path without one."""
     model = build(recipe, seed=0).to(group.device)
@@ -63,6 +65,7 @@ def trained(
     replan = None
     if plans_anew and not needs_profile(plan.scheduler):
         replan = replanner(plan.scheduler, list(model.named_parameters()))
+    plan, replan = overlapped(plan, replan, max_channels)
     compression = compression_of(text, SEED, compared_steps)
     session = Session(
         *(model, optimizer, backend, group.control),

@@ -51,13 +51,13 @@ def train(
     held_up: bool = False,
     plans_anew: bool = False,
     compared_steps: int = 0,
+    max_channels: int = 1,
 ) -> list[Compressed]:
     plan = plan_of(spec, training, job.num_ranks)
-    setup = setup_of(plan, job.setup.num_channels)
+    setup = setup_of(plan, max(job.setup.num_channels, max_channels))
     ranks = pools.with_setup(job, setup)
-    trained: list[Compressed] = ranks.run(
-        CASE, training.recipe, plan, text, held_up, plans_anew, compared_steps, setup=setup
-    )
+    how = (text, held_up, plans_anew, compared_steps, max_channels)
+    trained: list[Compressed] = ranks.run(CASE, training.recipe, plan, *how, setup=setup)
     what = f"{text} with {spec}"
     assert len({digest_tensors(rank.parameters) for rank in trained}) == 1, what
     return trained
@@ -129,6 +129,18 @@ def carries(pools: PoolKeeper, job: Job, spec: str, texts: tuple[str, ...]) -> N
         for rank in trained[1:]:
             assert rank.requests == trained[0].requests, f"{text} with {spec}"
         train(pools, job, AWKWARD, spec, text, held_up=True, plans_anew=True)
+
+
+@pytest.mark.parametrize("job", few(FOLLOWING))
+def test_by_turns_on_several_channels_nothing_changes(job: Job, pools: PoolKeeper) -> None:
+    """Ranks that are held up begin messages of different channels in different orders."""
+    for text in GATHERED[:2]:
+        by_turns = train(pools, job, COMPLETE, "wfbp", text, held_up=True, max_channels=3)
+        assert set(by_turns[0].requests) == {0, 1, 2}
+        wanted = alone(COMPLETE, "wfbp", text, job.num_ranks)
+        assert same(by_turns[0].parameters, wanted), text
+    for text in SORTS:
+        train(pools, job, AWKWARD, "wfbp", text, held_up=True, plans_anew=True, max_channels=3)
 
 
 @pytest.mark.parametrize("job", few(FOLLOWING))
