@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -17,8 +16,9 @@ from testbed.cluster.facts import find_facts
 from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
 from testbed.commands.place import check_one_place, check_places, cluster_text
 from testbed.errors import UsageError
-from testbed.launch import local, mpirun, tree
+from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
+from testbed.launch.job import Started, carry_out
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
@@ -269,25 +269,15 @@ def _start(
     """Start the ranks and wait for them."""
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    command = tree.own_command(*_arguments(config, interface, json, more))
-    children: list[subprocess.Popen[bytes]] = []
-    tee = tree.Tee()
-    try:
-        with tree.interruptible():
-            if role.kind.needs_mpi or hostfile is not None:
-                hosts = mpirun.Hosts.given(hostfile, one_machine=config.cluster is not None)
-                children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
-            else:
-                children += local.start_ranks(command, size, threads, tee.write_fd)
-            ending = tree.wait_all(children, config.deadline, failing=tee.heard)
-    except tree.Interrupted as error:
-        sys.stderr.write(f"testbed: {error}; ending all ranks\n")
-        return error.status
-    finally:
-        tree.end_all(children)
-        tee.close(timeout_s=5)
-    if ending.status == 0:
-        return 0
-    first = "mpirun" if len(children) == 1 else f"rank {ending.culprit}"
-    sys.stderr.write(f"testbed: {first} was the first to end: it {tree.status_of(ending.status)}\n")
-    return 2 if ending.status == 2 else 1
+    started = Started(
+        tree.own_command(*_arguments(config, interface, json, more)),
+        size,
+        threads,
+        role.kind.needs_mpi,
+        hostfile,
+        one_machine=config.cluster is not None,
+    )
+    over = carry_out(started, config.deadline)
+    if over.words:
+        sys.stderr.write(f"testbed: the measurement failed: {over.words}\n")
+    return over.status

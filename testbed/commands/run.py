@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -17,8 +16,9 @@ from testbed.cluster.spec import dilation_of
 from testbed.commands.place import check_one_place, check_places, cluster_text, in_cluster
 from testbed.config import RunConfig, reproduce, to_arguments
 from testbed.errors import Unavailable, UsageError
-from testbed.launch import local, mpirun, tree
+from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
+from testbed.launch.job import Started, carry_out
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
@@ -334,29 +334,18 @@ def _start(
     """Start the ranks, wait for them, and leave a record even if they fail."""
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    command = tree.own_command(*_arguments(config, interface, json))
-    children: list[subprocess.Popen[bytes]] = []
-    tee = tree.Tee()
-    try:
-        with tree.interruptible():
-            if role.kind.needs_mpi or hostfile is not None:
-                hosts = mpirun.Hosts.given(hostfile, one_machine=config.cluster is not None)
-                children += [mpirun.start_ranks(command, size, threads, hosts, tee.write_fd)]
-            else:
-                children += local.start_ranks(command, size, threads, tee.write_fd)
-            ending = tree.wait_all(children, config.deadline, failing=tee.heard)
-    except tree.Interrupted as error:
-        sys.stderr.write(f"testbed: {error}; ending all ranks\n")
-        return error.status
-    finally:
-        tree.end_all(children)
-        said = tee.close(timeout_s=5)
-    if ending.status == 0:
-        return 0
-    alone = len(children) == 1
-    who = "mpirun" if alone else f"rank {ending.culprit}, the first to end,"
-    words = f"{who} {tree.status_of(ending.status)}"
-    sys.stderr.write(f"testbed: the run failed: {words}\n")
+    started = Started(
+        tree.own_command(*_arguments(config, interface, json)),
+        size,
+        threads,
+        role.kind.needs_mpi,
+        hostfile,
+        one_machine=config.cluster is not None,
+    )
+    over = carry_out(started, config.deadline)
+    if not over.words:
+        return over.status
+    sys.stderr.write(f"testbed: the run failed: {over.words}\n")
     if json is not None:
         failed = Cell(
             status="failed",
@@ -365,10 +354,10 @@ def _start(
             num_workers=config.workers,
             config=config,
             command=reproduce(config),
-            error="\n".join([*said, words]),
+            error="\n".join([*over.said, over.words]),
         )
         write_atomically(json, encode_cell(in_cluster(failed, find_facts(os.environ))))
-    return 2 if ending.status == 2 else 1
+    return over.status
 
 
 def _finish(cell: Cell | None, json: Path | None) -> int:

@@ -131,12 +131,24 @@ def start_ranks(
     threads: int,
     hosts: Hosts | None = None,
     errors: int | None = None,
+    shared: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `size` ranks of one command under `mpirun`."""
+    """Start `size` ranks of one command under `mpirun`.
+
+    Args:
+        command: what each of them runs.
+        size: how many.
+        threads: torch threads of each.
+        hosts: where they go; None = this machine.
+        errors: where their standard error goes; None = where this process's goes.
+        shared: a folder for the memory that ranks of this machine share; None = MPI's own choice.
+    """
     launcher = find_mpirun()
     together = hosts is None or hosts.one_machine
     environment = mpirun_environment(
         launcher, tree.base_environment(), size if together else 0, threads if together else None
     )
+    if together and shared is not None:
+        environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(shared))
     line = mpirun_command(launcher, size, command, hosts.file if hosts else None, environment)
     return tree.start(line, environment, errors=errors)

@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
 from testbed.launch.identity import identify
 
 PR_SET_PDEATHSIG = 1
+ASKING_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent() -> None:
@@ -65,18 +66,35 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that children can be ended."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that children can be ended.
+
+    The first of them counts: whoever asks again while children are being ended is not heard.
+    """
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        for each in ASKING_TO_END:
+            signal.signal(each, signal.SIG_IGN)
         raise Interrupted(signum)
 
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {signum: signal.signal(signum, interrupt) for signum in watched}
+    with _handling(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Inside, nobody can ask this process to end: it is ending its children."""
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    before = {signum: signal.signal(signum, handler) for signum in ASKING_TO_END}
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
 
 @dataclass(frozen=True)

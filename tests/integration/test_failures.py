@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.harness.runs import FAULTY, testbed
+from tests.harness.runs import FAULTY, end_family, testbed
 
 DEADLINE_S = "6"
 NETWORKED = ["zmq-ps", "mpi-ring", "mpi", "gloo"]
@@ -26,6 +32,7 @@ PAIRS = [
 @pytest.mark.parametrize(("backend", "fault"), PAIRS)
 def test_a_fault_on_one_rank_ends_the_run(backend: str, fault: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
+    before = shared_memory_files()
     done = testbed(
         "run",
         *("--workload", f"{FAULTY}:build:fault={fault},rank=1,at=3"),
@@ -41,6 +48,7 @@ def test_a_fault_on_one_rank_ends_the_run(backend: str, fault: str, tmp_path: Pa
         assert "exchange of" in done.err or "sum of" in done.err
     assert json.loads(record.read_text())["status"] == "failed"
     assert not leftovers(str(record))
+    assert not shared_memory_files() - before
 
 
 def test_nan_names_tensor_and_step() -> None:
@@ -52,6 +60,40 @@ def test_nan_names_tensor_and_step() -> None:
     assert "NonFiniteGradient" in done.err
     assert "0.weight" in done.err
     assert "step 2" in done.err
+
+
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi-ring", marks=pytest.mark.mpi)])
+def test_ctrl_c_twice_ends_all_ranks_all_the_same(backend: str, tmp_path: Path) -> None:
+    record, before = tmp_path / "cell.json", shared_memory_files()
+    command = [sys.executable, "-m", "testbed", "run", "--workload", f"{FAULTY}:build:fault=none"]
+    command += ["--backend", backend, "--workers", "2", "--steps", "1000000"]
+    with subprocess.Popen(
+        [*command, "--verify-steps", "0", "--json", str(record)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_for(lambda: len(leftovers(str(record))) > 2)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        except BaseException:
+            end_family(process.pid)
+            raise
+    assert process.returncode == 130
+    assert "interrupted by SIGINT; ending all ranks" in said
+    assert not leftovers(str(record))
+    assert not shared_memory_files() - before
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def shared_memory_files() -> set[str]:
+    folder = Path("/dev/shm")
+    return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
 def leftovers(word: str) -> list[str]:
