@@ -19,7 +19,7 @@ from testbed.prediction.files import load_link, load_trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.agreement import AGREE_S
-from testbed.training.compression import compression_of, refuse_ratios
+from testbed.training.compressed.compression import compression_of, refuse_ratios
 from testbed.training.plans import Replan, replanner
 from testbed.training.session import Session
 

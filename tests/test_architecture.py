@@ -91,6 +91,16 @@ def test_imports_point_one_way(path: Path) -> None:
     assert not wrong
 
 
+def test_the_dense_way_knows_nothing_of_compressors() -> None:
+    wrong = [
+        f"{path.name}:{line} imports testbed.{module}"
+        for path in (ROOT / "testbed/training/exchange").glob("*.py")
+        for line, module in imports_of(path)
+        if module.startswith(("training.compressed", "compression"))
+    ]
+    assert not wrong
+
+
 def test_every_package_is_installed() -> None:
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]

@@ -32,7 +32,7 @@ from testbed.launch.planning import (
 )
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
-from testbed.training.compression import without_own_momentum
+from testbed.training.compressed.compression import without_own_momentum
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import make_cell
 from testbed.training.trainer import Outcome, Run, train

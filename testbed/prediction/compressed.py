@@ -232,7 +232,7 @@ def _in_a_pipeline(
 def _on_one_core(
     plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> tuple[list[Span], list[float]]:
-    """As `_in_a_pipeline`, where one thread does both: when a message leaves depends on what it did.
+    """As `_in_a_pipeline`, on one thread: when a message leaves depends on what that did before.
 
     Messages are sent in the order in which they were encoded, whatever the plan's order.
     """

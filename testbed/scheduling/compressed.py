@@ -128,40 +128,6 @@ class Outlook:
         return self._plans[spec, factor]
 
 
-def fits(self, spec: str, codec: CodecCost) -> bool:
-        """Whether the compressor can carry out the scheduler's plan: ratios need one with some."""
-        return fits(self._plan(spec, 1.0), codec)
-
-    def pays(self, codec: CodecCost) -> Pays:
-        """Below which bandwidth a compressor gains 1 % or more on the best dense schedule.
-
-        As `outlook.break_even`: start-ups stay, the bandwidth is varied in factors of 2 from 2^-10
-        to 2^10 of the link's, and the place where the gain falls below 1 % is found by bisection.
-        """
-
-        def gain(factor: float) -> float:
-            own_s = self.best_compressed(codec, factor)[0]
-            return self.best_dense(factor)[0] / own_s - 1 if own_s > 0 else 0.0
-
-        return Pays(
-            codec.compressor,
-            gain(1.0),
-            self.best_compressed(codec)[1],
-            highest_worth(gain),
-        )
-
-    def _plan(self, spec: str, factor: float) -> Plan:
-        if (spec, factor) not in self._plans:
-            link = at_bandwidth(self._link, factor)
-            self._plans[spec, factor] = make_plan(spec, self._trace, link)
-        return self._plans[spec, factor]
-
-
-def is_for_sparse(plan: Plan) -> bool:
-    """Whether the plan was made for sparse messages: it names their ratios."""
-    return any(message.ratio is not None for message in plan.messages)
-
-
 def fits(plan: Plan, codec: CodecCost) -> bool:
     """Whether a compressor can carry out a plan."""
     return codec.ratio is not None or not is_for_sparse(plan)

@@ -1,1 +1,1 @@
-"""Where workload, backend and (later) schedule and compressor meet: one trainer for all of them."""
+"""Where workload, backend, schedule and compressor meet: one trainer for all of them."""

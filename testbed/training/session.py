@@ -14,21 +14,21 @@ from testbed.nouns import Event, Verb
 from testbed.scheduling.check import check_plan
 from testbed.scheduling.plan import Plan
 from testbed.training.agreement import AGREE_S, agree_on
-from testbed.training.compressing import Compressing
-from testbed.training.compression import Compression
-from testbed.training.contribution import Contribution
+from testbed.training.compressed.compressing import Compressing
+from testbed.training.compressed.compression import Compression
 from testbed.training.digest import describe_tensors
-from testbed.training.flight import Flight
-from testbed.training.fusion import Fusion, describe_messages
-from testbed.training.means import divide, norms_of, refuse_non_finite, silent
+from testbed.training.exchange.contribution import Contribution
+from testbed.training.exchange.flight import Flight
+from testbed.training.exchange.fusion import Fusion, describe_messages
+from testbed.training.exchange.means import divide, norms_of, refuse_non_finite, silent
+from testbed.training.exchange.pending import PendingUpdate
+from testbed.training.exchange.reading import ReadWatch
+from testbed.training.exchange.refusals import halves_refused, read_unseen, unused_on_server
+from testbed.training.exchange.start import install, share_start
+from testbed.training.exchange.step_checks import refuse_closure, refuse_unexchanged
+from testbed.training.exchange.usage import Usage
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
-from testbed.training.pending import PendingUpdate
 from testbed.training.plans import Replan, replanner
-from testbed.training.reading import ReadWatch
-from testbed.training.refusals import halves_refused, read_unseen, unused_on_server
-from testbed.training.start import install, share_start
-from testbed.training.step_checks import refuse_closure, refuse_unexchanged
-from testbed.training.usage import Usage
 from testbed.training.waiting import Waiter
 
 

@@ -20,7 +20,7 @@ from testbed.records.cell import Accuracy, CompressionResult
 from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
 from testbed.training.agreement import AGREE_S, agree_on
-from testbed.training.compression import Compression, compression_of, refuse_ratios
+from testbed.training.compressed.compression import Compression, compression_of, refuse_ratios
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.memory import peak_bytes, reset_peak

@@ -10,7 +10,7 @@ from testbed.control.protocol import Control
 from testbed.errors import DeadlineExceeded
 from testbed.nouns import Combined, Event
 from testbed.training.agreement import AGREE_S
-from testbed.training.talk import Talk
+from testbed.training.compressed.talk import Talk
 
 
 class Waiter:

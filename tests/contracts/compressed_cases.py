@@ -12,10 +12,10 @@ from testbed.compression.lockstep import Lockstep
 from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
-from testbed.training.compressed_flight import shapes_of
-from testbed.training.compression import Compression, compression_of, compressors_of
-from testbed.training.costs import Costs
-from testbed.training.fusion import describe_messages
+from testbed.training.compressed.compression import Compression, compression_of, compressors_of
+from testbed.training.compressed.costs import Costs
+from testbed.training.compressed.flight import shapes_of
+from testbed.training.exchange.fusion import describe_messages
 from testbed.training.plans import replanner
 from testbed.training.session import Session
 from tests.contracts.cases import meet

@@ -14,9 +14,9 @@ from testbed.errors import UsageError
 from testbed.nouns import Event
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
+from testbed.training.exchange.usage import KEY
 from testbed.training.plans import replanner
 from testbed.training.session import Session
-from testbed.training.usage import KEY
 from tests.contracts.cases import meet
 from tests.contracts.session_models import (
     Recipe,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.scheduling.plan import Message, Part, Plan
-from testbed.training.carrying import carried, packed, unpacked
-from testbed.training.fusion import describe_messages
+from testbed.training.compressed.carrying import carried, packed, unpacked
+from testbed.training.exchange.fusion import describe_messages
 
 SIZES = {"a": 5, "b": 3, "c": 4}
 

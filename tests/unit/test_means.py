@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.errors import NonFiniteGradient
-from testbed.training.means import norms_of, refuse_non_finite, silent
+from testbed.training.exchange.means import norms_of, refuse_non_finite, silent
 
 
 class Reads(TorchDispatchMode):

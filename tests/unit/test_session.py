@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from testbed.errors import UsageError
+from testbed.training.exchange.usage import KEY
 from testbed.training.session import Session
-from testbed.training.usage import KEY
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks
 
 

@@ -15,9 +15,14 @@ from testbed.compression.casts import Dense
 from testbed.compression.protocol import Context, Conversation, State
 from testbed.compression.warmup import ratio_of
 from testbed.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
-from testbed.training.compression import Compression, compression_of, compressors_of, refuse_ratios
+from testbed.training.compressed.compression import (
+    Compression,
+    compression_of,
+    compressors_of,
+    refuse_ratios,
+)
+from testbed.training.compressed.talk import DECODE, ENCODE
 from testbed.training.session import Session
-from testbed.training.talk import DECODE, ENCODE
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks, plan_of
 
 SCHEDULERS = ("wfbp", "dear", "bytescheduler")

@@ -12,8 +12,8 @@ from testbed.backends.protocol import Work
 from testbed.compression.protocol import Context, Conversation, Round
 from testbed.errors import RunFailed, TestbedError
 from testbed.nouns import Combined, Event, Traffic
-from testbed.training.costs import Costs
-from testbed.training.promise import Promise
+from testbed.training.compressed.costs import Costs
+from testbed.training.compressed.promise import Promise
 
 ENCODE, DECODE, WHOLE = "encode", "decode", "compressed"
 

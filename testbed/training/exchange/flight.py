@@ -9,8 +9,8 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.nouns import Combined, Request, Verb
 from testbed.scheduling.plan import Plan
-from testbed.training.fusion import Fusion
-from testbed.training.release import InOrderRelease
+from testbed.training.exchange.fusion import Fusion
+from testbed.training.exchange.release import InOrderRelease
 
 Wait = Callable[[Work, str], Combined]
 """Waits for an exchange; given its message's name, for words."""

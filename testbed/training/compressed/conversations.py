@@ -23,13 +23,13 @@ from testbed.compression.state import num_bytes
 from testbed.errors import RunFailed
 from testbed.nouns import Combined, Request, Verb
 from testbed.scheduling.plan import Plan
-from testbed.training.carrying import States, carried
-from testbed.training.compression import Compression, compressors_of
-from testbed.training.costs import Costs
-from testbed.training.helper import Helper
-from testbed.training.promise import Promise, Relay
-from testbed.training.talk import DECODE, ENCODE, Outgoing, Talk
-from testbed.training.turns import Turns
+from testbed.training.compressed.carrying import States, carried
+from testbed.training.compressed.compression import Compression, compressors_of
+from testbed.training.compressed.costs import Costs
+from testbed.training.compressed.helper import Helper
+from testbed.training.compressed.promise import Promise, Relay
+from testbed.training.compressed.talk import DECODE, ENCODE, Outgoing, Talk
+from testbed.training.compressed.turns import Turns
 
 _VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER, Form.DELIVER: Verb.DELIVER}
 

@@ -11,7 +11,7 @@ from testbed.backends.protocol import Backend, Work
 from testbed.control.protocol import Control
 from testbed.nouns import Request, Traffic, Verb
 from testbed.training.agreement import AGREE_S
-from testbed.training.compressed_flight import CompressedFlight
+from testbed.training.compressed.flight import CompressedFlight
 
 
 class Comparison:

@@ -13,11 +13,11 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.scheduling.plan import Message, Plan
-from testbed.training.conversations import Conversations
-from testbed.training.flight import Flight
-from testbed.training.fusion import Fusion
-from testbed.training.helper import made_on
-from testbed.training.talk import Outgoing
+from testbed.training.compressed.conversations import Conversations
+from testbed.training.compressed.helper import made_on
+from testbed.training.compressed.talk import Outgoing
+from testbed.training.exchange.flight import Flight
+from testbed.training.exchange.fusion import Fusion
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from testbed.training.refusals import closure_refused, never_exchanged
+from testbed.training.exchange.refusals import closure_refused, never_exchanged
 
 
 def refuse_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from testbed.training.flight import Flight
-from testbed.training.refusals import changed_gradient, second_gradient, sparse_gradient
+from testbed.training.exchange.flight import Flight
+from testbed.training.exchange.refusals import changed_gradient, second_gradient, sparse_gradient
 
 PROBE_ELEMENTS = 4096
 """Gradients up to this size are compared with themselves in the first step."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from testbed.training.deferred import DeferredStep
-from testbed.training.flight import Flight, Wait
-from testbed.training.means import divide, norms_of, refuse_non_finite, silent
+from testbed.training.exchange.deferred import DeferredStep
+from testbed.training.exchange.flight import Flight, Wait
+from testbed.training.exchange.means import divide, norms_of, refuse_non_finite, silent
 
 
 class PendingUpdate:

@@ -13,14 +13,14 @@ from testbed.records.cell import CompressionResult
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import decode_plan, encode_plan
 from testbed.training.agreement import agree_on
-from testbed.training.carrying import carried, packed, unpacked
-from testbed.training.comparing import Comparison
-from testbed.training.compressed_flight import CompressedFlight, Shapes, shapes_of
-from testbed.training.compression import Compression, refuse_unfit
-from testbed.training.conversations import Conversations
-from testbed.training.costs import summarise
-from testbed.training.flight import Flight
-from testbed.training.fusion import Fusion
+from testbed.training.compressed.carrying import carried, packed, unpacked
+from testbed.training.compressed.comparing import Comparison
+from testbed.training.compressed.compression import Compression, refuse_unfit
+from testbed.training.compressed.conversations import Conversations
+from testbed.training.compressed.costs import summarise
+from testbed.training.compressed.flight import CompressedFlight, Shapes, shapes_of
+from testbed.training.exchange.flight import Flight
+from testbed.training.exchange.fusion import Fusion
 
 
 class Compressing:

@@ -10,7 +10,7 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.control.protocol import Control
 from testbed.nouns import Request, Verb
-from testbed.training.flight import Wait
+from testbed.training.exchange.flight import Wait
 
 KEY = "(parameters in use)"
 
