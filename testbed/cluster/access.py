@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from testbed.cluster.system import NETNS_FOLDER, start_on_pid
+from testbed.cluster.system import NETNS_FOLDER, refusal, start_on_pid
 from testbed.errors import Unavailable
 
-TOOLS = ("ip", "tc", "unshare", "mount", "hostname", "chrt")
+TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
 IN_USER_NAMESPACE = "TESTBED_USER_NAMESPACE"
 
 Way = Literal["here", "user namespace"]
@@ -59,12 +58,7 @@ def enter_user_namespace(command: Sequence[str]) -> None:
 
 def _refusal(*options: str) -> str:
     """What `unshare` says when it may not; empty if it may."""
-    tried = subprocess.run(
-        ("unshare", *options, "true"), capture_output=True, text=True, timeout=30, check=False
-    )
-    if tried.returncode == 0:
-        return ""
-    return tried.stderr.strip() or f"unshare ends with status {tried.returncode}"
+    return refusal("unshare", *options)
 
 
 def _unavailable(reason: str, remedy: str) -> Unavailable:

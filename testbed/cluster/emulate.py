@@ -134,6 +134,7 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
 def _bring_up(topology: Topology, folder: Path) -> Cluster:
     for name in topology.namespaces:
         system.add_namespace(name)
+    _check_policy(topology)
     mechanism = _choose_mechanism(topology.spec, topology.switch)
     topology = Topology(topology.prefix, topology.spec, mechanism)
     for command in topology.build():
@@ -146,6 +147,18 @@ def _bring_up(topology: Topology, folder: Path) -> Cluster:
     cluster.enter.chmod(0o700)
     write_facts(cluster.facts_path, facts_of(topology, cluster.hostfile, settings))
     return cluster
+
+
+def _check_policy(topology: Topology) -> None:
+    """See that nodes may have their CPU policy.
+
+    Raises:
+        Unavailable: no `chrt`, or it is not allowed.
+    """
+    refused = system.refusal(*topology.policy_command) if topology.policy_command else ""
+    if refused:
+        policy = f"cpu_policy={topology.spec.cpu_policy}"
+        raise Unavailable("cluster option", policy, refused, "use cpu_policy=other")
 
 
 def _set_tcp(topology: Topology) -> dict[str, list[str]]:

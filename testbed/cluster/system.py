@@ -31,6 +31,19 @@ def call(*words: str) -> str:
     return done.stdout
 
 
+def refusal(*words: str) -> str:
+    """What a command that starts another says when it may not; empty if it may."""
+    try:
+        tried = subprocess.run(
+            (*words, "true"), capture_output=True, text=True, timeout=COMMAND_S, check=False
+        )
+    except FileNotFoundError:
+        return f"no {words[0]} on PATH"
+    if tried.returncode == 0:
+        return ""
+    return tried.stderr.strip() or f"{words[0]} ends with status {tried.returncode}"
+
+
 def add_namespace(name: str) -> None:
     """Make a named network namespace."""
     call("ip", "netns", "add", name)

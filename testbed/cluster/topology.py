@@ -26,6 +26,7 @@ TIMER_SLACK_S = 1e-3
 QUEUE_BYTES = 32 << 20
 
 Command = tuple[str, ...]
+BATCH: Command = ("chrt", "--batch", "0")
 
 
 @dataclass(frozen=True)
@@ -160,18 +161,19 @@ class Topology:
     @property
     def policy_command(self) -> tuple[str, ...]:
         """The words before a command that give it, and all that it starts, the CPU policy."""
-        return ("chrt", f"--{self.spec.cpu_policy}", "0")
+        return BATCH if self.spec.cpu_policy == "batch" else ()
 
     def enter(self, hosts_path: str) -> str:
         """A script called as ssh is, `enter HOST-OR-ADDRESS COMMAND...`, that runs it on a node."""
         cases = "".join(
             f"{n.address}|{n.host}) namespace={n.namespace} host={n.host};;\n" for n in self.nodes
         )
+        enter = (*self.policy_command, "ip", "netns", "exec")
         return (
             "#!/bin/sh\n"
             "target=$1; shift\n"
             f'case $target in\n{cases}*) echo "no node $target" >&2; exit 1;; esac\n'
-            f"exec {shlex.join(self.policy_command)} ip netns exec $namespace unshare --uts sh -c "
+            f"exec {shlex.join(enter)} $namespace unshare --uts sh -c "
             f'\'mount --bind {hosts_path} /etc/hosts && hostname "$0" && exec sh -c "$*"\' '
             '$host "$@"\n'
         )

@@ -53,8 +53,9 @@ def cluster(
 
     More, for --spec: `up.3=1gbit`, `down.3=1gbit`, `rate.3=1gbit` for node 3's link,
     `change=10s:2:1gbit+20s:all:10gbit+30s:2:down` for links that change so long after the start,
-    `latency_by=netem` or `injected`, `cpu_policy=batch` (what computes on a node keeps its core
-    until it waits, whoever wakes: the nodes share this machine's cores) or `other`.
+    `latency_by=netem` or `injected`, `cpu_policy=batch` (SCHED_BATCH: the nodes share this
+    machine's cores, and who computes keeps one until it waits or its slice is over) or `other` (the
+    policy under which the testbed was started).
 
     Needs root, or a kernel that lets users make namespaces.
 

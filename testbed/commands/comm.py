@@ -18,7 +18,7 @@ from testbed.commands.place import check_one_place, check_places, cluster_text
 from testbed.errors import UsageError
 from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
-from testbed.launch.job import Started, carry_out
+from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
@@ -269,7 +269,7 @@ def _start(
     """Start the ranks and wait for them."""
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    started = Started(
+    job = Job(
         tree.own_command(*_arguments(config, interface, json, more)),
         size,
         threads,
@@ -277,7 +277,7 @@ def _start(
         hostfile,
         one_machine=config.cluster is not None,
     )
-    over = carry_out(started, config.deadline)
+    over = run_job(job, config.deadline)
     if over.words:
         sys.stderr.write(f"testbed: the measurement failed: {over.words}\n")
     return over.status

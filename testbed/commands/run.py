@@ -18,7 +18,7 @@ from testbed.config import RunConfig, reproduce, to_arguments
 from testbed.errors import Unavailable, UsageError
 from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
-from testbed.launch.job import Started, carry_out
+from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
@@ -334,7 +334,7 @@ def _start(
     """Start the ranks, wait for them, and leave a record even if they fail."""
     size = config.workers + role.num_servers
     threads = config.threads or max(1, (os.cpu_count() or 1) // size)
-    started = Started(
+    job = Job(
         tree.own_command(*_arguments(config, interface, json)),
         size,
         threads,
@@ -342,7 +342,7 @@ def _start(
         hostfile,
         one_machine=config.cluster is not None,
     )
-    over = carry_out(started, config.deadline)
+    over = run_job(job, config.deadline)
     if not over.words:
         return over.status
     sys.stderr.write(f"testbed: the run failed: {over.words}\n")

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.errors import UsageError
+from testbed.errors import Unavailable, UnknownName, UsageError
+from testbed.launch.join import resolve_backend
 from testbed.records.store import write_atomically
-from testbed.registry import BACKENDS
 from testbed.spec import split_specs
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def compressed_outlook(
 
     results, pays = [], []
     for link in wanted.links:
-        channels = _max_channels(link.backend)
+        channels = max_channels_of(link.backend)
         outlook = Outlook(wanted.slowest, link, wanted.algorithm, wanted.specs, channels)
         dense_s, dense_spec = outlook.best_dense()
         for codec in wanted.codecs:
@@ -143,10 +143,14 @@ def compressed_outlook(
     return tuple(results), tuple(pays) if wanted.break_even else UNSET
 
 
-def _max_channels(backend: str) -> int:
-    """Over how many channels the backend spreads compressed messages; 1 of one unknown here."""
-    if backend not in BACKENDS.paths():
+def max_channels_of(backend: str) -> int:
+    """Over how many channels a backend spreads compressed messages; 1 of one that is not here.
+
+    Args:
+        backend: as a link names it, with options.
+    """
+    try:
+        kind, options = resolve_backend(backend)
+    except (UnknownName, Unavailable):
         return 1
-    kind = BACKENDS.load(backend)
-    count: int = kind.max_channels(kind.options())
-    return count
+    return kind.max_channels(options)

@@ -18,7 +18,7 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.codec import SIZES, measure_codec
 from testbed.scheduling.plan import Plan
-from testbed.scheduling.under_compressor import Compressing, plan_under
+from testbed.scheduling.under_compressor import CompressedExchange, plan_under
 
 MAX_PLAYED = 64  # turns on one machine: each of its ranks plays all workers
 MEASURE_S = 600.0
@@ -89,7 +89,7 @@ def compressed_plan(
     make: Callable[[Link], Plan], trace: Trace, link: Link, here: CodecHere, max_channels: int
 ) -> Plan:
     """The faster of the scheduler's two plans for these ranks, see `plan_under`."""
-    how = Compressing(here.codec, _algorithm(link), here.one_core, max_channels)
+    how = CompressedExchange(here.codec, _algorithm(link), here.one_core, max_channels)
     return plan_under(make, trace, link, how)[0]
 
 
@@ -99,7 +99,7 @@ def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere
     Raises:
         UsageError: a plan with ratios for a compressor without one.
     """
-    how = Compressing(here.codec, _algorithm(link), here.one_core)
+    how = CompressedExchange(here.codec, _algorithm(link), here.one_core)
     return how.timeline(plan, trace, link).iteration_s
 
 

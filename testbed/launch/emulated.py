@@ -15,6 +15,8 @@ from testbed.cluster.following import changing
 from testbed.cluster.spec import parse_cluster
 from testbed.launch import tree
 
+GRACE_S = 10.0
+
 
 def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0) -> int:
     """Bring the cluster up, run the command on node 1, take the cluster down.
@@ -38,16 +40,22 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
         again = tree.own_command("cluster", "--spec", spec.text(), "--", *command)
         enter_user_namespace(again)
     children: list[subprocess.Popen[bytes]] = []
-    try:
-        with tree.interruptible(), emulated(spec) as cluster, contextlib.ExitStack() as stack:
-            stack.callback(tree.end_all, children)
-            environment = cluster.environment(with_own_programs(tree.base_environment()))
-            children.append(tree.start(cluster.command(command), environment))
-            stack.enter_context(changing(cluster))
-            ending = tree.wait_all(children, grace_s)
-    except tree.Interrupted as error:
-        sys.stderr.write(f"testbed: {error}; the cluster is taken down\n")
-        return error.status
+    ending = tree.Ending(0)
+    with tree.interruptible() as ears, contextlib.ExitStack() as stack:
+        try:
+            with ears.open():
+                cluster = stack.enter_context(emulated(spec))
+                # A launcher inside needs seconds to end a rank that is stopped, and to clean up.
+                stack.callback(tree.end_all, children, GRACE_S)
+                environment = cluster.environment(with_own_programs(tree.base_environment()))
+                children.append(tree.start(cluster.command(command), environment))
+                stack.enter_context(changing(cluster))
+                ending = tree.wait_all(children, grace_s)
+        except tree.Interrupted as error:
+            sys.stderr.write(f"testbed: {error}; the cluster is taken down\n")
+            sys.stderr.flush()
+    if ears.asked is not None:
+        return 128 + ears.asked
     return ending.status if ending.status >= 0 else 128 - ending.status
 
 

@@ -1,10 +1,11 @@
-"""A job of ranks from start to end: whatever happens, nothing of it is left."""
+"""A job of ranks from start to end."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from testbed.launch.shared_memory import shared_memory
 
 
 @dataclass(frozen=True)
-class Started:
-    """How ranks are to be started.
+class Job:
+    """Ranks to start.
 
     Attributes:
         command: what each of them runs.
@@ -32,13 +33,18 @@ class Started:
     hostfile: Path | None = None
     one_machine: bool = False
 
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether `mpirun` starts them."""
+        return self.needs_mpi or self.hostfile is not None
+
 
 @dataclass(frozen=True)
 class Over:
     """How a job ended.
 
     Attributes:
-        status: what a shell would say: 0 well, 2 usage, 128 + signal interrupted.
+        status: what a shell would say: 0 well, 1 failed, 2 usage, 128 + signal interrupted.
         words: who ended first, and how; empty if all ended well or were interrupted.
         said: what the testbed itself wrote on the ranks' standard error.
     """
@@ -48,38 +54,51 @@ class Over:
     said: tuple[str, ...] = ()
 
 
-def carry_out(started: Started, deadline_s: float) -> Over:
+def run_job(job: Job, deadline_s: float) -> Over:
     """Start the ranks, wait for them and end all that is left of them.
 
+    Ctrl-C is heard while they run. Whoever asks while they are started or ended must wait until
+    that is done: until then nobody would know whom to end.
+
     Args:
-        started: the ranks.
+        job: the ranks.
         deadline_s: how long the others have to end by themselves once one has failed.
     """
     children: list[subprocess.Popen[bytes]] = []
     said: list[str] = []
-    tee = tree.Tee()
-    try:
-        with shared_memory() as shared, tree.interruptible():
-            try:
-                children += _start(started, shared, tee.write_fd)
+    ending = None
+    with tree.interruptible() as ears, _memory(job) as shared:
+        tee = tree.Tee()
+        try:
+            children += _start(job, shared, tee.write_fd)
+            with ears.open():
                 ending = tree.wait_all(children, deadline_s, failing=tee.heard)
-            finally:
-                with tree.deaf():
-                    tree.end_all(children)
-                    said += tee.close(timeout_s=5)
-    except tree.Interrupted as error:
-        sys.stderr.write(f"testbed: {error}; ending all ranks\n")
-        return Over(error.status)
-    if ending.status == 0:
-        return Over(0)
-    who = "mpirun" if len(children) == 1 else f"rank {ending.culprit}, the first to end,"
+        except tree.Interrupted as error:
+            sys.stderr.write(f"testbed: {error}; ending all ranks\n")
+            sys.stderr.flush()
+        finally:
+            tree.end_all(children)
+            said += tee.close(timeout_s=5)
+    interrupted = None if ears.asked is None else 128 + ears.asked
+    if ending is None or ending.status == 0:
+        return Over(interrupted or 0)
+    who = "mpirun" if job.by_mpirun else f"rank {ending.culprit}, the first to end,"
     words = f"{who} {tree.status_of(ending.status)}"
-    return Over(2 if ending.status == 2 else 1, words, tuple(said))
+    return Over(interrupted or (2 if ending.status == 2 else 1), words, tuple(said))
 
 
-def _start(started: Started, shared: Path | None, errors: int) -> list[subprocess.Popen[bytes]]:
-    command, size, threads = started.command, started.size, started.threads
-    if not started.needs_mpi and started.hostfile is None:
-        return local.start_ranks(command, size, threads, errors)
-    hosts = mpirun.Hosts.given(started.hostfile, started.one_machine)
-    return [mpirun.start_ranks(command, size, threads, hosts, errors, shared)]
+@contextlib.contextmanager
+def _memory(job: Job) -> Iterator[Path | None]:
+    """A folder for what MPI's ranks share, if they are all on this machine."""
+    if not job.by_mpirun or not (job.hostfile is None or job.one_machine):
+        yield None
+        return
+    with shared_memory() as folder:
+        yield folder
+
+
+def _start(job: Job, shared: Path | None, errors: int) -> list[subprocess.Popen[bytes]]:
+    if not job.by_mpirun:
+        return local.start_ranks(job.command, job.size, job.threads, errors)
+    hosts = mpirun.Hosts.given(job.hostfile, job.one_machine)
+    return [mpirun.start_ranks(job.command, job.size, job.threads, hosts, errors, shared)]

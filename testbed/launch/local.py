@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import subprocess
@@ -33,7 +34,8 @@ def start_ranks(
     token = secrets.token_hex(16)
     base = tree.base_environment()
     children: list[subprocess.Popen[bytes]] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as failing:
+        failing.callback(tree.end_all, children)
         for rank in range(size):
             environment = rank_environment(
                 base, rank, size, listener.getsockname()[:2], token, threads
@@ -43,4 +45,5 @@ def start_ranks(
                 environment["TESTBED_LISTENER"] = str(listener.fileno())
                 descriptors = (listener.fileno(),)
             children.append(tree.start(command, environment, pass_fds=descriptors, errors=errors))
+        failing.pop_all()  # all have started: they are the caller's
     return children

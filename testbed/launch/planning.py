@@ -50,6 +50,7 @@ from testbed.training.step import update
 from testbed.workload import Workload
 
 PLAN_S = 600.0
+PAYLOAD_SHARE = 16
 PROBE = "probe"  # what the backend is called that only measures the link
 
 
@@ -292,8 +293,11 @@ def _measure(
     )
     guessed = plan_for(config, trace, guess)
     probe = replace(group_for(guessed, group), name=PROBE)
-    # Compressed messages are of other sizes, which differ from compressor to compressor.
-    stream = stream_of(guessed) if config.compressor == RunConfig().compressor else []
+    stream = stream_of(guessed)
+    if config.compressor != RunConfig().compressor:
+        # Payloads are between a hundredth and a half of the messages. Without any in a row as long
+        # as these a shaper lets all pass that it has saved up, and bytes seem to take no time.
+        stream = [max(4, size // PAYLOAD_SHARE // 4 * 4) for size in stream]
     backend = open_backend(role, probe)
     steps: list[list[tuple[int, float]]] = []
     if rehearsal is not None and can_rehearse(guessed, backend, config.compressor):

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
 
 import psutil
 
@@ -64,37 +63,56 @@ class Interrupted(Exception):
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that children can be ended.
+class Ears:
+    """Hears Ctrl-C, SIGTERM and SIGHUP, and raises where it is safe to: inside `open`.
 
-    The first of them counts: whoever asks again while children are being ended is not heard.
+    The first signal counts. Whoever asks again, while children are being ended for the first, is
+    heard no more; who asks while they are started or ended is heard at the next `open`.
     """
 
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        for each in ASKING_TO_END:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(signum)
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._open = self._raised = False
 
-    with _handling(interrupt):
-        yield
+    def hear(self, signum: int, frame: FrameType | None) -> None:
+        """The handler."""
+        if self.asked is None:
+            self.asked = signum
+        if self._open:
+            self._raise()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Inside, the first signal raises.
+
+        Raises:
+            Interrupted: also at the beginning, for a signal that came before.
+        """
+        self._open = True
+        try:
+            if self.asked is not None:
+                self._raise()
+            yield
+        finally:
+            self._open = False
+
+    def _raise(self) -> None:
+        if not self._raised and self.asked is not None:
+            self._raised = True
+            raise Interrupted(self.asked)
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
-    """Inside, nobody can ask this process to end: it is ending its children."""
-    with _handling(signal.SIG_IGN):
-        yield
-
-
-@contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
-    before = {signum: signal.signal(signum, handler) for signum in ASKING_TO_END}
+def interruptible() -> Iterator[Ears]:
+    """Inside, signals that ask this process to end are heard by the ears that it gives."""
+    ears, before = Ears(), {}
     try:
-        yield
+        for signum in ASKING_TO_END:
+            before[signum] = signal.signal(signum, ears.hear)
+        yield ears
     finally:
-        for signum, earlier in before.items():
-            signal.signal(signum, earlier)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @dataclass(frozen=True)

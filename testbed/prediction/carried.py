@@ -19,11 +19,13 @@ class Setting:
         rate_bps: of the slowest link, as emulated.
         dilation: how many times slower than there everything happens here.
         latency_s: that every exchange waits before it starts, as emulated.
+        cpu_policy: under which its nodes share this machine's cores.
     """
 
     rate_bps: float
     dilation: float = 1.0
     latency_s: float = 0.0
+    cpu_policy: str = "batch"
 
     def __post_init__(self) -> None:
         if not (self.rate_bps > 0 and self.dilation > 0 and self.latency_s >= 0):
@@ -43,12 +45,21 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
     takes as long as the slowest link needs for it; a start-up is what the hosts need, which do not
     grow slower with the dilation, and the latency. Slow-downs are ratios and stay.
 
+    Raises:
+        UsageError: their nodes share cores under different policies.
+
     Example:
         >>> link = Link(backend="x", num_workers=4, latency_s=1e-4, seconds_per_byte=1.3e-9)
         >>> there = carried(link, Setting(10e9, dilation=10), Setting(5e9, dilation=20))
         >>> f"{there.latency_s:.3g} {there.seconds_per_byte:.3g}"
         '5e-05 2.6e-09'
     """
+    if measured.cpu_policy != asked.cpu_policy:
+        raise UsageError(
+            f"the link was measured under cpu_policy={measured.cpu_policy} and the cluster has "
+            f"cpu_policy={asked.cpu_policy}: what hosts need for a message differs; measure the "
+            "link again, or give the cluster that policy"
+        )
 
     def start_up_s(latency_s: float) -> float:
         hosts_s = max(0.0, latency_s - measured.latency_s)
@@ -62,6 +73,8 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
 def setting_of(record: Mapping[str, Any]) -> Setting:
     """The setting in the record that a link or a cell keeps of its cluster (`cluster`).
 
+    Records that tell no CPU policy are of a time when there was the usual one only.
+
     Raises:
         UsageError: latency is made by netem there: a message crosses the network several times,
             each algorithm as often as it does, so that its start-up cannot be carried over.
@@ -69,7 +82,7 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
     Example:
         >>> ways = {"node": 1, "up_bps": 1e9, "down_bps": 5e8}
         >>> setting_of({"links": [ways], "dilation": 10.0, "latency": "none"})
-        Setting(rate_bps=500000000.0, dilation=10.0, latency_s=0.0)
+        Setting(rate_bps=500000000.0, dilation=10.0, latency_s=0.0, cpu_policy='other')
     """
     if record.get("latency") == "netem":
         raise UsageError(
@@ -80,4 +93,5 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
         min(min(link["up_bps"], link["down_bps"]) for link in record["links"]),
         record["dilation"],
         record["latency_s"] if record.get("latency") == "injected" else 0.0,
+        record.get("cpu_policy", "other"),
     )

@@ -121,8 +121,8 @@ def _same(one: ReportCell, other: ReportCell) -> bool:
 def _link(
     cell: ReportCell, dense: ReportCell, cells: Sequence[ReportCell]
 ) -> dict[str, Any] | None:
-    """The cell's own link, the dense one's, or that of any other cell of the same work."""
-    known = (cell, dense, *(c for c in cells if _same(c, cell)))
+    """The link of the dense cell, whose messages show it best, the cell's own, or another's."""
+    known = (dense, cell, *(c for c in cells if _same(c, cell)))
     return next((c.link for c in known if c.link is not None), None)
 
 

@@ -71,7 +71,8 @@ def cluster_words(cell: Cell) -> str:
     if cell.cluster is None:
         return ""
     spec, latency = cell.cluster.get("spec", ""), cell.cluster.get("latency", "none")
-    words = f"emulated cluster {spec} (latency: {latency})"
+    policy = cell.cluster.get("cpu_policy", "other")
+    words = f"emulated cluster {spec} (latency: {latency}, CPU policy: {policy})"
     if cell.dilation == 1:
         return words
     return f"{words}: times are the cluster's, real ones {cell.dilation:g} times as long"

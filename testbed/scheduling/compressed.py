@@ -16,7 +16,7 @@ from testbed.prediction.worth import highest_worth
 from testbed.scheduling.outlook import PLAIN
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan
-from testbed.scheduling.under_compressor import Compressing, is_for_sparse, plan_under
+from testbed.scheduling.under_compressor import CompressedExchange, is_for_sparse, plan_under
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Outlook:
             def make(seen: Link) -> Plan:
                 return dense if seen is link else make_plan(spec, self._trace, seen)
 
-            how = Compressing(codec, self._algorithm, max_channels=self._max_channels)
+            how = CompressedExchange(codec, self._algorithm, max_channels=self._max_channels)
             self._compressed[what] = plan_under(make, self._trace, link, how)[1]
         return self._compressed[what]
 

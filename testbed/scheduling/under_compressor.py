@@ -19,7 +19,7 @@ from testbed.units import format_seconds
 
 
 @dataclass(frozen=True)
-class Compressing:
+class CompressedExchange:
     """How a job's ranks compress and send.
 
     Attributes:
@@ -46,7 +46,7 @@ class Compressing:
 
 
 def plan_under(
-    make: Callable[[Link], Plan], trace: Trace, link: Link, how: Compressing
+    make: Callable[[Link], Plan], trace: Trace, link: Link, how: CompressedExchange
 ) -> tuple[Plan, CompressedTimeline]:
     """The faster of the plan for dense messages and one for what compressed ones take.
 

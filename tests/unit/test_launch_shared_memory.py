@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.owner import own_prefix
-from testbed.launch.shared_memory import shared_memory
+from testbed.launch.shared_memory import PREFIX, SUFFIX, shared_memory
 
 
 def test_it_is_gone_with_all_that_a_killed_rank_left_in_it(tmp_path: Path) -> None:
@@ -25,14 +24,18 @@ def test_it_is_gone_when_the_job_fails(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_those_of_killed_owners_are_removed_and_nobody_else_s(tmp_path: Path) -> None:
-    never = "testbed-1-999999999999-0-shared"  # process 1 did not start then
-    alive = f"{own_prefix(7)}-shared"
-    for name in (never, alive, "sm_segment.host.0.2.0"):
-        (tmp_path / name).mkdir()
-    with shared_memory(tmp_path):
-        assert not (tmp_path / never).exists()
-    assert sorted(os.listdir(tmp_path)) == sorted([alive, "sm_segment.host.0.2.0"])
+def test_what_nobody_holds_is_removed_and_what_a_job_holds_stays(tmp_path: Path) -> None:
+    left = tmp_path / f"{PREFIX}left{SUFFIX}"
+    left.mkdir()
+    (left / "sm_segment.host.0.1.0").write_bytes(b"x")
+    (tmp_path / "sm_segment.host.0.2.0").mkdir()
+    with shared_memory(tmp_path) as first, shared_memory(tmp_path) as second:
+        assert first is not None
+        assert second is not None
+        assert first.is_dir()
+        assert second.is_dir()
+        assert not left.exists()
+    assert os.listdir(tmp_path) == ["sm_segment.host.0.2.0"]
 
 
 def test_without_such_memory_there_is_no_folder(tmp_path: Path) -> None:

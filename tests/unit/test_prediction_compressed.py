@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from testbed.commands.simulate_compressed import max_channels_of
 from testbed.errors import UsageError
 from testbed.prediction.algorithms import Ring, Server
 from testbed.prediction.codec import (
@@ -25,6 +26,7 @@ from testbed.prediction.worth import highest_worth
 from testbed.profiling.codec import measure_codec
 from testbed.scheduling.compressed import Outlook
 from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.under_compressor import CompressedExchange, plan_under
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=6e-3, seconds_per_byte=1.5e-9)
 
@@ -194,6 +196,31 @@ def test_break_even_of_halved_messages_lies_where_both_take_the_same():
     assert outlook.best_compressed(codec, pays.below_factor)[0] * 1.01 <= outlook.best_dense(
         pays.below_factor
     )[0] * (1 + 1e-12)
+
+
+def test_an_outlook_plans_and_spreads_as_a_run_does():
+    """Start-ups of short messages overlap on channels, and each scheduler has two plans."""
+    link = Link(backend="mpi-ring", num_workers=2, latency_s=5e-3, seconds_per_byte=1e-9)
+    codec = cost_of(RoundCost(form="gather", num_bytes=10.0), compute_s=(0.0, 0.0), num_workers=2)
+    trace = find_trace("resnet50-v100")
+    alone, by_turns = (
+        Outlook(trace, link, Ring(), ("wfbp", "mg-wfbp"), channels) for channels in (1, 8)
+    )
+    for spec in ("wfbp", "mg-wfbp"):
+        how = CompressedExchange(codec, Ring(), max_channels=8)
+        found = plan_under(lambda seen, s=spec: make_plan(s, trace, seen), trace, link, how)[1]
+        assert by_turns.compressed(spec, codec) == found
+        assert found.iteration_s <= alone.compressed(spec, codec).iteration_s
+    one_s, more_s = (o.compressed("wfbp", codec).iteration_s for o in (alone, by_turns))
+    assert more_s < 0.9 * one_s
+
+
+@pytest.mark.parametrize(
+    ("backend", "count"),
+    [("zmq-ps", 8), ("zmq-ps:servers=dedicated:1", 8), ("gloo", 1), ("not known here", 1)],
+)
+def test_channels_are_those_of_the_link_s_backend(backend, count):
+    assert max_channels_of(backend) == count
 
 
 def test_never_and_always():

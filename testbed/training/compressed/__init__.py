@@ -1,1 +1,1 @@
-"""The same way where a compressor carries the messages: conversations instead of sums."""
+"""A step's gradients where a compressor carries them: conversations instead of sums."""

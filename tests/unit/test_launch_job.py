@@ -1,0 +1,98 @@
+"""A job of ranks: whoever asks for its end gets it, and whoever asks twice does not prevent it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from testbed.launch.job import Job, run_job
+from testbed.launch.tree import Ears, Interrupted, interruptible
+
+STUBBORN = """
+import os, signal, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+threading.Event().wait()
+"""
+
+
+class Heard:
+    """A standard error that tells when something was written there."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.said = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.text += text
+        self.said.set()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def test_who_asks_again_while_ranks_are_ended_does_not_save_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, ready = Heard(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", errors)
+    alive: list[bool] = []
+
+    def ask_twice() -> None:
+        while len(os.listdir(tmp_path)) < 2:
+            ready.wait(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert errors.said.wait(30)
+        alive.extend(psutil.pid_exists(int(name)) for name in os.listdir(tmp_path))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    asking = threading.Thread(target=ask_twice)
+    asking.start()
+    command = [sys.executable, "-c", STUBBORN, str(tmp_path)]
+    over = run_job(Job(command, size=2, threads=1, needs_mpi=False), deadline_s=30)
+    asking.join()
+    assert (over.status, over.words) == (130, "")
+    assert errors.text == "testbed: interrupted by SIGINT; ending all ranks\n"
+    assert alive == [True, True]  # it was said before they were ended
+    assert not any(psutil.pid_exists(int(name)) for name in os.listdir(tmp_path))
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (2, 2), (7, 1)])
+def test_what_a_shell_is_told(code: int, status: int) -> None:
+    command = [sys.executable, "-c", f"import sys; sys.exit({code})"]
+    over = run_job(Job(command, size=1, threads=1, needs_mpi=False), deadline_s=30)
+    assert over.status == status
+    assert (f"exited with status {code}" in over.words) == (code != 0)
+
+
+def test_what_ranks_of_the_testbed_say_is_kept() -> None:
+    words = "testbed: rank 0: it is broken"
+    command = [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
+    over = run_job(Job(command, size=1, threads=1, needs_mpi=False), deadline_s=30)
+    assert over.said == (words,)
+
+
+def test_a_signal_is_heard_at_the_next_chance_and_once() -> None:
+    with interruptible() as ears:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"), ears.open():
+            raise AssertionError("nothing may begin any more")
+        os.kill(os.getpid(), signal.SIGINT)
+        with ears.open():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert ears.asked == signal.SIGTERM
+
+
+def test_handlers_are_what_they_were() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible() as ears:
+        assert signal.getsignal(signal.SIGINT) == ears.hear
+    assert signal.getsignal(signal.SIGINT) == before
+    assert Ears().asked is None
