@@ -41,7 +41,7 @@ class ClusterSpec:
     The nodes of a real cluster have cores of their own; here they share a few. Under the usual
     policy a thread that a message has woken may take the core from another node's thread at once;
     `p3` on gloo (643 messages a step, four nodes on two cores) then spent a core on polling and
-    took 474 ms a step, 212 under `batch`. Under `batch` whoever computes goes on until it waits or
+    took 474 ms a step, 217 under `batch`. Under `batch` whoever computes goes on until it waits or
     its slice is over, and a waking thread takes an idle core or waits for one.
     """
 

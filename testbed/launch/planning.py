@@ -293,11 +293,8 @@ def _measure(
     )
     guessed = plan_for(config, trace, guess)
     probe = replace(group_for(guessed, group), name=PROBE)
-    stream = stream_of(guessed)
-    if config.compressor != RunConfig().compressor:
-        # Payloads are between a hundredth and a half of the messages. Without any in a row as long
-        # as these a shaper lets all pass that it has saved up, and bytes seem to take no time.
-        stream = [max(4, size // PAYLOAD_SHARE // 4 * 4) for size in stream]
+    plain = config.compressor == RunConfig().compressor
+    stream = stream_of(guessed, 1 if plain else PAYLOAD_SHARE)
     backend = open_backend(role, probe)
     steps: list[list[tuple[int, float]]] = []
     if rehearsal is not None and can_rehearse(guessed, backend, config.compressor):
@@ -325,9 +322,17 @@ def _measure(
     return msgspec.json.decode(shared, type=Link), settled_role
 
 
-def stream_of(plan: Plan) -> list[int]:
-    """Bytes of a plan's messages in their order; what is smaller than a float32 is left out."""
-    return [size // 4 * 4 for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
+def stream_of(plan: Plan, share: int = 1) -> list[int]:
+    """Bytes of a plan's messages in their order; what is smaller than a float32 is left out.
+
+    Args:
+        plan: of the messages.
+        share: each counts as so many times shorter, down to a float32. Compressed payloads are
+            between a hundredth and a half of the messages. Without any row as long as these a
+            shaper lets all pass that it has saved up, and bytes seem to take no time.
+    """
+    sizes = [size for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
+    return [max(4, size // share // 4 * 4) for size in sizes]
 
 
 def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:

@@ -14,6 +14,7 @@ from testbed.launch.planning import (
     measures_link,
     plan_for,
     predicted_step_s,
+    stream_of,
     why_whole,
 )
 from testbed.prediction.crossing import predict
@@ -91,6 +92,13 @@ def test_a_link_is_measured_up_to_what_the_run_sends() -> None:
     assert quick().concurrent_bytes == 1 << 20
     assert quick(3).sizes == quick().sizes
     assert quick().sizes[-1] == 4 << 20
+
+
+def test_compressed_messages_are_timed_in_a_row_of_shorter_ones() -> None:
+    plan = make_plan("wfbp", TRACE, LINK)
+    assert stream_of(plan) == [1_000_000] * 4
+    assert stream_of(plan, 16) == [62_500] * 4
+    assert stream_of(plan, 1_000_000) == [4] * 4
 
 
 def test_small_messages_are_measured_in_a_row_and_large_ones_alone() -> None:

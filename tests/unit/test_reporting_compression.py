@@ -111,6 +111,13 @@ def test_verdicts_by_hand():
     assert (fp16.pays, fp16.below_bits_per_s, fp16.agrees) == ("never", None, True)
 
 
+def test_the_link_is_the_dense_cell_s():
+    """A compressed cell's own is fitted to short messages, and may tell nothing of bytes."""
+    poor = {**LINK, "seconds_per_byte": 0.0}
+    cells = [cell("none", 95), cell("fp16", 200, stages_ms=(1, 90, 1), link=poor)]
+    assert verdicts(cells)["fp16"].link_bits_per_s == pytest.approx(1e9)
+
+
 def test_break_even_is_where_the_two_step_times_meet():
     dense, own = Bulk(0.03, 8e-3, 1e7, num_messages=8), Bulk(0.03, 0, 2.5e6, 0.11, 0.004, 8)
     found = verdicts(known_cells())["qsgd:bits=8"]
