@@ -28,7 +28,7 @@ from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request
 from testbed.backends.protocol import BackendKind, Group
-from testbed.backends.ring_fold import ring_fold
+from testbed.backends.ring_halves import ring_fold, ring_spread
 from testbed.backends.work import PendingWork
 from testbed.errors import Unavailable
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
@@ -137,29 +137,39 @@ class TorchBackend:
         return Combined(tensor, traffic=self._ring_traffic(request))
 
     def _fold(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        chunk, padded = self._pad(flat)
-        padded[: flat.numel()] = flat
-        padded[flat.numel() :] = 0
+        padded, own = self._sharded(flat)
         if stream is None:
             mine = ring_fold(group, self.rank, self.size, padded)
         else:
-            mine = torch.empty(chunk, dtype=flat.dtype, device=flat.device)
-            self._settle(group.reduce_scatter([mine], [list(torch.split(padded, chunk))]), stream)
-        own = flat[self.rank * chunk : (self.rank + 1) * chunk]
-        own.copy_(mine[: own.numel()])
+            shards = list(torch.split(padded, padded.numel() // self.size))
+            mine = torch.empty_like(shards[0])
+            self._settle(group.reduce_scatter([mine], [shards]), stream)
+        if mine.data_ptr() != own.data_ptr():
+            own.copy_(mine[: own.numel()])
 
     def _spread(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        chunk, padded = self._pad(flat)
-        mine = torch.zeros(chunk, dtype=flat.dtype, device=flat.device)
-        own = flat[self.rank * chunk : (self.rank + 1) * chunk]
-        mine[: own.numel()] = own
-        self._settle(group.allgather([list(torch.split(padded, chunk))], [mine]), stream)
-        flat.copy_(padded[: flat.numel()])
+        padded, _ = self._sharded(flat)
+        if stream is None:
+            ring_spread(group, self.rank, self.size, padded)
+        else:
+            # A copy, as the library may not be given memory to read that it also writes.
+            mine = padded.view(self.size, -1)[self.rank].clone()
+            self._settle(group._allgather_base(padded, mine), stream)
+        if padded is not flat:
+            flat.copy_(padded[: flat.numel()])
 
-    def _pad(self, flat: torch.Tensor) -> tuple[int, torch.Tensor]:
-        # torch's halves take equal shards only, so both work on a padded copy.
+    def _sharded(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tensor in equal shards, as torch's halves take no others; and this rank's of its own.
+
+        The tensor itself if it can be cut so: a copy of it takes as long as a tenth of its way.
+        """
         chunk = -(-flat.numel() // self.size)
-        return chunk, torch.empty(chunk * self.size, dtype=flat.dtype, device=flat.device)
+        own = flat[self.rank * chunk : (self.rank + 1) * chunk]
+        if chunk * self.size == flat.numel():
+            return flat, own
+        padded = flat.new_zeros(chunk * self.size)
+        padded[: flat.numel()] = flat
+        return padded, own
 
     def _gather(
         self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None
