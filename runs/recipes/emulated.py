@@ -24,9 +24,10 @@ SCHEDULERS = (
     "auto",
 )
 
-# Plans by priority keep both cores busy with messages, and their steps drift: they get more steps.
-BY_PRIORITY = ("pace", "bytescheduler", "p3", "auto")
-MORE_STEPS = 19
+# Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
+# and most of all the one with the most messages.
+BY_PRIORITY = ("pace", "bytescheduler", "auto")
+MORE_STEPS, MOST_STEPS = 19, 31
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
@@ -47,10 +48,11 @@ BASE = {
 def recipe() -> Sweep:
     """ResNet-50 of a V100 replayed on 4 nodes with 10 Gbit/s: all schedulers, and PyTorch DDP."""
     backends = ("zmq-ps", "mpi-ring", "gloo")
-    others = tuple(name for name in SCHEDULERS if name not in BY_PRIORITY)
+    others = tuple(name for name in SCHEDULERS if name not in (*BY_PRIORITY, "p3"))
     cells = (
         *expand(BASE, {"backend": backends, "scheduler": others}),
         *expand({**BASE, "steps": MORE_STEPS}, {"backend": backends, "scheduler": BY_PRIORITY}),
+        *expand({**BASE, "steps": MOST_STEPS}, {"backend": backends, "scheduler": ("p3",)}),
         *expand(BASE, {"backend": ("peer:ddp",)}),
         *expand(
             {**BASE, "cluster": f"{CLUSTER},latency=1ms", "backend": "mpi-ring"},

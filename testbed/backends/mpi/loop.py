@@ -9,7 +9,7 @@ from functools import partial
 
 from mpi4py import MPI
 
-from testbed.backends.mpi.patience import Patience
+from testbed.backends.mpi.patience import Patience, sleep_exactly
 from testbed.backends.mpi.steps import Steps
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
@@ -121,6 +121,7 @@ class Loop:
             )
 
     def _run(self) -> None:
+        sleep_exactly()
         try:
             self._serve()
             if not self._requests.lost:

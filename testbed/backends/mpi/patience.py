@@ -7,8 +7,13 @@ yields the core between two questions, and after a while sleeps between them, lo
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+# By how much Linux may prolong a sleep of this thread to save wake-ups; 50 us without asking.
+SLACK_NS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,20 @@ class Manners:
 
 ROOMY = Manners(yield_s=1e-3, shortest_s=20e-6, longest_s=500e-6)
 CROWDED = Manners(yield_s=20e-6, shortest_s=20e-6, longest_s=150e-6)
+
+
+def sleep_exactly() -> bool:
+    """Ask the system not to prolong the sleeps of the calling thread; False if it cannot be asked.
+
+    A message in a ring waits for such a sleep at every hop. On four nodes with two cores, `p3`
+    (643 messages a step) was a tenth faster for it.
+    """
+    slack = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
+    try:
+        slack.write_text(f"{SLACK_NS}\n")
+    except OSError:  # not Linux, or a sandbox without it: sleeps are longer, nothing else changes
+        return False
+    return True
 
 
 def manners_for(num_ranks: int, num_cores: int) -> Manners:
