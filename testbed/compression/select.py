@@ -6,6 +6,7 @@ Ties go to the lower index, so that all implementations agree. The plain twins s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -24,17 +25,33 @@ def above(values: torch.Tensor, threshold: float) -> torch.Tensor:
         [1, 2]
     """
     total = values.numel()
-    size = min(total, _CHUNK.get(values.device.type, 1 << 20))
+    size = max(1, min(total, _CHUNK.get(values.device.type, 1 << 20)))
+    scan = _scan_numpy if _is_plain(values) else _scan
+    found = list(scan(values, threshold, size))
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+
+
+def _scan(values: torch.Tensor, threshold: float, size: int) -> Iterator[torch.Tensor]:
     magnitudes = torch.empty(size, dtype=values.dtype, device=values.device)
     marks = torch.empty(size, dtype=torch.bool, device=values.device)
-    found: list[torch.Tensor] = []
-    for start in range(0, total, max(size, 1)):
+    for start in range(0, values.numel(), size):
         chunk = values[start : start + size]
         magnitude, mark = magnitudes[: chunk.numel()], marks[: chunk.numel()]
         torch.abs(chunk, out=magnitude)
         torch.ge(magnitude, threshold, out=mark)
-        found.append(set_places(mark) + start)
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+        yield set_places(mark) + start
+
+
+def _scan_numpy(values: torch.Tensor, threshold: float, size: int) -> Iterator[torch.Tensor]:
+    """As `_scan`; NumPy compares eight times as fast on a CPU."""
+    array = values.numpy()
+    magnitudes, marks = np.empty(size, array.dtype), np.empty(size, bool)
+    for start in range(0, len(array), size):
+        chunk = array[start : start + size]
+        magnitude, mark = magnitudes[: len(chunk)], marks[: len(chunk)]
+        np.abs(chunk, out=magnitude)
+        np.greater_equal(magnitude, threshold, out=mark)
+        yield torch.from_numpy(np.flatnonzero(mark) + start)
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -122,10 +139,15 @@ def _exactly(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
 
 def _kth_largest(magnitudes: torch.Tensor, count: int) -> float:
     """The `count`-th largest of [n], 1 <= count <= n."""
-    if magnitudes.device.type == "cpu" and magnitudes.dtype in (torch.float32, torch.float64):
+    if _is_plain(magnitudes):
         place = magnitudes.numel() - count
         return float(np.partition(magnitudes.numpy(), place)[place])
     return float(torch.topk(magnitudes, count, sorted=False).values.min())
+
+
+def _is_plain(values: torch.Tensor) -> bool:
+    """Whether NumPy can work on it."""
+    return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 
 
 def set_places(marks: torch.Tensor) -> torch.Tensor:
