@@ -2,7 +2,8 @@
 
 Eight codes of `width` bits fill `width` bytes exactly, so all groups of eight are packed by the
 same few shifts, on any device. Few and narrow codes go through one 64-bit word for each group,
-which takes a fifth of the operations and eight times the memory.
+which takes a fifth of the operations and eight times the memory; very few on a CPU go bit by bit
+through NumPy, in two operations.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 _FEW = 1 << 16  # codes, up to which the number of operations counts for more than memory
+_VERY_FEW = 1 << 10
 _WORD = 8  # bytes
 
 
@@ -37,6 +39,10 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=codes.device)
     if width == 1 and codes.device.type == "cpu":
         bits = codes.to(torch.bool).numpy()
+        return torch.from_numpy(np.packbits(bits, bitorder="little"))
+    if width <= 8 and count <= _VERY_FEW and codes.device.type == "cpu":
+        bytes_of = codes.to(torch.uint8).numpy()[:, None]
+        bits = np.unpackbits(bytes_of, axis=1, count=width, bitorder="little")
         return torch.from_numpy(np.packbits(bits, bitorder="little"))
     num_groups = -(-count // 8)
     by_words = width <= _WORD and count <= _FEW
@@ -69,6 +75,10 @@ def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     if width == 1 and packed.device.type == "cpu":
         bits = np.unpackbits(packed.contiguous().numpy(), count=count, bitorder="little")
         return torch.from_numpy(bits)
+    if width <= 8 and count <= _VERY_FEW and packed.device.type == "cpu":
+        given = packed.contiguous().numpy()
+        rows = np.unpackbits(given, count=count * width, bitorder="little").reshape(count, width)
+        return torch.from_numpy(np.packbits(rows, axis=1, bitorder="little").reshape(-1))
     num_groups = -(-count // 8)
     padded = torch.zeros(num_groups * width, dtype=torch.uint8, device=packed.device)
     padded[: packed.numel()] = packed

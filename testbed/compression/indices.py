@@ -18,6 +18,7 @@ import functools
 import torch
 
 from testbed.compression.bits import pack_codes, packed_bytes, unpack_codes
+from testbed.compression.select import set_places
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,13 +78,13 @@ def unpack_indices(packed: torch.Tensor, num_elements: int, count: int) -> torch
         return torch.empty(0, dtype=torch.int64, device=packed.device)
     low = low_bits(num_elements, count)
     if packed_bytes(num_elements, 1) <= _delta_bytes(num_elements, count, low):
-        return unpack_codes(packed, num_elements, 1).nonzero().view(-1)
+        return set_places(unpack_codes(packed, num_elements, 1))
     cut = packed_bytes(count, low)
     indices = unpack_codes(packed[:cut], count, low).to(torch.int64)
     top = (num_elements - 1) >> low
     if top == 0:
         return indices
-    places = unpack_codes(packed[cut:], count + top, 1).nonzero().view(-1)
+    places = set_places(unpack_codes(packed[cut:], count + top, 1))
     return indices + ((places - torch.arange(count, device=packed.device)) << low)
 
 

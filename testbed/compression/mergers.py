@@ -10,6 +10,7 @@ Nothing is unpickled or imported by name; a server builds known parts only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,8 +129,9 @@ class _Words(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = 0
 
 
+@functools.lru_cache(maxsize=4096)
 def build(text: str | bytes) -> Merging:
-    """What `describe` described.
+    """What `describe` described; kept, as each message of a step comes with the same one.
 
     Raises:
         UsageError: no JSON of this form, an unknown part or option, or a value out of range.
@@ -209,6 +211,7 @@ def _option(value: Any, hint: Any) -> Any:
     return _build_part(value, "decode") if isinstance(value, dict) else msgspec.convert(value, hint)
 
 
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
