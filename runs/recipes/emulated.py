@@ -27,7 +27,7 @@ SCHEDULERS = (
 # Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
 # and most of all the one with the most messages.
 BY_PRIORITY = ("pace", "bytescheduler", "auto")
-MORE_STEPS, MOST_STEPS = 19, 31
+MORE_STEPS, MOST_STEPS = 19, 25
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
