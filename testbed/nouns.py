@@ -23,7 +23,9 @@ class Verb(enum.StrEnum):
     """What a backend can be asked to do; a backend declares which of them it can."""
 
     SUM = "sum"  # the tensor of every rank is replaced by the sum over ranks: fold, then spread
-    FOLD = "fold"  # first half of a sum: each shard's sum ends up with its owner
+    # First half of a sum: each shard's sum ends up with its owner. Until the spread has ended, what
+    # else stands in the tensor is undefined.
+    FOLD = "fold"
     SPREAD = "spread"  # second half: the folded shards come back into the tensors of all ranks
     GATHER = "gather"  # one-dimensional tensors of unequal sizes come to all ranks, in rank order
     DELIVER = "deliver"  # one one-dimensional part for each rank, sizes known to the sender alone

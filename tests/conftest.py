@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import zmq
 
@@ -16,6 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ends_job(turn): runs last on its job's ranks, in turn")
     # A shell's background job ignores Ctrl-C, and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long an example takes says more of what runs beside the tests than of the example.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

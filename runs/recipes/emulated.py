@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from testbed.sweeping.grid import Sweep, expand
 
 # ResNet-50 as a V100 computes it, on four nodes with 10 Gbit/s; everything ten times slower, so
@@ -26,8 +28,7 @@ SCHEDULERS = (
 
 # Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
 # and most of all the one with the most messages.
-BY_PRIORITY = ("pace", "bytescheduler", "auto")
-MORE_STEPS, MOST_STEPS = 19, 25
+BY_PRIORITY = {"pace": 19, "bytescheduler": 19, "auto": 19, "p3": 25}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
@@ -48,11 +49,13 @@ BASE = {
 def recipe() -> Sweep:
     """ResNet-50 of a V100 replayed on 4 nodes with 10 Gbit/s: all schedulers, and PyTorch DDP."""
     backends = ("zmq-ps", "mpi-ring", "gloo")
-    others = tuple(name for name in SCHEDULERS if name not in (*BY_PRIORITY, "p3"))
+    others = tuple(name for name in SCHEDULERS if name not in BY_PRIORITY)
     cells = (
         *expand(BASE, {"backend": backends, "scheduler": others}),
-        *expand({**BASE, "steps": MORE_STEPS}, {"backend": backends, "scheduler": BY_PRIORITY}),
-        *expand({**BASE, "steps": MOST_STEPS}, {"backend": backends, "scheduler": ("p3",)}),
+        *chain.from_iterable(
+            expand({**BASE, "scheduler": name, "steps": steps}, {"backend": backends})
+            for name, steps in BY_PRIORITY.items()
+        ),
         *expand(BASE, {"backend": ("peer:ddp",)}),
         *expand(
             {**BASE, "cluster": f"{CLUSTER},latency=1ms", "backend": "mpi-ring"},

@@ -1,9 +1,11 @@
 """`gloo` and `nccl`: the collectives of torch.distributed, one process group per channel.
 
 Process groups are made directly, not through torch's default group, so that a user's own use of
-torch.distributed in the same process is left alone. Their algorithm is not visible from Python:
-traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any all-reduce
-needs (Patarasuk and Yuan, 2009). A deliver is an all-to-all, which sends each part once.
+torch.distributed in the same process is left alone. The libraries' algorithms are not visible from
+Python: traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any
+all-reduce needs (Patarasuk and Yuan, 2009), and as one message a round; Gloo's halves are a ring
+(`ring_halves`) whose pieces and padding are not counted. A deliver is an all-to-all, which sends
+each part once.
 
 Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
 channel only, so ranks may launch operations of different communicators in different orders. NCCL
@@ -138,38 +140,46 @@ class TorchBackend:
 
     def _fold(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         padded, own = self._sharded(flat)
+        if padded is not flat:
+            padded[: flat.numel()] = flat
+            padded[flat.numel() :] = 0
         if stream is None:
             mine = ring_fold(group, self.rank, self.size, padded)
-        else:
-            shards = list(torch.split(padded, padded.numel() // self.size))
-            mine = torch.empty_like(shards[0])
-            self._settle(group.reduce_scatter([mine], [shards]), stream)
-        if mine.data_ptr() != own.data_ptr():
-            own.copy_(mine[: own.numel()])
+            if padded is not flat:
+                own.copy_(mine[: own.numel()])
+            return
+        shards = list(torch.split(padded, padded.numel() // self.size))
+        mine = torch.empty_like(shards[0])
+        self._settle(group.reduce_scatter([mine], [shards]), stream)
+        own.copy_(mine[: own.numel()])
+        stream.synchronize()
 
     def _spread(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        padded, _ = self._sharded(flat)
+        padded, own = self._sharded(flat)
+        mine = padded.view(self.size, -1)[self.rank]
+        if padded is not flat:
+            mine[: own.numel()] = own
+            mine[own.numel() :] = 0
         if stream is None:
             ring_spread(group, self.rank, self.size, padded)
         else:
-            # A copy, as the library may not be given memory to read that it also writes.
-            mine = padded.view(self.size, -1)[self.rank].clone()
-            self._settle(group._allgather_base(padded, mine), stream)
+            self._settle(group._allgather_base(padded, mine.clone()), stream)
         if padded is not flat:
             flat.copy_(padded[: flat.numel()])
+            if stream is not None:
+                stream.synchronize()
 
     def _sharded(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tensor in equal shards, as torch's halves take no others; and this rank's of its own.
+        """Memory for the tensor in equal shards, as both halves take no others; its own shard.
 
         The tensor itself if it can be cut so: a copy of it takes as long as a tenth of its way.
+        Otherwise new memory, not filled.
         """
         chunk = -(-flat.numel() // self.size)
         own = flat[self.rank * chunk : (self.rank + 1) * chunk]
         if chunk * self.size == flat.numel():
             return flat, own
-        padded = flat.new_zeros(chunk * self.size)
-        padded[: flat.numel()] = flat
-        return padded, own
+        return flat.new_empty(chunk * self.size), own
 
     def _gather(
         self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None

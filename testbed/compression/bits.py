@@ -65,10 +65,18 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
 def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     """The codes [count] that `pack_codes` packed; uint8 up to 8 bits, int64 above.
 
+    Raises:
+        ValueError: another number of bytes than so many codes have.
+
     Example:
         >>> unpack_codes(torch.tensor([33, 3], dtype=torch.uint8), 3, 4).tolist()
         [1, 2, 3]
     """
+    if packed.numel() != packed_bytes(count, width):
+        raise ValueError(
+            f"{packed.numel()} bytes were given for {count} codes of {width} bits; expected "
+            f"{packed_bytes(count, width)}"
+        )
     work = torch.uint8 if width <= 8 else torch.int64
     if count == 0 or width == 0:
         return torch.zeros(count, dtype=work, device=packed.device)

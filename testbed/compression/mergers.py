@@ -129,9 +129,11 @@ class _Words(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = 0
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def build(text: str | bytes) -> Merging:
-    """What `describe` described; kept, as each message of a step comes with the same one.
+    """What `describe` described; kept, as each message comes with the same one in every step.
+
+    All callers get the same object: parts in `PARTS` cannot be changed once they are made.
 
     Raises:
         UsageError: no JSON of this form, an unknown part or option, or a value out of range.

@@ -24,9 +24,9 @@ def above(values: torch.Tensor, threshold: float) -> torch.Tensor:
         >>> above(torch.tensor([1.0, -3.0, 2.0]), 2.0).tolist()
         [1, 2]
     """
-    total = values.numel()
+    total, threshold = values.numel(), float(threshold)
     size = max(1, min(total, _CHUNK.get(values.device.type, 1 << 20)))
-    scan = _scan_numpy if _is_plain(values) else _scan
+    scan = _scan_numpy if _fits_numpy(values) else _scan
     found = list(scan(values, threshold, size))
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
 
@@ -50,7 +50,8 @@ def _scan_numpy(values: torch.Tensor, threshold: float, size: int) -> Iterator[t
         chunk = array[start : start + size]
         magnitude, mark = magnitudes[: len(chunk)], marks[: len(chunk)]
         np.abs(chunk, out=magnitude)
-        np.greater_equal(magnitude, threshold, out=mark)
+        with np.errstate(over="ignore"):  # a threshold beyond the dtype's range: nothing reaches it
+            np.greater_equal(magnitude, threshold, out=mark)
         yield torch.from_numpy(np.flatnonzero(mark) + start)
 
 
@@ -139,13 +140,13 @@ def _exactly(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
 
 def _kth_largest(magnitudes: torch.Tensor, count: int) -> float:
     """The `count`-th largest of [n], 1 <= count <= n."""
-    if _is_plain(magnitudes):
+    if _fits_numpy(magnitudes):
         place = magnitudes.numel() - count
         return float(np.partition(magnitudes.numpy(), place)[place])
     return float(torch.topk(magnitudes, count, sorted=False).values.min())
 
 
-def _is_plain(values: torch.Tensor) -> bool:
+def _fits_numpy(values: torch.Tensor) -> bool:
     """Whether NumPy can work on it."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 

@@ -46,7 +46,7 @@ def test_exact_selection_of_large_tensors(name, count):
 
 
 @pytest.mark.parametrize("name", LARGE_CASES)
-@pytest.mark.parametrize("threshold", [0.5, 3.0, 1e9])
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 3.0, 1e9, 1e39])
 def test_scan(name, threshold):
     values = LARGE_CASES[name]
     assert torch.equal(above(values, threshold), above_plainly(values, threshold))

@@ -49,6 +49,24 @@ def test_many_codes_are_packed_like_few(width):
     assert torch.equal(unpack_codes(packed, many.numel(), width), many.to(torch.uint8))
 
 
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 1 << 16, (1 << 16) + 1])
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_every_way_of_packing_is_the_plain_one(width, count):
+    numbers = torch.randint(1 << width, (count,), generator=torch.Generator().manual_seed(width))
+    packed = pack_codes(numbers, width)
+    assert packed.tolist() == pack_codes_plainly(numbers.tolist(), width)
+    assert torch.equal(unpack_codes(packed, count, width).to(torch.int64), numbers)
+
+
+@pytest.mark.parametrize("count", [7, 1024, 1025, (1 << 16) + 1])
+@pytest.mark.parametrize("width", [1, 3, 8, 12])
+@pytest.mark.parametrize("surplus", [-1, 1])
+def test_bytes_of_another_number_of_codes_are_refused(width, count, surplus):
+    size = packed_bytes(count, width) + surplus
+    with pytest.raises(ValueError, match=f"{size} bytes were given for {count} codes"):
+        unpack_codes(torch.zeros(size, dtype=torch.uint8), count, width)
+
+
 @given(selections())
 @example((1 << 33, torch.tensor([5, 1 << 20, (1 << 33) - 1])))
 @settings(max_examples=200, deadline=None)

@@ -121,8 +121,8 @@ class Loop:
             )
 
     def _run(self) -> None:
-        sleep_exactly()
         try:
+            sleep_exactly()
             self._serve()
             if not self._requests.lost:
                 self._leave()
