@@ -92,9 +92,10 @@ def _emulation_lines(emulation: Emulation | None) -> list[str]:
             f"real times {emulation.dilation:g} times as long"
         )
     if emulation.line_bps is not None:
+        slowest_bps = emulation.line_bps * emulation.dilation
         lines.append(
-            f"# line rate: busbw over the {emulation.line_bps / 1e6:g} Mbit/s that the kernel lets "
-            "through the slowest link, headers (4.4 %) included"
+            f"# line rate: busbw over the {slowest_bps / 1e6:g} Mbit/s of the slowest link, "
+            "headers (4.4 %) included"
         )
     return lines
 

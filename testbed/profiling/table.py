@@ -85,7 +85,7 @@ def link_table(link: Link) -> str:
     words = "not measured (one channel)" if table is None else ", ".join(f"{s:.2f}" for s in table)
     lines.append(f"# slow-down of 1, 2, ... messages at once: {words}")
     fit = link.extra["fit"]
-    rows = [("size", "samples", "measured", "fitted", "residual", "largest")]
+    rows = [("size", "samples", "measured", "fitted", "residual", "worst")]
     rows += [
         (
             format_bytes(row["num_bytes"]),
@@ -98,7 +98,10 @@ def link_table(link: Link) -> str:
         for row in fit["sizes"]
     ]
     lines += _columns(rows, widths=(10, 8, 10, 10, 9, 9))
-    lines.append(f"# median absolute residual {100 * fit['relative_residual_median']:.1f} %")
+    lines.append(
+        f"# median absolute residual of all samples {100 * fit['relative_residual_median']:.1f} % "
+        "(rows: of their medians, and their worst sample)"
+    )
     return "\n".join(lines) + "\n"
 
 

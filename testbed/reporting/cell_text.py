@@ -16,6 +16,7 @@ def describe_cell(cell: Cell) -> str:
         f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "
         f"{cell.steps} steps of {cell.num_workers} x {cell.batch_size} samples ({cell.data})"
     ]
+    lines += _schedule(cell)
     if cell.cluster is not None:
         lines.append(f"  {cluster_words(cell)}")
     if cell.step_time_s is not None and cell.compute_s is not None:
@@ -29,6 +30,12 @@ def describe_cell(cell: Cell) -> str:
             f"compute {format_seconds(cell.compute_s)}, "
             f"exposed communication {format_seconds(exposed_s)}"
         )
+        if cell.predicted_step_time_s is not None:
+            missed = cell.predicted_step_time_s / cell.step_time_s - 1
+            predicted = format_seconds(cell.predicted_step_time_s)
+            lines.append(
+                f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured)"
+            )
     if cell.samples_per_s is not None:
         lines.append(f"  throughput    {cell.samples_per_s:,.0f} samples/s")
     if cell.wire_bytes_per_step is not None:
@@ -63,3 +70,14 @@ def describe_cell(cell: Cell) -> str:
         lines.append(f"  staleness     at most {cell.staleness_max} steps ({cell.consistency})")
     lines.append(f"  same work     {work}: {cell.identical_work_note}")
     return "\n".join(lines) + "\n"
+
+
+def _schedule(cell: Cell) -> list[str]:
+    """In which messages gradients travelled, and why; none where the backend exchanges nothing."""
+    if cell.num_messages is None:
+        return []
+    reason = f": {cell.plan_reason}" if cell.plan_reason else ""
+    count = "1 message" if cell.num_messages == 1 else f"{cell.num_messages} messages"
+    if cell.plan_reason.startswith(count):
+        return [f"  schedule      {cell.scheduler}: {cell.plan_reason}"]
+    return [f"  schedule      {cell.scheduler}, {count} a step{reason}"]

@@ -1,0 +1,27 @@
+"""What `testbed run` says at its end."""
+
+from __future__ import annotations
+
+from testbed.config import RunConfig
+from testbed.records.cell import Cell
+from testbed.reporting.cell_text import describe_cell
+
+
+def cell(**fields: object) -> Cell:
+    return Cell(backend="gloo", workload="x", num_workers=2, config=RunConfig(), **fields)
+
+
+def test_the_schedule_is_told_with_its_messages_and_reason() -> None:
+    words = describe_cell(cell(scheduler="p3", num_messages=9, plan_reason="slices of 50000"))
+    assert "  schedule      p3, 9 messages a step: slices of 50000\n" in words
+    assert "schedule" not in describe_cell(cell())
+    words = describe_cell(cell(scheduler="mg-wfbp", num_messages=5, plan_reason="5 messages: x"))
+    assert "  schedule      mg-wfbp: 5 messages: x\n" in words
+
+
+def test_the_prediction_stands_beside_the_measured_step() -> None:
+    words = describe_cell(
+        cell(step_time_s=2.0, compute_s=1.0, predicted_step_time_s=1.9, dilation=10.0)
+    )
+    assert "  predicted     190 ms (-5.0 % of what was measured)\n" in words
+    assert "predicted" not in describe_cell(cell(step_time_s=2.0, compute_s=1.0))
