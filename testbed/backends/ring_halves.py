@@ -4,7 +4,8 @@ A shard goes in pieces, so that a piece is added or sent on while the next is on
 
 Gloo's own halves are not what their names say: its reduce-scatter is an all-reduce of everything
 within, with twice the bytes, and its `allgather` works on copies. Folding and spreading 16 MiB
-between four nodes reached 0.81 of the line rate with that all-gather and 0.93 with this one.
+between four nodes reached 0.81 of the line rate with that all-gather and the copies that it asked
+for, 0.88 with one in place (`_allgather_base`), and 0.93 with this one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from testbed.backends.mpi.patience import SLACK_NS, sleep_exactly
 
 def test_a_thread_sleeps_exactly_and_leaves_others_alone() -> None:
     mine = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
-    if not mine.exists():
-        pytest.skip("this system has no timerslack_ns")
+    if not os.access(mine, os.W_OK):
+        pytest.skip("this system lets no thread set its timerslack_ns")
     before = mine.read_text()
     seen: list[str] = []
 
