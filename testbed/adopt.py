@@ -13,8 +13,8 @@ import torch
 from testbed.backends.protocol import Backend, Group
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
+from testbed.launch.choosing import group_for
 from testbed.launch.join import assign_role, join, open_backend, resolve_backend, who_am_i
-from testbed.launch.planning import group_for
 from testbed.prediction.files import load_link, load_trace
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan, needs_profile

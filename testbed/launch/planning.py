@@ -8,22 +8,22 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 
 from testbed.backends.protocol import Group, OwnSchedule
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.errors import UsageError
-from testbed.launch.beside import beside
+from testbed.launch.choosing import plan_for, why_whole
 from testbed.launch.compressed import (
     CodecHere,
     codec_here,
     compressed_iteration_s,
     compressed_plan,
 )
-from testbed.launch.join import Role, open_backend
-from testbed.launch.rehearsal import Rehearsal, can_rehearse
+from testbed.launch.join import Role
+from testbed.launch.probing import Probe, from_rank_0
+from testbed.launch.rehearsal import rehearsal_of, second_copy
 from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
@@ -31,27 +31,17 @@ from testbed.prediction.files import load_link
 from testbed.prediction.fit import with_missing
 from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
-from testbed.prediction.timeline import message_bytes
 from testbed.prediction.trace import Trace
-from testbed.profiling.link import measure_link
 from testbed.profiling.overhead import Overhead, measure_overhead
 from testbed.profiling.recorder import record_trace
 from testbed.profiling.step import training_step
-from testbed.profiling.sweep import quick
 from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.plan_file import load_plan
-from testbed.scheduling.protocol import make_plan, needs_profile, resolve_scheduler
-from testbed.spec import PartSpec, parse_spec
+from testbed.scheduling.protocol import needs_profile
 from testbed.training.plans import Replan, replanner
-from testbed.training.replica import Replica, make_replica, sample_order
-from testbed.training.sampling import SampleCursor
 from testbed.training.step import update
 from testbed.workload import Workload
-
-PLAN_S = 600.0
-PAYLOAD_SHARE = 16
-PROBE = "probe"  # what the backend is called that only measures the link
 
 
 @dataclass(frozen=True)
@@ -138,11 +128,13 @@ def _prepare(
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
     trace, overhead = _trace(config, group, workload, build)
+    probe: Probe | None = None
     if config.link:
         link = _loaded(Path(config.link))
     else:
-        rehearsal = _rehearsal(config, group, build()) if _is_replay(workload) else None
-        measured, role = _measure(config, role, group, trace, dilation, rehearsal)
+        rehearsal = rehearsal_of(config, group, workload, build)
+        probe = Probe(config, role, group, trace, dilation, rehearsal)
+        role, measured = probe.role, probe.link()
         link = stretched_link(measured, 1 / dilation)
     codec = None
     if config.compressor != RunConfig().compressor:
@@ -151,8 +143,11 @@ def _prepare(
     plan = make(link)
     if codec is not None:
         plan = compressed_plan(make, trace, link, codec, role.kind.max_channels(role.options))
-    shared = _from_rank_0(group, "plan", msgspec.json.encode(plan))
+    shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
+    if probe is not None:
+        link = stretched_link(probe.rehearsed(plan, measured), 1 / dilation)
+        probe.close()
     if plan.order == "priority":
         link = with_missing(link, link.extra.get("missing_s", ()))
     return Planned(
@@ -182,41 +177,6 @@ def _loaded(path: Path) -> Link:
     return carried(link, setting_of(there), setting_of(here.record))
 
 
-def why_whole(config: RunConfig) -> str:
-    """What makes every step wait for the whole mean gradient, in words; empty = nothing.
-
-    Then no message travels during the next forward pass, whatever the plan allows.
-
-    Example:
-        >>> why_whole(RunConfig(clip_norm=1.0)), why_whole(RunConfig())
-        ('--clip-norm', '')
-    """
-    if config.clip_norm is not None:
-        return "--clip-norm"
-    return "--precision fp16 (its gradient scaler)" if config.precision == "fp16" else ""
-
-
-def plan_for(config: RunConfig, trace: Trace, link: Link) -> Plan:
-    """The scheduler's plan; `auto` does not choose for an overlap that this run cannot have."""
-    why, spec = why_whole(config), parse_spec(config.scheduler)
-    if not why or not hasattr(resolve_scheduler(config.scheduler)[1], "crossing"):
-        return make_plan(config.scheduler, trace, link)
-    within = PartSpec(spec.name, {**spec.options, "crossing": "0"})
-    plan = make_plan(str(within), trace, link)
-    reason = f"{plan.reason}; without overlap with the next forward pass, because of {why}"
-    return msgspec.structs.replace(plan, scheduler=str(spec), reason=reason)
-
-
-def group_for(plan: Plan, group: Group) -> Group:
-    """The group with the order, channels and credit that the plan asks for."""
-    return replace(
-        group,
-        order=plan.order,
-        num_channels=max(plan.num_channels, group.num_channels),
-        credit_bytes=plan.credit_bytes,
-    )
-
-
 def _trace(
     config: RunConfig, group: Group, workload: Workload, build: Callable[[], Workload]
 ) -> tuple[Trace, Overhead]:
@@ -235,7 +195,7 @@ def _trace(
 def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace, Overhead]:
     """Rank 0's times of one micro-batch, measured while all ranks compute, as in training."""
     group.control.set_state("profiling the workload")
-    replica, fetch, batch_size = _second_copy(config, group, workload)
+    replica, fetch, batch_size = second_copy(config, group, workload)
     step = training_step(replica.loss, fetch(), replica.scaler)
     trace = record_trace(
         replica.model,
@@ -247,98 +207,8 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace
     overhead = measure_overhead(
         fetch, step, lambda: update(replica, config.clip_norm), replica.device
     )
-    shared = _from_rank_0(group, "trace", msgspec.json.encode(trace))
+    shared = from_rank_0(group, "trace", msgspec.json.encode(trace))
     return msgspec.json.decode(shared, type=Trace), overhead
-
-
-def _second_copy(
-    config: RunConfig, group: Group, workload: Workload
-) -> tuple[Replica, Callable[[], tuple[torch.Tensor, ...]], int]:
-    """A replica to try things on, what brings it a micro-batch, and that one's samples."""
-    order = sample_order(config, workload, group.size)
-    batch_size = order.batch_size // config.accumulate
-    replica = make_replica(workload, config, 1)
-    replica.model.train()
-    indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
-    return replica, lambda: replica.to_device(workload.train.batch(indices)), batch_size
-
-
-def _is_replay(workload: Workload) -> bool:
-    return isinstance(workload.recorded, Trace)
-
-
-def _rehearsal(config: RunConfig, group: Group, workload: Workload) -> Rehearsal:
-    replica, fetch, _ = _second_copy(config, group, workload)
-    return Rehearsal(config, replica, training_step(replica.loss, fetch(), replica.scaler))
-
-
-def _measure(
-    config: RunConfig,
-    role: Role,
-    group: Group,
-    trace: Trace,
-    dilation: float,
-    rehearsal: Rehearsal | None,
-) -> tuple[Link, Role]:
-    """The link as it is here, for messages up to all gradients in one; and what it was measured on.
-
-    It is measured as it will be used: with the order, the credit and the channels that the
-    scheduler asks for, as far as a plan for a link that is only guessed tells them, and beside what
-    the workload does. What messages by priority take in a few rehearsed steps is kept in the link's
-    `missing_s`; a plan is made without it, so that `auto` compares all alike.
-    """
-    group.control.set_state("measuring the link")
-    guess = Link(
-        backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
-    )
-    guessed = plan_for(config, trace, guess)
-    probe = replace(group_for(guessed, group), name=PROBE)
-    plain = config.compressor == RunConfig().compressor
-    stream = stream_of(guessed, 1 if plain else PAYLOAD_SHARE)
-    backend = open_backend(role, probe)
-    steps: list[list[tuple[int, float]]] = []
-    if rehearsal is not None and can_rehearse(guessed, backend, config.compressor):
-        stream, steps = [], rehearsal.costs(guessed, backend, probe)
-        group.control.set_state("measuring the link")
-
-    def measure() -> Link:
-        return measure_link(
-            backend,
-            group.control,
-            num_workers=group.size,
-            deadline_s=group.deadline_s,
-            name=config.backend,
-            sweep=quick(trace.num_bytes, dilation, stream),
-            steps=steps,
-            device=group.device,
-        )
-
-    link = measure() if rehearsal is None else beside(rehearsal.load, measure)
-    group.control.all_gather("probed", b"", PLAN_S, members=group.size)
-    backend.close(group.deadline_s)
-    shared = _from_rank_0(group, "link", msgspec.json.encode(link))
-    settled = backend.capabilities.settled
-    settled_role = role if settled is None else replace(role, options=settled)
-    return msgspec.json.decode(shared, type=Link), settled_role
-
-
-def stream_of(plan: Plan, share: int = 1) -> list[int]:
-    """Bytes of a plan's messages in their order; what is smaller than a float32 is left out.
-
-    Args:
-        plan: of the messages.
-        share: each counts as so many times shorter, down to a float32. Compressed payloads are
-            between a hundredth and a half of the messages. Without any row as long as these a
-            shaper lets all pass that it has saved up, and bytes seem to take no time.
-    """
-    sizes = [size for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
-    return [max(4, size // share // 4 * 4) for size in sizes]
-
-
-def _from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
-    """Rank 0's value on all ranks: ranks measure different times and must not plan differently."""
-    given = mine if group.rank == 0 else b""
-    return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
 
 
 def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
 import msgspec
+import torch
 
 from testbed.backends.protocol import Backend, Group
 from testbed.config import RunConfig
 from testbed.nouns import Verb
-from testbed.profiling.added import Samples, added_s
-from testbed.profiling.step import Step
+from testbed.prediction.trace import Trace
+from testbed.profiling.added import Samples, added_s, longest_s
+from testbed.profiling.step import Step, training_step
 from testbed.scheduling.plan import Plan
-from testbed.training.replica import Replica
+from testbed.training.replica import Replica, make_replica, sample_order
+from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
 from testbed.training.step import update
+from testbed.workload import Workload
 
 # The first step is not like the others (it learns), and the second meets its late end.
 NUM_IGNORED = 2
-LEAST_COUNTED, NUM_COUNTED = 4, 16
+LEAST_COUNTED, FEW_COUNTED, NUM_COUNTED = 4, 6, 16
 BUDGET_S = 32.0  # for the counted steps, whose times drift where messages keep all cores busy
 LONGEST_S = 60.0  # all of them; a step that takes longer is not rehearsed
 TELL_S = 600.0
@@ -48,13 +53,15 @@ class Rehearsal:
         self.compute()
         update(self.replica, self.config.clip_norm)
 
-    def costs(self, plan: Plan, backend: Backend, group: Group) -> list[list[tuple[int, float]]]:
+    def costs(
+        self, plan: Plan, backend: Backend, group: Group, num_steps: int = NUM_COUNTED
+    ) -> list[list[tuple[int, float]]]:
         """For each step bytes of the plan's messages and the seconds that each adds; collective.
 
         Messages that go by priority are decided one by one, while gradients come and parameters
         are awaited one by one: no row of messages that are all there at once shows what that costs.
-        Means over the ranks of `added_s`, of up to `NUM_COUNTED` steps; a rank that waits for a
-        later one counts its wait, as it does in training. None where a step takes a minute.
+        `added_s` of up to `num_steps` steps, in each of the rank that had the most of it: a wait
+        for a later rank counts, as it does in training. None where a step takes a minute.
 
         Raises:
             RankLost, DeadlineExceeded: as in training.
@@ -69,7 +76,7 @@ class Rehearsal:
         )
         began_s = time.perf_counter()
         self._step(session)
-        num_counted = _affordable(time.perf_counter() - began_s, group)
+        num_counted = _affordable(time.perf_counter() - began_s, num_steps, group)
         if num_counted == 0:
             session.close()
             return []
@@ -95,28 +102,24 @@ class Rehearsal:
         update(self.replica, self.config.clip_norm)
 
 
-def _affordable(step_s: float, group: Group) -> int:
+def _affordable(step_s: float, most: int, group: Group) -> int:
     """How many steps to count, by what the first one took on rank 0."""
-    mine = min(NUM_COUNTED, max(LEAST_COUNTED, int(BUDGET_S / step_s)), int(LONGEST_S / step_s))
+    mine = min(most, max(LEAST_COUNTED, int(BUDGET_S / step_s)), int(LONGEST_S / step_s))
     told = group.control.all_gather("rehearsal", bytes([mine]), TELL_S, members=group.size)
     return told[0][0]
 
 
 def _of_all(mine: list[Samples], group: Group) -> list[list[tuple[int, float]]]:
-    """Means over the ranks; only times are told, in an order that all ranks share."""
+    """Of each step one rank's times; only times are told, in an order that all ranks share."""
     steps = [sorted(samples, key=itemgetter(0, 1)) for samples in mine]
     times = [[time_s for *_, time_s in step] for step in steps]
     told = group.control.all_gather(
         "rehearsed", msgspec.msgpack.encode(times), TELL_S, members=group.size
     )
     ranks = [msgspec.msgpack.decode(text, type=list[list[float]]) for text in told]
-    means = [
-        [sum(of_ranks) / len(of_ranks) for of_ranks in zip(*step, strict=True)]
-        for step in zip(*ranks, strict=True)
-    ]
     return [
-        [(num_bytes, mean_s) for (_, _, num_bytes, _), mean_s in zip(step, mean, strict=True)]
-        for step, mean in zip(steps, means, strict=True)
+        [(num_bytes, time_s) for (_, _, num_bytes, _), time_s in zip(step, chosen, strict=True)]
+        for step, chosen in zip(steps, longest_s(ranks), strict=True)
     ]
 
 
@@ -130,3 +133,25 @@ def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
     plain = compressor == RunConfig().compressor
     by_priority = plan.order == "priority" and backend.size > 1
     return by_priority and plain and sums and capabilities.consistency != "none"
+
+
+def second_copy(
+    config: RunConfig, group: Group, workload: Workload
+) -> tuple[Replica, Callable[[], tuple[torch.Tensor, ...]], int]:
+    """A replica to try things on, what brings it a micro-batch, and that one's samples."""
+    order = sample_order(config, workload, group.size)
+    batch_size = order.batch_size // config.accumulate
+    replica = make_replica(workload, config, 1)
+    replica.model.train()
+    indices = SampleCursor(order, group.rank).indices(0)[:batch_size]
+    return replica, lambda: replica.to_device(workload.train.batch(indices)), batch_size
+
+
+def rehearsal_of(
+    config: RunConfig, group: Group, workload: Workload, build: Callable[[], Workload]
+) -> Rehearsal | None:
+    """What rehearses another copy of the workload; None for one that is not replayed."""
+    if not isinstance(workload.recorded, Trace):
+        return None
+    replica, fetch, _ = second_copy(config, group, build())
+    return Rehearsal(config, replica, training_step(replica.loss, fetch(), replica.scaler))

@@ -21,15 +21,11 @@ from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
 from testbed.errors import TestbedError, UsageError
+from testbed.launch.choosing import group_for
 from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
-from testbed.launch.planning import (
-    PROBE,
-    group_for,
-    measures_link,
-    predicted_step_s,
-    prepare,
-)
+from testbed.launch.planning import measures_link, predicted_step_s, prepare
+from testbed.launch.probing import PROBE
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.compression import without_own_momentum

@@ -36,3 +36,20 @@ def added_s(events: Sequence[Event]) -> Samples:
             time_s = max(event.ended_s - begun_s, SHORTEST_S)
             added.append((event.step, event.key, event.num_bytes, time_s))
     return added
+
+
+def longest_s(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """For each step the times of the rank whose messages take the longest, all together.
+
+    While one rank waits for another to submit, the channel is taken on it and idle on the other.
+    A model in which all ranks compute alike knows no such wait, so that it belongs to the messages,
+    whichever rank it was that waited. Sums of one rank telescope: none is longer than the step.
+
+    Args:
+        ranks: seconds of each message, for each step of each rank.
+
+    Example:
+        >>> longest_s([[[3.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [2.0, 1.5]]])
+        [[3.0, 1.0], [2.0, 1.5]]
+    """
+    return [list(max(step, key=sum)) for step in zip(*ranks, strict=True)]

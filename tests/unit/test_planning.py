@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from testbed.config import RunConfig
-from testbed.launch.planning import (
-    Planned,
-    measures_link,
-    plan_for,
-    predicted_step_s,
-    stream_of,
-    why_whole,
-)
+from testbed.launch.choosing import plan_for, stream_of, why_whole
+from testbed.launch.planning import Planned, measures_link, predicted_step_s
 from testbed.prediction.crossing import predict
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace, TraceTensor

@@ -1,0 +1,139 @@
+"""The link as a run will use it, measured before training on a backend opened for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from testbed.backends.protocol import Group
+from testbed.config import RunConfig
+from testbed.launch.beside import beside
+from testbed.launch.choosing import group_for, plan_for, stream_of
+from testbed.launch.join import Role, open_backend
+from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse
+from testbed.prediction.fit import missing_s
+from testbed.prediction.link import Link
+from testbed.prediction.trace import Trace
+from testbed.profiling.link import measure_link
+from testbed.profiling.sweep import quick
+from testbed.scheduling.plan import Plan
+from testbed.scheduling.protocol import needs_profile
+
+PROBE = "probe"  # what the backend is called that only measures the link
+PLAN_S = 600.0
+PAYLOAD_SHARE = 16
+
+Steps = list[list[tuple[int, float]]]
+"""Of each step bytes and seconds of its messages."""
+
+
+def from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
+    """Rank 0's value on all ranks: ranks measure different times and must not plan differently."""
+    given = mine if group.rank == 0 else b""
+    return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
+
+
+class Probe:
+    """A backend opened as the run will use it, to see what its messages cost; collective.
+
+    It has the order, the credit and the channels that the scheduler asks for, as far as a plan for
+    a link that is only guessed tells them. Messages by priority are timed in a few rehearsed steps
+    of a replayed workload, all others in a row.
+
+    Args:
+        config: of the run.
+        role: of this rank.
+        group: the run's.
+        trace: of the workload.
+        dilation: how many times slower than on the emulated cluster everything is here.
+        rehearsal: None = the workload cannot be rehearsed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        role: Role,
+        group: Group,
+        trace: Trace,
+        dilation: float,
+        rehearsal: Rehearsal | None,
+    ) -> None:
+        group.control.set_state("measuring the link")
+        self._config, self._trace, self._dilation = config, trace, dilation
+        self._role, self._rehearsal = role, rehearsal
+        guess = Link(
+            backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
+        )
+        self._guessed = plan_for(config, trace, guess)
+        self._group = replace(group_for(self._guessed, group), name=PROBE)
+        self._backend = open_backend(role, self._group)
+
+    @property
+    def role(self) -> Role:
+        """This rank's, with the options that the backend settled on when it was opened."""
+        settled = self._backend.capabilities.settled
+        return self._role if settled is None else replace(self._role, options=settled)
+
+    def link(self) -> Link:
+        """The link for messages up to all gradients in one, measured beside what the workload does.
+
+        Where messages go by priority it is fitted to those of the guessed plan's rehearsed steps:
+        of few steps, if the link will decide the plan, which is rehearsed then (see `rehearsed`).
+        What the fit leaves out of them is kept in the link's `missing_s`; a plan is made without
+        it, so that `auto` compares all alike.
+        """
+        plain = self._config.compressor == RunConfig().compressor
+        stream = stream_of(self._guessed, 1 if plain else PAYLOAD_SHARE)
+        steps: Steps = []
+        if self._rehearses(self._guessed):
+            decides = needs_profile(self._config.scheduler)
+            stream, steps = [], self._costs(self._guessed, FEW_COUNTED if decides else NUM_COUNTED)
+        measure = partial(self._measured, stream, steps)
+        return measure() if self._rehearsal is None else beside(self._rehearsal.load, measure)
+
+    def rehearsed(self, plan: Plan, link: Link) -> Link:
+        """The link with `missing_s` of the plan that it led to, if that is another than the guess.
+
+        Args:
+            plan: shared by all ranks.
+            link: as `link` gave it.
+        """
+        fits = replace(group_for(plan, self._group), name=PROBE) == self._group
+        if not needs_profile(self._config.scheduler) or not fits or not self._rehearses(plan):
+            return link
+        steps = self._costs(plan, NUM_COUNTED)
+        if not steps:
+            return link
+        extra = {**link.extra, "missing_s": missing_s(link, steps)}
+        return msgspec.structs.replace(link, extra=extra)
+
+    def close(self) -> None:
+        """Close the backend, once all ranks are done with it."""
+        control = self._group.control
+        control.all_gather("probed", b"", PLAN_S, members=self._group.size)
+        self._backend.close(self._group.deadline_s)
+
+    def _rehearses(self, plan: Plan) -> bool:
+        possible = can_rehearse(plan, self._backend, self._config.compressor)
+        return possible and self._rehearsal is not None
+
+    def _costs(self, plan: Plan, num_steps: int) -> Steps:
+        assert self._rehearsal is not None  # asked before
+        steps = self._rehearsal.costs(plan, self._backend, self._group, num_steps)
+        self._group.control.set_state("measuring the link")
+        return steps
+
+    def _measured(self, stream: Sequence[int], steps: Steps) -> Link:
+        return measure_link(
+            self._backend,
+            self._group.control,
+            num_workers=self._group.size,
+            deadline_s=self._group.deadline_s,
+            name=self._config.backend,
+            sweep=quick(self._trace.num_bytes, self._dilation, stream),
+            steps=steps,
+            device=self._group.device,
+        )
