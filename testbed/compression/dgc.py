@@ -82,7 +82,7 @@ class Dgc:
         kept.index_fill_(0, indices, 0.0)
         if self.masking:
             velocity.index_fill_(0, indices, 0.0)
-        mean = yield from gathered_mean(SparseMerger(), payload, values)
+        mean = yield from gathered_mean(SparseMerger(), payload, values, context.out)
 
         def subtract_sent(values: torch.Tensor) -> torch.Tensor:
             return values.index_add_(0, indices, sent, alpha=-1)

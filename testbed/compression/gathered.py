@@ -18,6 +18,7 @@ from testbed.compression.protocol import (
     Exchanged,
     Form,
     Merger,
+    Placing,
     Round,
     State,
 )
@@ -74,7 +75,7 @@ class Gathered:
         """See `Compressor.exchange`; `state` passes through."""
         require_values(values, context)
         encoded = self.codec.encode(values, context)
-        mean = yield from gathered_mean(self.codec, encoded.payload, values)
+        mean = yield from gathered_mean(self.codec, encoded.payload, values, context.out)
         return Exchanged(mean, state, encoded.subtract_sent)
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
@@ -82,9 +83,30 @@ class Gathered:
         return self.codec.payload_bytes(num_elements, element_bytes, context)
 
 
-def gathered_mean(merger: Merger, payload: torch.Tensor, like: torch.Tensor) -> MeanConversation:
-    """Part of a conversation: give a payload, get the mean of all ranks' payloads."""
+def gathered_mean(
+    merger: Merger,
+    payload: torch.Tensor,
+    like: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> MeanConversation:
+    """Part of a conversation: give a payload, get the mean of all ranks' payloads.
+
+    Args:
+        merger: combines payloads.
+        payload: this rank's.
+        like: [n]: size, dtype and device of the mean.
+        out: see `Context.out`; used where it is like `like` and the merger can.
+    """
     arrived = yield Round(Form.GATHER, (payload,), merger, last=True)
+    if out is not None and isinstance(merger, Placing) and _alike(out, like):
+        if arrived.pulled is not None:
+            return merger.place_mean(arrived.pulled, out)
+        return merger.place(arrived.parts, out)
     if arrived.pulled is not None:
         return merger.unpack_mean(arrived.pulled, like)
     return merger.combine(arrived.parts, like)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """A wrapper may exchange only a part of its message, or another dtype."""
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -59,6 +59,10 @@ class Context:
         shapes: of the tensors that lie in the message, in order; a slice is one-dimensional.
             Empty: one tensor of one dimension.
         learning_rate: of this step, for schemes that keep updates instead of gradients.
+        out: [n], memory that the mean may be put into once the last answer is there; often that of
+            the values themselves. `Exchanged.subtract_sent` then has no values to work on, so that
+            a wrapper that calls it gives the inner compressor values of its own. None: the mean is
+            new memory.
     """
 
     rank: int = 0
@@ -68,6 +72,7 @@ class Context:
     key: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     learning_rate: float | None = None
+    out: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
 
 class Merger(Protocol):
@@ -92,6 +97,19 @@ class Uniting(Merger, Protocol):
 
     def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
         """`pack_mean(combine(payloads, like))`, byte for byte, but cheaper."""
+        ...
+
+
+@runtime_checkable
+class Placing(Merger, Protocol):
+    """A merger that can put the mean into memory that is there, which it then returns."""
+
+    def place(self, payloads: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
+        """`combine`, into `out` [n], whose values do not matter."""
+        ...
+
+    def place_mean(self, payload: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """`unpack_mean`, into `out` [n], whose values do not matter."""
         ...
 
 
@@ -142,10 +160,11 @@ class Exchanged:
     """How a conversation ends.
 
     Attributes:
-        mean: [n], the mean over ranks as this compressor delivers it; identical on all ranks.
+        mean: [n], the mean over ranks as this compressor delivers it; identical on all ranks. It
+            may lie in `Context.out`.
         state: to be given to the next exchange of this message.
         subtract_sent: turns the values that were given, in place, into what was not sent; returns
-            them. Valid once, and before the values are changed otherwise.
+            them. Valid once, and before the values are changed otherwise (by `Context.out`, too).
     """
 
     mean: torch.Tensor
@@ -195,7 +214,7 @@ class Compressor(Protocol):
         ...
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
-        """Send `values` [n] (never changed), receive their mean.
+        """Send `values` [n] (not changed unless they are `context.out`), receive their mean.
 
         Args:
             values: this rank's message: one dimension, contiguous, floating point.

@@ -38,11 +38,19 @@ class SparseMerger(SparseMeans):
             >>> SparseMerger().combine(parts, torch.zeros(6)).tolist()
             [0.0, 0.0, 0.0, 4.0, 0.0, 0.0]
         """
-        total, places = _sum(payloads, like)
+        return self.place(payloads, torch.empty_like(like))
+
+    def place(self, payloads: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
+        """See `Placing.place`."""
+        total, places = _sum(payloads, out.zero_())
         if places is None:
             return total.div_(len(payloads))
         total[places] = total[places].div_(len(payloads))  # the same at places that came twice
         return total
+
+    def place_mean(self, payload: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """See `Placing.place_mean`."""
+        return add_sparse(out.zero_(), payload)
 
     def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
         """See `Uniting.unite`: where they are few, only elements that somebody sent are looked at.
@@ -52,7 +60,7 @@ class SparseMerger(SparseMeans):
             >>> SparseMerger().unite(parts, torch.zeros(600)).equal(parts[0])
             True
         """
-        total, named = _sum(payloads, like)
+        total, named = _sum(payloads, torch.zeros_like(like))
         if named is None:
             return self.pack_mean(total.div_(len(payloads)))
         marks = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
@@ -64,20 +72,20 @@ class SparseMerger(SparseMeans):
 
 
 def _sum(
-    payloads: tuple[torch.Tensor, ...], like: torch.Tensor
+    payloads: tuple[torch.Tensor, ...], total: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The sum [n], added in rank order, and the places that the payloads name; None: too many."""
-    total, count = torch.zeros_like(like), 0
+    """Add to zeros [n] in rank order; also the places that the payloads name, None: too many."""
+    count = 0
     named: list[torch.Tensor] = []
     for payload in payloads:
         indices, selected = unpack_sparse(payload, total)
         count += indices.numel()
-        if count * _SPARSE <= like.numel():
+        if count * _SPARSE <= total.numel():
             named.append(indices)
         else:
             named.clear()
         _add(total, indices, selected)
-    few = bool(named) and count * _SPARSE <= like.numel()
+    few = bool(named) and count * _SPARSE <= total.numel()
     return total, torch.cat(named) if few else None
 
 

@@ -23,7 +23,7 @@ from testbed.launch.compressed import (
 )
 from testbed.launch.join import Role
 from testbed.launch.probing import Probe, from_rank_0
-from testbed.launch.rehearsal import rehearsal_of, second_copy
+from testbed.launch.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
@@ -52,7 +52,7 @@ class Planned:
         plan: the plan of the first step.
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
-        link: likewise; for a plan by priority with what its messages took in rehearsed steps.
+        link: likewise; of a rehearsed plan with what its messages took in those steps.
         overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
@@ -147,8 +147,7 @@ def _prepare(
     plan = msgspec.json.decode(shared, type=Plan)
     if probe is not None:
         link = stretched_link(probe.rehearsed(plan, measured), 1 / dilation)
-        probe.close()
-    if plan.order == "priority":
+    if is_rehearsed(plan):
         link = with_missing(link, link.extra.get("missing_s", ()))
     return Planned(
         plan,

@@ -23,6 +23,7 @@ from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
 
 PROBE = "probe"  # what the backend is called that only measures the link
+PROBE_AGAIN = "probe-again"
 PLAN_S = 600.0
 PAYLOAD_SHARE = 16
 
@@ -40,8 +41,8 @@ class Probe:
     """A backend opened as the run will use it, to see what its messages cost; collective.
 
     It has the order, the credit and the channels that the scheduler asks for, as far as a plan for
-    a link that is only guessed tells them. Messages by priority are timed in a few rehearsed steps
-    of a replayed workload, all others in a row.
+    a link that is only guessed tells them. Messages by priority and in halves are timed in a few
+    rehearsed steps of a replayed workload, all others in a row.
 
     Args:
         config: of the run.
@@ -63,7 +64,7 @@ class Probe:
     ) -> None:
         group.control.set_state("measuring the link")
         self._config, self._trace, self._dilation = config, trace, dilation
-        self._role, self._rehearsal = role, rehearsal
+        self._role, self._rehearsal, self._of_run = role, rehearsal, group
         guess = Link(
             backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
         )
@@ -80,10 +81,10 @@ class Probe:
     def link(self) -> Link:
         """The link for messages up to all gradients in one, measured beside what the workload does.
 
-        Where messages go by priority it is fitted to those of the guessed plan's rehearsed steps:
-        of few steps, if the link will decide the plan, which is rehearsed then (see `rehearsed`).
-        What the fit leaves out of them is kept in the link's `missing_s`; a plan is made without
-        it, so that `auto` compares all alike.
+        Where a plan is rehearsed it is fitted to the messages of the guessed plan's steps: of few,
+        if the link will decide the plan, which is rehearsed then (see `rehearsed`). What the fit
+        leaves out of them is kept in the link's `missing_s`; a plan is made without it, so that
+        `auto` compares all alike.
         """
         plain = self._config.compressor == RunConfig().compressor
         stream = stream_of(self._guessed, 1 if plain else PAYLOAD_SHARE)
@@ -95,26 +96,38 @@ class Probe:
         return measure() if self._rehearsal is None else beside(self._rehearsal.load, measure)
 
     def rehearsed(self, plan: Plan, link: Link) -> Link:
-        """The link with `missing_s` of the plan that it led to, if that is another than the guess.
+        """The link with the `missing_s` of the plan that it led to, or without; closes the probe.
+
+        A plan in another order or with another credit than the guess is rehearsed on a backend
+        that is opened as it asks; not with dedicated servers, which expect a single probe.
 
         Args:
             plan: shared by all ranks.
             link: as `link` gave it.
         """
-        fits = replace(group_for(plan, self._group), name=PROBE) == self._group
-        if not needs_profile(self._config.scheduler) or not fits or not self._rehearses(plan):
+        steps: Steps | None = None
+        if needs_profile(self._config.scheduler):
+            asked, role = group_for(plan, self._of_run), self.role
+            again = replace(asked, name=PROBE) != self._group
+            possible = self._rehearses(plan) and not (again and asked.num_servers)
+            if possible and again:
+                self._close()
+                self._group = replace(asked, name=PROBE_AGAIN)
+                self._backend = open_backend(role, self._group)
+            steps = self._costs(plan, NUM_COUNTED) if possible else []
+        self._close()
+        if steps is None:
             return link
-        steps = self._costs(plan, NUM_COUNTED)
-        if not steps:
-            return link
-        extra = {**link.extra, "missing_s": missing_s(link, steps)}
+        extra = {key: value for key, value in link.extra.items() if key != "missing_s"}
+        if steps:
+            extra["missing_s"] = missing_s(link, steps)
         return msgspec.structs.replace(link, extra=extra)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the backend, once all ranks are done with it."""
-        control = self._group.control
-        control.all_gather("probed", b"", PLAN_S, members=self._group.size)
-        self._backend.close(self._group.deadline_s)
+        group = self._group
+        group.control.all_gather(f"{group.name} done", b"", PLAN_S, members=group.size)
+        self._backend.close(group.deadline_s)
 
     def _rehearses(self, plan: Plan) -> bool:
         possible = can_rehearse(plan, self._backend, self._config.compressor)

@@ -59,7 +59,8 @@ class Rehearsal:
         """For each step bytes of the plan's messages and the seconds that each adds; collective.
 
         Messages that go by priority are decided one by one, while gradients come and parameters
-        are awaited one by one: no row of messages that are all there at once shows what that costs.
+        are awaited one by one, and halves of messages are exchanged apart: no row of messages that
+        are all there at once shows what that costs.
         `added_s` of up to `num_steps` steps, in each of the rank that had the most of it: a wait
         for a later rank counts, as it does in training. None where a step takes a minute.
 
@@ -129,10 +130,21 @@ def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
     Not under a compressor, whose messages are of other sizes, nor where servers update parameters.
     """
     capabilities = backend.capabilities
-    sums = Verb.SUM in capabilities.verbs and Verb.APPLY not in capabilities.verbs
+    wanted = {Verb.FOLD, Verb.SPREAD} if plan.halves else {Verb.SUM}
+    sums = wanted <= capabilities.verbs and Verb.APPLY not in capabilities.verbs
     plain = compressor == RunConfig().compressor
-    by_priority = plan.order == "priority" and backend.size > 1
-    return by_priority and plain and sums and capabilities.consistency != "none"
+    alone = backend.size == 1 or capabilities.consistency == "none"
+    return is_rehearsed(plan) and plain and sums and not alone
+
+
+def is_rehearsed(plan: Plan) -> bool:
+    """Whether it is rehearsed steps that tell what this plan's messages cost, where they can.
+
+    Example:
+        >>> is_rehearsed(Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=()))
+        False
+    """
+    return plan.order == "priority" or plan.halves
 
 
 def second_copy(

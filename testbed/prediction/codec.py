@@ -46,7 +46,7 @@ class CodecSample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_elements: of the message, 4 bytes each.
         compute_s: of a rank: before the first round (encode), between rounds, and after the last
-            one (decode); one more than there are rounds.
+            one (decode, until the mean is where the values were); one more than there are rounds.
         rounds: in order.
     """
 

@@ -9,6 +9,9 @@ from testbed.nouns import Event, Verb
 
 SHORTEST_S = 1e-7  # between two moments that the clock cannot tell apart
 
+# Of which verbs so many make a sum.
+_SUMS_IN_ONE = {Verb.SUM.value: 1, Verb.FOLD.value: 2, Verb.SPREAD.value: 2}
+
 # Step, key, bytes and seconds of each message.
 Samples = list[tuple[int, str, int, float]]
 
@@ -16,7 +19,7 @@ Samples = list[tuple[int, str, int, float]]
 def added_s(events: Sequence[Event]) -> Samples:
     """Step, key, bytes and seconds of each sum, in the order in which they ended.
 
-        t_i = e_i - max(e_(i-1), s_i)
+        t_i = e_i - max(e_(i-1), s_i),  twice that for a half of a sum (fold or spread)
 
     e_i the end of the i-th exchange of its channel, s_i when this rank submitted it: the time
     during which nothing else kept the channel from it. Starts and ends in between belong to it,
@@ -32,8 +35,8 @@ def added_s(events: Sequence[Event]) -> Samples:
     for event in sorted(events, key=attrgetter("ended_s")):
         begun_s = max(ended.get(event.channel, event.submitted_s), event.submitted_s)
         ended[event.channel] = event.ended_s
-        if event.verb == Verb.SUM.value and event.num_bytes:
-            time_s = max(event.ended_s - begun_s, SHORTEST_S)
+        if event.verb in _SUMS_IN_ONE and event.num_bytes:
+            time_s = _SUMS_IN_ONE[event.verb] * max(event.ended_s - begun_s, SHORTEST_S)
             added.append((event.step, event.key, event.num_bytes, time_s))
     return added
 

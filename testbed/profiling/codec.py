@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -131,13 +131,13 @@ class _Job:
             for _ in range(self.num_workers)
         ]
         talks = [
-            self.compressor.exchange(v, s, self._context(rank))
+            self.compressor.exchange(v, s, replace(self._context(rank), out=v))
             for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
         ]
         found = _Step()
         answers: list[Arrived] | None = None
         while True:
-            rounds, ended = self._advance(talks, answers, found)
+            rounds, ended = self._advance(talks, values, answers, found)
             if ended:
                 self.states = [done.state for done in ended]
                 self.count += 1
@@ -145,7 +145,11 @@ class _Job:
             answers = self._answered(rounds, values[0], found)
 
     def _advance(
-        self, talks: Sequence[Conversation], answers: list[Arrived] | None, found: _Step
+        self,
+        talks: Sequence[Conversation],
+        values: Sequence[torch.Tensor],
+        answers: list[Arrived] | None,
+        found: _Step,
     ) -> tuple[list[Round], list[Exchanged]]:
         rounds: list[Round] = []
         ended: list[Exchanged] = []
@@ -156,6 +160,8 @@ class _Job:
                 rounds.append(next(talk) if answers is None else talk.send(answers[rank]))
             except StopIteration as stop:
                 ended.append(stop.value)
+                if stop.value.mean is not values[rank]:  # as in training
+                    values[rank].copy_(stop.value.mean)
             seconds.append(self._now_s() - start_s)
         found.compute_s.append(seconds)
         return rounds, ended

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.cluster.access import lacking
+from testbed.launch.rehearsal import FEW_COUNTED
 from testbed.prediction.files import save_trace
 from testbed.prediction.trace import Trace, TraceTensor
 from testbed.records.cell import Cell, decode_cell
@@ -67,12 +68,19 @@ def test_a_replay_trains_as_one_process_does(
     assert cell.predicted_step_time_s >= computed_s
 
 
-@pytest.mark.parametrize(("backend", "more"), [("mpi-ring", ("--accumulate", "2")), ("zmq-ps", ())])
-def test_the_link_of_a_plan_by_priority_is_fitted_to_rehearsed_steps(
-    tmp_path: Path, trace: Path, backend: str, more: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("backend", "scheduler", "more"),
+    [
+        ("mpi-ring", "p3", ("--accumulate", "2")),
+        ("zmq-ps", "p3", ()),
+        ("gloo", "dear:mib=0.1", ()),
+    ],
+)
+def test_the_link_of_a_plan_by_priority_or_in_halves_is_fitted_to_rehearsed_steps(
+    tmp_path: Path, trace: Path, backend: str, scheduler: str, more: tuple[str, ...]
 ) -> None:
     given = ("--backend", backend, "--predict", *more)
-    rehearsed = run(tmp_path, trace, "--scheduler", "p3", *given)
+    rehearsed = run(tmp_path, trace, "--scheduler", scheduler, *given)
     in_a_row = run(tmp_path, trace, "--scheduler", "wfbp", *given)
     assert rehearsed.link is not None
     assert in_a_row.link is not None
@@ -80,6 +88,19 @@ def test_the_link_of_a_plan_by_priority_is_fitted_to_rehearsed_steps(
     assert "missing_s" not in in_a_row.link
     assert rehearsed.predicted_step_time_s is not None
     assert rehearsed.identical_work  # what was rehearsed left nothing behind in what is trained
+
+
+def test_a_plan_that_the_link_decides_is_rehearsed_once_it_is_known(
+    tmp_path: Path, trace: Path
+) -> None:
+    given = ("--backend", "mpi-ring", "--predict", "--scheduler")
+    decided = run(tmp_path, trace, *given, "pace")
+    given_at_once = run(tmp_path, trace, *given, "p3")
+    assert decided.link is not None
+    assert given_at_once.link is not None
+    # The steps of the guessed plan were fewer; those of the plan that ran have taken their place.
+    assert len(decided.link["missing_s"]) == len(given_at_once.link["missing_s"]) > FEW_COUNTED
+    assert decided.identical_work
 
 
 def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path) -> None:

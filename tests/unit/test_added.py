@@ -1,7 +1,7 @@
 """What a message adds is counted from when both it and its channel were ready."""
 
 from testbed.nouns import Event
-from testbed.profiling.added import added_s
+from testbed.profiling.added import added_s, longest_s
 
 
 def event(key, submitted_s, ended_s, *, verb="sum", channel=0, num_bytes=8):
@@ -35,3 +35,28 @@ def test_no_message_adds_nothing():
     (first, second) = added_s([event("a", 0.0, 1.0), event("b", 0.0, 1.0)])
     assert first[-1] == 1.0
     assert second[-1] > 0
+
+
+def test_a_wait_for_a_late_rank_belongs_to_the_message_on_whichever_rank_it_was():
+    ranks = [
+        [
+            [event("a", 0.0, 3.0), event("b", 1.0, 5.0)],
+            [event("a", 0.0, 1.0), event("b", 2.5, 4.0)],
+        ],
+        [
+            [event("a", 2.0, 3.0), event("b", 4.0, 5.0)],
+            [event("a", 0.0, 1.0), event("b", 1.0, 4.0)],
+        ],
+    ]
+    times = [[[time_s for *_, time_s in added_s(step)] for step in rank] for rank in ranks]
+    assert times[1][0] == [1.0, 1.0]  # late: its channel was free when it came
+    assert longest_s(times) == [times[0][0], times[1][1]] == [[3.0, 2.0], [1.0, 3.0]]
+
+
+def test_halves_count_as_the_sum_that_two_of_them_make():
+    events = [
+        event("a", 0.0, 1.0, verb="fold"),
+        event("b", 0.0, 3.0, verb="fold"),
+        event("a", 3.5, 4.0, verb="spread"),
+    ]
+    assert added_s(events) == [(3, "a", 8, 2.0), (3, "b", 8, 4.0), (3, "a", 8, 1.0)]

@@ -8,6 +8,7 @@ third overlap.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
@@ -154,6 +155,7 @@ class Conversations:
         began_s = time.perf_counter()
         state = self.states.get(talk.key, {})
         compressor = self._compressors[talk.key]
+        context = dataclasses.replace(context, out=outgoing.values)
         talk.conversation = compressor.exchange(outgoing.values, state, context)
         self._go_on(talk, None, began_s)
 
@@ -164,7 +166,8 @@ class Conversations:
             given = next(talk.conversation) if arrived is None else talk.conversation.send(arrived)
         except StopIteration as stop:
             values = talk.outgoing.values
-            values.copy_(stop.value.mean)
+            if stop.value.mean is not values:
+                values.copy_(stop.value.mean)
             self._settle(values.device)
             self.states[talk.key] = stop.value.state
             talk.add_computed(DECODE, began_s)
