@@ -10,6 +10,8 @@ from testbed.units import format_bytes, format_seconds
 
 NUM_SLOWEST = 10
 
+POOR_FIT = 0.15  # miss of a typical sample, above which a fit is called that
+
 
 def trace_table(trace: Trace) -> str:
     """Totals, what the hooks cost, the DAG, the slowest tensors and the largest activations."""
@@ -98,10 +100,16 @@ def link_table(link: Link) -> str:
         for row in fit["sizes"]
     ]
     lines += _columns(rows, widths=(10, 8, 10, 10, 9, 9))
+    typical = fit["relative_residual_median"]
     lines.append(
-        f"# median absolute residual of all samples {100 * fit['relative_residual_median']:.1f} % "
+        f"# median absolute residual of all samples {100 * typical:.1f} % "
         "(rows: of their medians, and their worst sample)"
     )
+    if typical > POOR_FIT:
+        lines.append(
+            f"# a poor fit (more than {100 * POOR_FIT:.0f} %): predictions from it are no better; "
+            "measure again when nothing else runs here"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -33,8 +33,10 @@ def describe_cell(cell: Cell) -> str:
         if cell.predicted_step_time_s is not None:
             missed = cell.predicted_step_time_s / cell.step_time_s - 1
             predicted = format_seconds(cell.predicted_step_time_s)
+            rehearsed = cell.link is not None and "missing_s" in cell.link
+            how = ", its messages as long as in rehearsed steps" if rehearsed else ""
             lines.append(
-                f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured)"
+                f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured){how}"
             )
     if cell.samples_per_s is not None:
         lines.append(f"  throughput    {cell.samples_per_s:,.0f} samples/s")

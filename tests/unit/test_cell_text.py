@@ -25,3 +25,8 @@ def test_the_prediction_stands_beside_the_measured_step() -> None:
     )
     assert "  predicted     190 ms (-5.0 % of what was measured)\n" in words
     assert "predicted" not in describe_cell(cell(step_time_s=2.0, compute_s=1.0))
+    # The scheduler's own figure, in its reason, is one of before the rehearsal.
+    link = {"latency_s": 1e-3, "missing_s": [1e-4]}
+    known = {"step_time_s": 2.0, "compute_s": 1.0, "predicted_step_time_s": 2.0}
+    words = describe_cell(cell(**known, link=link))
+    assert "what was measured), its messages as long as in rehearsed steps\n" in words

@@ -12,6 +12,7 @@ from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Verb
+from testbed.prediction.fit import fit_link
 from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import (
     Exchange,
@@ -88,6 +89,13 @@ def test_one_channel_says_nothing_of_concurrency():
     link = measured(2, 1)[0]
     assert link.concurrency_slowdown is None
     assert "not measured (one channel)" in link_table(link)
+
+
+def test_a_fit_that_misses_most_samples_is_called_poor():
+    wild = [(size, (1e-4 + 1e-9 * size) * f) for size in (1e4, 1e5, 1e6) for f in (0.5, 1.0, 1.5)]
+    good = [(size, 1e-4 + 1e-9 * size) for size in (1e4, 1e5, 1e6)]
+    assert "# a poor fit" in link_table(fit_link("x", 2, wild))
+    assert "poor" not in link_table(fit_link("x", 2, good))
 
 
 def test_one_worker_is_free():
