@@ -25,8 +25,8 @@ from testbed.workload import Workload
 
 # The first step is not like the others (it learns), and the second meets its late end.
 NUM_IGNORED = 2
-LEAST_COUNTED, FEW_COUNTED, NUM_COUNTED = 4, 6, 16
-BUDGET_S = 32.0  # for the counted steps, whose times drift where messages keep all cores busy
+LEAST_COUNTED, FEW_COUNTED, NUM_COUNTED = 4, 6, 10
+BUDGET_S = 20.0  # for the counted steps, whose times drift where messages keep all cores busy
 LONGEST_S = 60.0  # all of them; a step that takes longer is not rehearsed
 TELL_S = 600.0
 
