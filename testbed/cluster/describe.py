@@ -35,6 +35,8 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]]) -
         "ranks_per_node": spec.ranks_per_node,
         "dilation": spec.dilation,
         "cpu_policy": spec.cpu_policy,
+        "cores": "shared" if topology.node_cores is None else "pinned",
+        "node_cores": topology.node_cores,
         "links": links,
         "slowest_kernel_bps": spec.slowest_kernel_bps,
         "latency": topology.mechanism or "none",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.cluster import system
@@ -59,7 +60,7 @@ class Cluster:
         quoted = 'exec "$@"'
         target = self.topology.nodes[node - 1]
         host = f"mount --bind {self.folder / 'hosts'} /etc/hosts && hostname {target.host}"
-        enter = [*self.topology.policy_command]
+        enter = [*self.topology.policy_command(target)]
         enter += ["ip", "netns", "exec", target.namespace, "unshare", "--uts"]
         return [*enter, "sh", "-c", f"{host} && {quoted}", "sh", *words]
 
@@ -119,7 +120,7 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
     """
     system.clean_up_after_the_dead()
     prefix = own_prefix(number) + "-"
-    topology = Topology(prefix, spec)
+    topology = Topology(prefix, spec, cores=tuple(sorted(os.sched_getaffinity(0))))
     folder = Path(tempfile.gettempdir()) / f"{prefix}files"
     try:
         folder.mkdir(mode=0o700)
@@ -136,7 +137,7 @@ def _bring_up(topology: Topology, folder: Path) -> Cluster:
         system.add_namespace(name)
     _check_policy(topology)
     mechanism = _choose_mechanism(topology.spec, topology.switch)
-    topology = Topology(topology.prefix, topology.spec, mechanism)
+    topology = replace(topology, mechanism=mechanism)
     for command in topology.build():
         system.call(*command)
     settings = _set_tcp(topology)
@@ -150,15 +151,17 @@ def _bring_up(topology: Topology, folder: Path) -> Cluster:
 
 
 def _check_policy(topology: Topology) -> None:
-    """See that nodes may have their CPU policy.
+    """See that nodes may have their cores and CPU policy.
 
     Raises:
-        Unavailable: no `chrt`, or it is not allowed.
+        Unavailable: no `chrt` or `taskset`, or it is not allowed.
     """
-    refused = system.refusal(*topology.policy_command) if topology.policy_command else ""
+    words = topology.policy_command(topology.nodes[0])
+    refused = system.refusal(*words) if words else ""
     if refused:
-        policy = f"cpu_policy={topology.spec.cpu_policy}"
-        raise Unavailable("cluster option", policy, refused, "use cpu_policy=other")
+        spec = topology.spec
+        asked = f"cpu_policy={spec.cpu_policy},cores={spec.cores}"
+        raise Unavailable("cluster option", asked, refused, "use cpu_policy=other,cores=shared")
 
 
 def _set_tcp(topology: Topology) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from testbed.cluster.cores import dealt
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 
 SUBNET = "10.211.77"
@@ -65,11 +66,13 @@ class Topology:
         prefix: of the names of its namespaces.
         spec: rates and number of nodes.
         mechanism: how latency is made; None = there is none.
+        cores: of this machine, to be dealt out to the nodes; none = they are not.
     """
 
     prefix: str
     spec: ClusterSpec
     mechanism: Mechanism | None = None
+    cores: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -159,21 +162,37 @@ class Topology:
         return "".join(f"{node.address} slots={slots}\n" for node in self.nodes)
 
     @property
-    def policy_command(self) -> tuple[str, ...]:
-        """The words before a command that give it, and all that it starts, the CPU policy."""
-        return BATCH if self.spec.cpu_policy == "batch" else ()
+    def node_cores(self) -> tuple[tuple[int, ...], ...] | None:
+        """The cores of each node; None = all nodes share all of them."""
+        wanted = self.spec.cores == "pinned" and self.cores
+        return dealt(self.spec.nodes, self.cores) if wanted else None
+
+    def policy_command(self, node: Node) -> Command:
+        """The words before a command that give it, and all that it starts, cores and CPU policy.
+
+        Example:
+            >>> topology = Topology("t", ClusterSpec(nodes=2), cores=(0, 1))
+            >>> " ".join(topology.policy_command(topology.nodes[1]))
+            'taskset -c 1 chrt --batch 0'
+        """
+        cores = self.node_cores
+        pin: Command = ()
+        if cores is not None:
+            pin = ("taskset", "-c", ",".join(map(str, cores[node.number - 1])))
+        return (*pin, *BATCH) if self.spec.cpu_policy == "batch" else pin
 
     def enter(self, hosts_path: str) -> str:
         """A script called as ssh is, `enter HOST-OR-ADDRESS COMMAND...`, that runs it on a node."""
         cases = "".join(
-            f"{n.address}|{n.host}) namespace={n.namespace} host={n.host};;\n" for n in self.nodes
+            f"{n.address}|{n.host}) namespace={n.namespace} host={n.host} "
+            f"policy={shlex.quote(shlex.join(self.policy_command(n)))};;\n"
+            for n in self.nodes
         )
-        enter = (*self.policy_command, "ip", "netns", "exec")
         return (
             "#!/bin/sh\n"
             "target=$1; shift\n"
             f'case $target in\n{cases}*) echo "no node $target" >&2; exit 1;; esac\n'
-            f"exec {shlex.join(enter)} $namespace unshare --uts sh -c "
+            "exec $policy ip netns exec $namespace unshare --uts sh -c "
             f'\'mount --bind {hosts_path} /etc/hosts && hostname "$0" && exec sh -c "$*"\' '
             '$host "$@"\n'
         )

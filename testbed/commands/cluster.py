@@ -55,7 +55,8 @@ def cluster(
     `change=10s:2:1gbit+20s:all:10gbit+30s:2:down` for links that change so long after the start,
     `latency_by=netem` or `injected`, `cpu_policy=batch` (SCHED_BATCH: the nodes share this
     machine's cores, and who computes keeps one until it waits or its slice is over) or `other` (the
-    policy under which the testbed was started).
+    policy under which the testbed was started), `cores=pinned` (each node keeps to its own share of
+    the cores where they can be dealt out evenly) or `shared`.
 
     Needs root, or a kernel that lets users make namespaces.
 

@@ -151,7 +151,8 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
 def share_cores(threads: int | None, local_size: int) -> None:
     """Give each rank of this host its share of the cores, unless told otherwise."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    default = int(given) if given.isdigit() else max(1, (os.cpu_count() or 1) // local_size)
+    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // local_size)
+    default = int(given) if given.isdigit() else max(1, share)
     torch.set_num_threads(threads or default)
     # The communication thread needs the interpreter between two of the main thread's calls.
     sys.setswitchinterval(0.0005)

@@ -20,12 +20,14 @@ class Setting:
         dilation: how many times slower than there everything happens here.
         latency_s: that every exchange waits before it starts, as emulated.
         cpu_policy: under which its nodes share this machine's cores.
+        cores: whether they are `shared`, or each node has some to itself (`pinned`).
     """
 
     rate_bps: float
     dilation: float = 1.0
     latency_s: float = 0.0
     cpu_policy: str = "batch"
+    cores: str = "pinned"
 
     def __post_init__(self) -> None:
         if not (self.rate_bps > 0 and self.dilation > 0 and self.latency_s >= 0):
@@ -46,7 +48,7 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
     grow slower with the dilation, and the latency. Slow-downs are ratios and stay.
 
     Raises:
-        UsageError: their nodes share cores under different policies.
+        UsageError: their nodes share this machine's cores in different ways.
 
     Example:
         >>> link = Link(backend="x", num_workers=4, latency_s=1e-4, seconds_per_byte=1.3e-9)
@@ -54,11 +56,11 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
         >>> f"{there.latency_s:.3g} {there.seconds_per_byte:.3g}"
         '5e-05 2.6e-09'
     """
-    if measured.cpu_policy != asked.cpu_policy:
+    theirs, ours = _sharing(measured), _sharing(asked)
+    if theirs != ours:
         raise UsageError(
-            f"the link was measured under cpu_policy={measured.cpu_policy} and the cluster has "
-            f"cpu_policy={asked.cpu_policy}: what hosts need for a message differs; measure the "
-            "link again, or give the cluster that policy"
+            f"the link was measured under {theirs} and the cluster has {ours}: what hosts need for "
+            f"a message differs; measure the link again, or add {theirs} to --cluster"
         )
 
     def start_up_s(latency_s: float) -> float:
@@ -70,10 +72,15 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
     return each_piece(link, lambda a, b: (start_up_s(a), b * slower))
 
 
+def _sharing(setting: Setting) -> str:
+    return f"cpu_policy={setting.cpu_policy},cores={setting.cores}"
+
+
 def setting_of(record: Mapping[str, Any]) -> Setting:
     """The setting in the record that a link or a cell keeps of its cluster (`cluster`).
 
-    Records that tell no CPU policy are of a time when there was the usual one only.
+    Records that tell no CPU policy, or nothing of cores, are of a time when there was the usual one
+    only, and cores were shared.
 
     Raises:
         UsageError: latency is made by netem there: a message crosses the network several times,
@@ -81,8 +88,9 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
 
     Example:
         >>> ways = {"node": 1, "up_bps": 1e9, "down_bps": 5e8}
-        >>> setting_of({"links": [ways], "dilation": 10.0, "latency": "none"})
-        Setting(rate_bps=500000000.0, dilation=10.0, latency_s=0.0, cpu_policy='other')
+        >>> setting = setting_of({"links": [ways], "dilation": 10.0, "latency": "none"})
+        >>> setting.rate_bps, setting.cpu_policy, setting.cores
+        (500000000.0, 'other', 'shared')
     """
     if record.get("latency") == "netem":
         raise UsageError(
@@ -94,4 +102,5 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
         record["dilation"],
         record["latency_s"] if record.get("latency") == "injected" else 0.0,
         record.get("cpu_policy", "other"),
+        record.get("cores", "shared"),
     )

@@ -72,7 +72,8 @@ def cluster_words(cell: Cell) -> str:
         return ""
     spec, latency = cell.cluster.get("spec", ""), cell.cluster.get("latency", "none")
     policy = cell.cluster.get("cpu_policy", "other")
-    words = f"emulated cluster {spec} (latency: {latency}, CPU policy: {policy})"
+    cores = cell.cluster.get("cores", "shared")
+    words = f"emulated cluster {spec} (latency: {latency}, CPU policy: {policy}, cores: {cores})"
     if cell.dilation == 1:
         return words
     return f"{words}: times are the cluster's, real ones {cell.dilation:g} times as long"

@@ -158,6 +158,18 @@ def test_whatever_runs_on_a_node_has_the_cpu_policy_asked_for(policy: str) -> No
     assert done.out.split() == [str(wanted)] * 2
 
 
+@pytest.mark.parametrize("cores", ["pinned", "shared"])
+def test_whatever_runs_on_a_node_keeps_to_its_cores_where_they_go_round(cores: str) -> None:
+    tell = f"{sys.executable} -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
+    words = f'{tell}; $TESTBED_ENTER node2 "{tell}"'
+    done = testbed("cluster", "--spec", f"nodes=2,cores={cores}", "--", "sh", "-c", words)
+    assert done.status == 0, done.err
+    mine = sorted(os.sched_getaffinity(0))
+    half = len(mine) // 2
+    dealt = [mine[:half], mine[half : 2 * half]] if cores == "pinned" and half else [mine, mine]
+    assert done.out.splitlines() == [" ".join(map(str, node)) for node in dealt]
+
+
 def test_a_cluster_within_a_cluster_is_refused() -> None:
     inner = (sys.executable, "-m", "testbed", "cluster", "--", "true")
     done = testbed("cluster", "--nodes", "1", "--", *inner)

@@ -62,9 +62,13 @@ def test_the_slowest_way_of_any_node_is_the_rate_and_netem_is_refused():
         {"node": 2, "up_bps": 4e9, "down_bps": 1e9},
     ]
     record = {"links": links, "dilation": 2.0, "latency": "injected", "latency_s": 1e-3}
-    assert setting_of(record) == Setting(1e9, 2.0, 1e-3, "other")  # of a time without others
-    assert setting_of({**record, "cpu_policy": "batch"}) == Setting(1e9, 2.0, 1e-3)
-    with pytest.raises(UsageError, match="under cpu_policy=other and the cluster has cpu_policy=b"):
-        carried(LINK, setting_of(record), Setting(1e9))
+    old = setting_of(record)  # of a time without others
+    assert old == Setting(1e9, 2.0, 1e-3, "other", "shared")
+    now = {**record, "cpu_policy": "batch", "cores": "pinned"}
+    assert setting_of(now) == Setting(1e9, 2.0, 1e-3)
+    with pytest.raises(UsageError, match="under cpu_policy=other,cores=shared and the cluster has"):
+        carried(LINK, old, Setting(1e9))
+    with pytest.raises(UsageError, match="add cpu_policy=batch,cores=shared to --cluster"):
+        carried(LINK, setting_of({**now, "cores": "shared"}), Setting(1e9))
     with pytest.raises(UsageError, match="leave out --link"):
         setting_of({**record, "latency": "netem"})
