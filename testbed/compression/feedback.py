@@ -76,7 +76,9 @@ class ErrorFeedback:
             wanted = values.clone()
         else:
             _require_same_size(values, before, context)
-            wanted = torch.add(values, before, alpha=self._aging(state, context))
+            # A caller who gives up its values gives up the old residual, too: its memory is kept.
+            memory = before if context.out is values else None
+            wanted = torch.add(values, before, alpha=self._aging(state, context), out=memory)
         inner_state = taken_from("inner", state)
         done = yield from self.inner.exchange(wanted, inner_state, context)
         kept = {"residual": done.subtract_sent(wanted), **nested("inner", done.state)}

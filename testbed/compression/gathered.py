@@ -18,9 +18,9 @@ from testbed.compression.protocol import (
     Exchanged,
     Form,
     Merger,
-    Placing,
     Round,
     State,
+    can_place,
 )
 
 MeanConversation = Generator[Round, Arrived, torch.Tensor]
@@ -98,7 +98,7 @@ def gathered_mean(
         out: see `Context.out`; used where it is like `like` and the merger can.
     """
     arrived = yield Round(Form.GATHER, (payload,), merger, last=True)
-    if out is not None and isinstance(merger, Placing) and _alike(out, like):
+    if out is not None and can_place(merger) and _alike(out, like):
         if arrived.pulled is not None:
             return merger.place_mean(arrived.pulled, out)
         return merger.place(arrived.parts, out)

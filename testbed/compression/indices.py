@@ -33,6 +33,7 @@ def low_bits(num_elements: int, count: int) -> int:
     return min(widths, key=lambda low: (_delta_bytes(num_elements, count, low), low))
 
 
+@functools.lru_cache(maxsize=4096)
 def index_bytes(num_elements: int, count: int) -> int:
     """Bytes of `count` distinct indices below `num_elements`.
 
@@ -88,6 +89,7 @@ def unpack_indices(packed: torch.Tensor, num_elements: int, count: int) -> torch
     return indices + ((places - torch.arange(count, device=packed.device)) << low)
 
 
+@functools.lru_cache(maxsize=4096)
 def _delta_bytes(num_elements: int, count: int, low: int) -> int:
     top = (num_elements - 1) >> low
     return packed_bytes(count, low) + (packed_bytes(count + top, 1) if top else 0)

@@ -108,6 +108,15 @@ def describe(
         >>> describe(SparseMerger(), 700, torch.float32).partition(", ")[0]
         '{"merger": {"part": "sparse"}'
     """
+    for part in (merger, again):
+        if part is not None:
+            _name_of(part)
+    return _described(merger, num_elements, dtype, again, seed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(merger: Any, num_elements: int, dtype: torch.dtype, again: Any, seed: int) -> str:
+    """Kept, as each message comes with the same one in every step; known parts never change."""
     names = [name for name, known in DTYPES.items() if known == dtype]
     if not names:
         raise UsageError(f"dtype is {dtype}; a merged message has one of {', '.join(DTYPES)}")
@@ -177,13 +186,18 @@ def _fields(part: object) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
 
 
-def _describe_part(part: object) -> dict[str, Any]:
+def _name_of(part: object) -> str:
     name = NAMES.get(type(part))
     if name is None:
         raise UsageError(
             f"no server can merge by {type(part).__name__}; known are {', '.join(PARTS)}; gather "
             "its payloads instead"
         )
+    return name
+
+
+def _describe_part(part: object) -> dict[str, Any]:
+    name = _name_of(part)
     values = {f.name: getattr(part, f.name) for f in _fields(part)}
     return {"part": name} | {
         key: value if isinstance(value, PLAIN) else _describe_part(value)

@@ -27,9 +27,10 @@ What drives it:
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -61,8 +62,9 @@ class Context:
         learning_rate: of this step, for schemes that keep updates instead of gradients.
         out: [n], memory that the mean may be put into once the last answer is there; often that of
             the values themselves. `Exchanged.subtract_sent` then has no values to work on, so that
-            a wrapper that calls it gives the inner compressor values of its own. None: the mean is
-            new memory.
+            a wrapper that calls it gives the inner compressor values of its own. Where it is the
+            values themselves, what `state` holds may be overwritten, too. None: the mean is new
+            memory.
     """
 
     rank: int = 0
@@ -111,6 +113,21 @@ class Placing(Merger, Protocol):
     def place_mean(self, payload: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """`unpack_mean`, into `out` [n], whose values do not matter."""
         ...
+
+
+def can_unite(merger: Merger) -> TypeGuard[Uniting]:
+    """Whether it is `Uniting`, found out once for each class: asked for every message."""
+    return _is_of(type(merger), Uniting)
+
+
+def can_place(merger: Merger) -> TypeGuard[Placing]:
+    """Whether it is `Placing`, found out once for each class."""
+    return _is_of(type(merger), Placing)
+
+
+@functools.cache
+def _is_of(kind: type, protocol: type) -> bool:
+    return issubclass(kind, protocol)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from testbed.compression.gathered import Codec
-from testbed.compression.protocol import Arrived, Context, Merger, State, Uniting
+from testbed.compression.protocol import Arrived, Context, Merger, State, can_unite
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,6 @@ def merge(
 
 
 def _united(merger: Merger, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
-    if isinstance(merger, Uniting):
+    if can_unite(merger):
         return merger.unite(payloads, like)
     return merger.pack_mean(merger.combine(payloads, like))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from testbed.compression.select import above, set_places
-from testbed.compression.sparse import pack_sparse, unpack_sparse
+from testbed.compression.sparse import pack_sparse, sparse_count, unpack_sparse
 
 _SPARSE = 4  # elements for each one that was sent, above which a pass over all costs more
 
@@ -60,6 +61,14 @@ class SparseMerger(SparseMeans):
             >>> SparseMerger().unite(parts, torch.zeros(600)).equal(parts[0])
             True
         """
+        if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
+            united = _united(payloads, like)
+            if united is not None:
+                return united
+        return self.unite_densely(payloads, like)
+
+    def unite_densely(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """`unite`, by way of a tensor of the message's size."""
         total, named = _sum(payloads, torch.zeros_like(like))
         if named is None:
             return self.pack_mean(total.div_(len(payloads)))
@@ -69,6 +78,38 @@ class SparseMerger(SparseMeans):
         means = total[places].div_(len(payloads))
         kept = set_places(means.abs() >= _least(means))
         return pack_sparse(places[kept], means[kept], like.numel())
+
+
+def _united(payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor | None:
+    """`SparseMerger.unite` where few elements were sent, of which alone it needs memory; or None.
+
+    Equal places stand beside each other when they are sorted; payloads are ascending, so that
+    sorting merges runs.
+    """
+    width, total = like.element_size(), like.numel()
+    counts = [sparse_count(payload.numel(), total, width) for payload in payloads]
+    if sum(counts) * _SPARSE > total:
+        return None
+    unpacked = [unpack_sparse(payload, like) for payload in payloads]
+    places = np.concatenate([indices.numpy() for indices, _ in unpacked])
+    order = np.argsort(places, kind="stable")
+    in_order = places[order]
+    first = np.empty(len(order), bool)
+    first[:1] = True
+    np.not_equal(in_order[1:], in_order[:-1], out=first[1:])
+    slots = np.empty(len(order), np.int64)
+    slots[order] = np.cumsum(first) - 1
+    union = torch.from_numpy(in_order[first])
+    means = torch.zeros(union.numel(), dtype=like.dtype)
+    begin = 0
+    for (_, selected), count in zip(unpacked, counts, strict=True):
+        means.index_add_(0, torch.from_numpy(slots[begin : begin + count]), selected)
+        begin += count
+    means.div_(len(payloads))
+    kept = set_places(means.abs() >= _least(means))
+    if kept.numel() < union.numel():
+        union, means = union[kept], means[kept]
+    return pack_sparse(union, means, total)
 
 
 def _sum(

@@ -152,4 +152,5 @@ def test_uniting_and_combining_are_as_plainly(case, seeds):
     plain /= len(seeds)
     merger = SparseMerger()
     assert torch.equal(merger.combine(tuple(payloads), like), plain)
-    assert torch.equal(merger.unite(tuple(payloads), like), merger.pack_mean(plain))
+    for unite in (merger.unite, merger.unite_densely):
+        assert torch.equal(unite(tuple(payloads), like), merger.pack_mean(plain))
