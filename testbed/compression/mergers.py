@@ -108,10 +108,11 @@ def describe(
         >>> describe(SparseMerger(), 700, torch.float32).partition(", ")[0]
         '{"merger": {"part": "sparse"}'
     """
-    for part in (merger, again):
+    known: list[Any] = [merger, again]
+    for part in known:
         if part is not None:
             _name_of(part)
-    return _described(merger, num_elements, dtype, again, seed)
+    return _described(known[0], num_elements, dtype, known[1], seed)
 
 
 @functools.lru_cache(maxsize=4096)
