@@ -148,6 +148,8 @@ def run(
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
+    While it lasts, a line every ten seconds on standard error tells what rank 0 is doing.
+
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
 

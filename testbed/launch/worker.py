@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -26,6 +27,7 @@ from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
 from testbed.launch.probing import PROBE
+from testbed.launch.telling import telling
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.compression import without_own_momentum
@@ -62,12 +64,17 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
     )
 
     def live() -> Cell | None:
-        if not role.is_server:
+        if role.is_server:
+            _serve(config, role, group)
+            return None
+        with _telling(group.control) if role.identity.rank == 0 else nullcontext():
             return _work(msgspec.structs.replace(config, device=device), role, group)
-        _serve(config, role, group)
-        return None
 
     return as_member(role.identity.rank, group, live)
+
+
+def _telling(control: Control) -> AbstractContextManager[None]:
+    return telling(lambda: f"rank 0 is {control.state}", sys.stderr)
 
 
 def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
@@ -132,7 +139,8 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            cells[rank] = _work(config, role, group, build)
+            with _telling(group.control) if rank == 0 else nullcontext():
+                cells[rank] = _work(config, role, group, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
             group.control.report_failure(str(error))

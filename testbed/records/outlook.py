@@ -36,8 +36,13 @@ def workers_table(
     return aligned([head, *rows])
 
 
-def factors_table(found: Sequence[FactorsOf]) -> str:
-    """One line per scheduler and number of workers: which factor costs what."""
+def factors_table(found: Sequence[FactorsOf], left_out: Sequence[str] = ()) -> str:
+    """One line per scheduler and number of workers: which factor costs what.
+
+    Args:
+        found: to be shown.
+        left_out: schedulers that these factors do not explain.
+    """
     head = ["scheduler", "workers", "iteration", "scaling", "start-ups", "bandwidth", "head delay"]
     rows = [[*head, "tail", "slowdown"]]
     rows += [
@@ -53,10 +58,13 @@ def factors_table(found: Sequence[FactorsOf]) -> str:
         ]
         for each in found
     ]
-    return (
-        aligned(rows)
-        + "\n(seconds that would be gone without that factor alone; they need not add up)"
-    )
+    words = "\n(seconds that would be gone without that factor alone; they need not add up)"
+    if left_out:
+        words += (
+            f"\n(not of {', '.join(left_out)}: their messages do not follow one another on one "
+            "channel within backward)"
+        )
+    return aligned(rows) + words
 
 
 def break_even_table(found: Sequence[BreakEven], bits_per_s: Callable[[int, float], float]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from testbed.records.cell import Cell
 from testbed.reporting.dilation import cluster_words, undilated
 from testbed.units import format_bytes, format_seconds
+
+LINE_COLUMNS, MARGIN = 100, 16
 
 
 def describe_cell(cell: Cell) -> str:
     """A few lines with the numbers that matter, units included."""
     cell = undilated(cell)
-    work = {True: "yes", False: "no", None: "not checked"}[cell.identical_work]
+    unsure = "in part" if cell.identical_work_note else "not checked"
+    work = {True: "yes", False: "no", None: unsure}[cell.identical_work]
     servers = f" + {cell.num_servers} servers" if cell.num_servers else ""
     lines = [
         f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "
@@ -78,8 +83,14 @@ def _schedule(cell: Cell) -> list[str]:
     """In which messages gradients travelled, and why; none where the backend exchanges nothing."""
     if cell.num_messages is None:
         return []
-    reason = f": {cell.plan_reason}" if cell.plan_reason else ""
+    first, *others = cell.plan_reason.split("; ")
     count = "1 message" if cell.num_messages == 1 else f"{cell.num_messages} messages"
-    if cell.plan_reason.startswith(count):
-        return [f"  schedule      {cell.scheduler}: {cell.plan_reason}"]
-    return [f"  schedule      {cell.scheduler}, {count} a step{reason}"]
+    if first.startswith(count):
+        head = f"{cell.scheduler}: {first}"
+    else:
+        head = f"{cell.scheduler}, {count} a step" + (f": {first}" if first else "")
+    wrap = textwrap.TextWrapper(
+        LINE_COLUMNS - MARGIN, break_long_words=False, break_on_hyphens=False
+    ).wrap
+    lines = [line for clause in (head, *others) for line in wrap(clause)]
+    return [f"{'  schedule' if not n else '':<{MARGIN}}{line}" for n, line in enumerate(lines)]

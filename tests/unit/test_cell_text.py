@@ -15,6 +15,10 @@ def test_the_schedule_is_told_with_its_messages_and_reason() -> None:
     words = describe_cell(cell(scheduler="p3", num_messages=9, plan_reason="slices of 50000"))
     assert "  schedule      p3, 9 messages a step: slices of 50000\n" in words
     assert "schedule" not in describe_cell(cell())
+    words = describe_cell(cell(scheduler="auto", num_messages=2, plan_reason="a; b; " + "c " * 60))
+    assert "  schedule      auto, 2 messages a step: a\n                b\n" in words
+    assert words.count("c c") > 2
+    assert all(len(line) <= 100 for line in words.splitlines())
     words = describe_cell(cell(scheduler="mg-wfbp", num_messages=5, plan_reason="5 messages: x"))
     assert "  schedule      mg-wfbp: 5 messages: x\n" in words
 

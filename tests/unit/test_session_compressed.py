@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from testbed.compression.casts import Dense
+from testbed.compression.chain import resolve_compressor
 from testbed.compression.protocol import Context, Conversation, State
 from testbed.compression.warmup import ratio_of
 from testbed.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
@@ -61,6 +62,29 @@ def train(steps: int) -> Callable[..., None]:
 def run(compression: Compression | None, scheduler: str = "wfbp", steps: int = 3, **more: Any):
     options = {"optimizer_of": plain, "compression": compression, **more}
     on_two_ranks(train(steps), TwoLayers, scheduler, **options)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_session_gives_up_the_memory_of_what_it_hands_over(scheduler: str) -> None:
+    """So that sparse means lie there, and residuals keep theirs from step to step."""
+    given_up: list[bool] = []
+    residuals: dict[tuple[int, str], set[int]] = {}
+
+    @dataclass(frozen=True)
+    class Looking(Dense):
+        def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+            given_up.append(context.out is values)
+            done = yield from resolve_compressor("ef+topk:ratio=0.5").exchange(
+                values, state, context
+            )
+            places = residuals.setdefault((context.rank, context.key), set())
+            places.add(done.state["residual"].data_ptr())
+            return done
+
+    run(Compression("looking", Looking()), scheduler, steps=4)
+    assert given_up
+    assert all(given_up)
+    assert {len(places) for places in residuals.values()} == {1}
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -233,6 +233,18 @@ def test_factors_and_break_even_go_into_the_record(files, capsys):
     assert [b["scheduler"] for b in record["break_even"]] == ["mg-wfbp", "pace"]
 
 
+def test_factors_explain_the_iteration_of_the_first_table_or_are_left_out_by_name(files, capsys):
+    every = "mg-wfbp,wfbp,sequential,cycle,bucket,dear,p3"
+    simulate(**files, scheduler=every, factors=True)
+    words = capsys.readouterr().out
+    assert "p3: their messages do not follow one another" in words
+    record = outlook(files, capsys, scheduler=every, factors=True)
+    simulated = {r["scheduler"]: r["iteration_s"] for r in record["results"]}
+    assert {"mg-wfbp", "wfbp"} <= {found["scheduler"] for found in record["factors"]}
+    for found in record["factors"]:
+        assert found["iteration_s"] == pytest.approx(simulated[found["scheduler"]], rel=1e-3)
+
+
 def test_stragglers_and_slow_interfaces(files, capsys):
     (plain,) = outlook(files, capsys, scheduler="sequential")["results"]
     (straggling,) = outlook(files, capsys, scheduler="sequential", slowest_worker=2.0)["results"]

@@ -1,0 +1,46 @@
+"""Tells on standard error what a long run is doing, so that nobody takes it for one that hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from testbed.units import format_seconds
+
+EVERY_S = 10.0
+
+
+@contextmanager
+def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> Iterator[None]:
+    """Inside the block, a line every ten seconds with what `state` says then.
+
+    A run that is over before says nothing. A thread of its own writes, which sleeps in between.
+
+    Args:
+        state: what is being done, in words.
+        out: where to.
+        every_s: between two lines.
+
+    Example:
+        >>> import io
+        >>> with telling(lambda: "computing step 3", io.StringIO()):
+        ...     pass
+    """
+    over, began_s = threading.Event(), time.perf_counter()
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            passed = format_seconds(time.perf_counter() - began_s)
+            out.write(f"testbed: after {passed}: {state()}\n")
+            out.flush()
+
+    thread = threading.Thread(target=tell, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,47 @@
+"""What a long run says while it lasts, and that a short one says nothing."""
+
+import io
+import threading
+
+from testbed.launch.telling import telling
+
+
+class Heard(io.StringIO):
+    """Lets a test wait for the second line."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice = threading.Event()
+
+    def flush(self):
+        if self.getvalue().count("\n") >= 2:
+            self.twice.set()
+
+
+def test_a_long_run_says_again_and_again_what_it_does():
+    states = iter(["measuring the link"])
+    out = Heard()
+    with telling(lambda: next(states, "computing step 3"), out, every_s=1e-3):
+        assert out.twice.wait(30)
+    first, second, *_ = out.getvalue().splitlines()
+    assert first.startswith("testbed: after ")
+    assert first.endswith(": measuring the link")
+    assert second.endswith(": computing step 3")
+
+
+def test_nothing_is_said_after_the_end_and_by_a_run_that_is_over_before():
+    out = io.StringIO()
+    with telling(lambda: "computing", out, every_s=3600.0):
+        assert any(thread.name == "telling" for thread in threading.enumerate())
+    assert not any(thread.name == "telling" for thread in threading.enumerate())
+    assert out.getvalue() == ""
+
+
+def test_an_error_inside_ends_it_too():
+    try:
+        with telling(lambda: "computing", io.StringIO(), every_s=3600.0):
+            raise RuntimeError("lost")
+    except RuntimeError:
+        assert not any(thread.name == "telling" for thread in threading.enumerate())
+    else:
+        raise AssertionError("the error was swallowed")
