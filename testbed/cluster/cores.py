@@ -10,7 +10,8 @@ def dealt(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] |
 
     With N nodes and C cores node i has core i mod C where C divides N, so that neighbours in a ring
     are on different cores, and cores [i q, (i + 1) q) with q = floor(C / N) where C >= N; cores
-    that are left over then are nobody's. Elsewhere some nodes would have more than others.
+    that are left over then are nobody's. Elsewhere some nodes would have more than others. Cores
+    are taken by their numbers, whichever of them are threads of one physical core.
 
     Args:
         num_nodes: N > 0.

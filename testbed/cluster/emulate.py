@@ -19,7 +19,7 @@ from testbed.cluster.owner import own_prefix
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 from testbed.cluster.tcp import tcp_settings
 from testbed.cluster.topology import CIDR, DEVICE, Node, Topology
-from testbed.errors import Unavailable
+from testbed.errors import Unavailable, UsageError
 
 # MPI sends its segments over one connection per neighbour and cannot refill it while its thread
 # sleeps, so that connection may hold more than others (see `send_window_bytes`), and segments up to
@@ -154,12 +154,19 @@ def _check_policy(topology: Topology) -> None:
     """See that nodes may have their cores and CPU policy.
 
     Raises:
+        UsageError: cores are to be dealt out that do not go round.
         Unavailable: no `chrt` or `taskset`, or it is not allowed.
     """
+    spec = topology.spec
+    if spec.cores == "pinned" and topology.node_cores is None:
+        raise UsageError(
+            f"cluster: cores is 'pinned', but {len(topology.cores)} cores cannot be dealt out "
+            f"evenly to {spec.nodes} nodes; give it a multiple of the cores, or fewer nodes than "
+            "cores, or leave it at 'auto'"
+        )
     words = topology.policy_command(topology.nodes[0])
     refused = system.refusal(*words) if words else ""
     if refused:
-        spec = topology.spec
         asked = f"cpu_policy={spec.cpu_policy},cores={spec.cores}"
         raise Unavailable("cluster option", asked, refused, "use cpu_policy=other,cores=shared")
 

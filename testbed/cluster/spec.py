@@ -17,7 +17,7 @@ MAX_NODES = 250
 Direction = Literal["up", "down"]
 Mechanism = Literal["netem", "injected"]
 CpuPolicy = Literal["batch", "other"]
-Cores = Literal["pinned", "shared"]
+Cores = Literal["auto", "pinned", "shared"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class ClusterSpec:
         ranks_per_node: worker processes on each node.
         cpu_policy: `batch` = processes on the nodes get Linux's SCHED_BATCH, see below; `other` =
             they keep the policy under which the testbed was started, as a rule SCHED_OTHER.
-        cores: `pinned` = each node's processes keep to its own share of this machine's cores, where
-            these can be dealt out evenly (see `cores.dealt`); `shared` = to none.
+        cores: `pinned` = each node's processes keep to its share of this machine's cores, an error
+            where these cannot be dealt out evenly (see `cores.dealt`); `shared` = any node's may be
+            on any core; `auto` = pinned where they can be dealt out.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
         links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
             or `rate.3=1gbit` for both.
@@ -45,9 +46,9 @@ class ClusterSpec:
     policy a thread that a message has woken may take the core from another node's thread at once;
     `p3` on gloo (643 messages a step, four nodes on two cores) then spent a core on polling and
     took 474 ms a step, 217 under `batch`. Under `batch` whoever computes goes on until it waits or
-    its slice is over, and a waking thread takes an idle core or waits for one. Pinned, a node's
-    threads never wander, whichever others are awake: steps of `p3` on mpi-ring took 150 to 175 ms,
-    160 to 225 shared.
+    its slice is over, and a waking thread takes an idle core or waits for one. Where cores are
+    pinned, a node's threads do not wander to those of others: 60 steps of `p3` on mpi-ring took 150
+    to 187 ms, 160 to 224 where they were shared.
     """
 
     nodes: int = 4
@@ -59,7 +60,7 @@ class ClusterSpec:
     latency_by: Mechanism | None = None
     ranks_per_node: int = 1
     cpu_policy: CpuPolicy = "batch"
-    cores: Cores = "pinned"
+    cores: Cores = "auto"
     change: str = ""
     links: tuple[tuple[Direction, int, str], ...] = ()
 

@@ -164,7 +164,7 @@ class Topology:
     @property
     def node_cores(self) -> tuple[tuple[int, ...], ...] | None:
         """The cores of each node; None = all nodes share all of them."""
-        wanted = self.spec.cores == "pinned" and self.cores
+        wanted = self.spec.cores != "shared" and self.cores
         return dealt(self.spec.nodes, self.cores) if wanted else None
 
     def policy_command(self, node: Node) -> Command:

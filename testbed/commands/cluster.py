@@ -55,8 +55,9 @@ def cluster(
     `change=10s:2:1gbit+20s:all:10gbit+30s:2:down` for links that change so long after the start,
     `latency_by=netem` or `injected`, `cpu_policy=batch` (SCHED_BATCH: the nodes share this
     machine's cores, and who computes keeps one until it waits or its slice is over) or `other` (the
-    policy under which the testbed was started), `cores=pinned` (each node keeps to its own share of
-    the cores where they can be dealt out evenly) or `shared`.
+    policy under which the testbed was started), `cores=pinned` (each node keeps to its share of the
+    cores, an equal number; those left over stay idle), `shared`, or `auto`, pinned where they can
+    be dealt out.
 
     Needs root, or a kernel that lets users make namespaces.
 

@@ -20,6 +20,7 @@ from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
+from testbed.launch.threads import threads_of
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
 from testbed.records.comm import CommConfig
@@ -268,7 +269,7 @@ def _start(
 ) -> int:
     """Start the ranks and wait for them."""
     size = config.workers + role.num_servers
-    threads = config.threads or max(1, (os.cpu_count() or 1) // size)
+    threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
         tree.own_command(*_arguments(config, interface, json, more)),
         size,

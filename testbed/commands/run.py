@@ -20,6 +20,7 @@ from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
+from testbed.launch.threads import threads_of
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.registry import WORKLOADS
@@ -148,7 +149,7 @@ def run(
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
-    While it lasts, a line every ten seconds on standard error tells what rank 0 is doing.
+    A run that takes longer tells every ten seconds, on standard error, what rank 0 is doing.
 
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
@@ -335,7 +336,7 @@ def _start(
 ) -> int:
     """Start the ranks, wait for them, and leave a record even if they fail."""
     size = config.workers + role.num_servers
-    threads = config.threads or max(1, (os.cpu_count() or 1) // size)
+    threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
         tree.own_command(*_arguments(config, interface, json)),
         size,

@@ -204,29 +204,23 @@ def _break_even(wanted: Wanted) -> tuple[BreakEven, ...]:
     )
 
 
-# The factors' model must give what the simulation gave, or it would explain another iteration.
-SAME = 1e-3
-
-
 def _factors(wanted: Wanted, outcomes: Sequence[Outcome]) -> tuple[FactorsOf, ...]:
     """Of the schedulers whose messages follow one another on one channel within backward.
 
-    Others (priorities, halves, several channels, messages that wait for a cycle's or the backward
-    pass's end) have other reasons for what they take; the table names them.
+    Others (priorities, halves, several channels, messages that wait for a tick or for the end of
+    backward) have other reasons for what they take; the table names them.
     """
     from testbed.prediction.factors import factors
     from testbed.records.simulation import FactorsOf
     from testbed.scheduling.grouping import serial_stops
 
     found = []
-    for number, (plan, timeline) in enumerate(outcomes):
+    for number, (plan, _) in enumerate(outcomes):
         link = wanted.links[number // len(wanted.specs)]
         spec = wanted.specs[number % len(wanted.specs)]
         stops = serial_stops(plan)
-        if stops is not None:
-            plain_s = factors(wanted.slowest, stops, link).iteration_s
-            if abs(plain_s - timeline.iteration_s) > SAME * timeline.iteration_s:
-                continue
+        waits = plan.tick_s is not None or (plan.after_backward and len(plan.messages) > 1)
+        if stops is not None and not waits:
             terms = factors(wanted.slowest, stops, link, wanted.overlap_slowdown)
             found.append(FactorsOf.of(spec, link.num_workers, terms))
     return tuple(found)

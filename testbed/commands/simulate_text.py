@@ -26,9 +26,11 @@ def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) 
     if simulation.pays is not UNSET:
         parts.append(pays_table(simulation.pays, _bits_per_s(wanted), wanted.codecs_note))
     if simulation.factors is not UNSET:
-        told = {found.scheduler for found in simulation.factors}
-        left_out = dict.fromkeys(r.scheduler for r in simulation.results if r.scheduler not in told)
-        parts.append(factors_table(simulation.factors, tuple(left_out)))
+        told = {(found.scheduler, found.num_workers) for found in simulation.factors}
+        asked = [(r.scheduler, r.num_workers) for r in simulation.results]
+        parts.append(
+            factors_table(simulation.factors, [each for each in asked if each not in told])
+        )
     if simulation.break_even is not UNSET:
         parts.append(break_even_table(simulation.break_even, _bits_per_s(wanted)))
     return "\n\n".join(parts) + "\n"

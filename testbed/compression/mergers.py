@@ -108,15 +108,15 @@ def describe(
         >>> describe(SparseMerger(), 700, torch.float32).partition(", ")[0]
         '{"merger": {"part": "sparse"}'
     """
-    known: list[Any] = [merger, again]
-    for part in known:
+    for part in (merger, again):
         if part is not None:
             _name_of(part)
-    return _described(known[0], num_elements, dtype, known[1], seed)
+    held: Any = (merger, again)  # known, so frozen: they can be looked up
+    return _described(*held, num_elements, dtype, seed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _described(merger: Any, num_elements: int, dtype: torch.dtype, again: Any, seed: int) -> str:
+def _described(merger: Any, again: Any, num_elements: int, dtype: torch.dtype, seed: int) -> str:
     """Kept, as each message comes with the same one in every step; known parts never change."""
     names = [name for name, known in DTYPES.items() if known == dtype]
     if not names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -28,6 +30,7 @@ class SparseMeans:
         return add_sparse(torch.zeros_like(like), payload)
 
 
+@dataclass(frozen=True)
 class SparseMerger(SparseMeans):
     """See `Merger`; for payloads made by `pack_sparse`."""
 
@@ -62,7 +65,7 @@ class SparseMerger(SparseMeans):
             True
         """
         if like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64):
-            united = _united(payloads, like)
+            united = unite_few(payloads, like)
             if united is not None:
                 return united
         return self.unite_densely(payloads, like)
@@ -80,7 +83,7 @@ class SparseMerger(SparseMeans):
         return pack_sparse(places[kept], means[kept], like.numel())
 
 
-def _united(payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor | None:
+def unite_few(payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor | None:
     """`SparseMerger.unite` where few elements were sent, of which alone it needs memory; or None.
 
     Equal places stand beside each other when they are sorted; payloads are ascending, so that

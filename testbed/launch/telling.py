@@ -11,13 +11,16 @@ from typing import TextIO
 from testbed.units import format_seconds
 
 EVERY_S = 10.0
+LEAVE_S = 1.0
+WORDS = "testbed: after"  # how such a line begins
 
 
 @contextmanager
 def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> Iterator[None]:
     """Inside the block, a line every ten seconds with what `state` says then.
 
-    A run that is over before says nothing. A thread of its own writes, which sleeps in between.
+    A run that is over before says nothing. A thread of its own writes, which sleeps in between;
+    the block's end does not wait for a stream that takes nothing any more.
 
     Args:
         state: what is being done, in words.
@@ -34,7 +37,7 @@ def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> 
     def tell() -> None:
         while not over.wait(every_s):
             passed = format_seconds(time.perf_counter() - began_s)
-            out.write(f"testbed: after {passed}: {state()}\n")
+            out.write(f"{WORDS} {passed}: {state()}\n")
             out.flush()
 
     thread = threading.Thread(target=tell, name="telling", daemon=True)
@@ -43,4 +46,4 @@ def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> 
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(LEAVE_S)

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Group
+from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
@@ -28,6 +29,7 @@ from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
 from testbed.launch.probing import PROBE
 from testbed.launch.telling import telling
+from testbed.launch.threads import own_threads
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.compression import without_own_momentum
@@ -159,8 +161,7 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
 def share_cores(threads: int | None, local_size: int) -> None:
     """Give each rank of this host its share of the cores, unless told otherwise."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // local_size)
-    default = int(given) if given.isdigit() else max(1, share)
+    default = int(given) if given.isdigit() else own_threads(local_size, find_facts())
     torch.set_num_threads(threads or default)
     # The communication thread needs the interpreter between two of the main thread's calls.
     sys.setswitchinterval(0.0005)

@@ -20,7 +20,8 @@ class Setting:
         dilation: how many times slower than there everything happens here.
         latency_s: that every exchange waits before it starts, as emulated.
         cpu_policy: under which its nodes share this machine's cores.
-        cores: whether they are `shared`, or each node has some to itself (`pinned`).
+        cores: whether any node's threads may be on any of them (`shared`) or each node keeps to its
+            share (`pinned`).
     """
 
     rate_bps: float
@@ -60,7 +61,8 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
     if theirs != ours:
         raise UsageError(
             f"the link was measured under {theirs} and the cluster has {ours}: what hosts need for "
-            f"a message differs; measure the link again, or add {theirs} to --cluster"
+            f"a message differs; measure the link again, or add {theirs} to --cluster, where this "
+            "machine's cores allow it"
         )
 
     def start_up_s(latency_s: float) -> float:

@@ -36,12 +36,12 @@ def workers_table(
     return aligned([head, *rows])
 
 
-def factors_table(found: Sequence[FactorsOf], left_out: Sequence[str] = ()) -> str:
+def factors_table(found: Sequence[FactorsOf], left_out: Sequence[tuple[str, int]] = ()) -> str:
     """One line per scheduler and number of workers: which factor costs what.
 
     Args:
         found: to be shown.
-        left_out: schedulers that these factors do not explain.
+        left_out: schedulers and numbers of workers that these factors do not explain.
     """
     head = ["scheduler", "workers", "iteration", "scaling", "start-ups", "bandwidth", "head delay"]
     rows = [[*head, "tail", "slowdown"]]
@@ -60,9 +60,13 @@ def factors_table(found: Sequence[FactorsOf], left_out: Sequence[str] = ()) -> s
     ]
     words = "\n(seconds that would be gone without that factor alone; they need not add up)"
     if left_out:
+        counts: dict[str, list[str]] = {}
+        for scheduler, num_workers in left_out:
+            counts.setdefault(scheduler, []).append(str(num_workers))
+        names = [f"{scheduler} ({', '.join(counts[scheduler])} workers)" for scheduler in counts]
         words += (
-            f"\n(not of {', '.join(left_out)}: their messages do not follow one another on one "
-            "channel within backward)"
+            f"\n(not of {', '.join(names)}: their messages go by priority, in halves, on several "
+            "channels, or wait for a tick or for the end of backward)"
         )
     return aligned(rows) + words
 

@@ -10,7 +10,7 @@ from testbed.prediction.worth import crossing
 from testbed.records.report import BreakEven, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.compression import work_of
-from testbed.reporting.dilation import undilated
+from testbed.reporting.dilation import sharing_of, undilated
 
 _LINK_KEYS = ("up_bps", "down_bps")
 _DENSE = "none"
@@ -108,7 +108,8 @@ def _least(cells: Iterable[ReportCell], name: str) -> float | None:
 def _where(cell: ReportCell) -> _Where:
     spec = str((cell.cluster or {}).get("spec", ""))
     rest = ",".join(part for part in spec.split(",") if not part.startswith("rate="))
-    work = repr(sorted((work_of(cell) | {"cluster": rest}).items()))
+    same = {"cluster": rest, "sharing": sharing_of(cell.cluster)}
+    work = repr(sorted((work_of(cell) | same).items()))
     return _Where(cell.workload, cell.backend, cell.num_workers, rest, work)
 
 

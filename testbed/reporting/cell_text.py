@@ -14,8 +14,7 @@ LINE_COLUMNS, MARGIN = 100, 16
 def describe_cell(cell: Cell) -> str:
     """A few lines with the numbers that matter, units included."""
     cell = undilated(cell)
-    unsure = "in part" if cell.identical_work_note else "not checked"
-    work = {True: "yes", False: "no", None: unsure}[cell.identical_work]
+    work = {True: "yes", False: "no", None: "not checked"}[cell.identical_work]
     servers = f" + {cell.num_servers} servers" if cell.num_servers else ""
     lines = [
         f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "

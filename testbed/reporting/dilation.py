@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -66,14 +67,26 @@ def _compression(found: CompressionResult | None, factor: float) -> CompressionR
     )
 
 
+def sharing_of(cluster: Mapping[str, Any] | None) -> str:
+    """How an emulated cluster's nodes share this machine's cores; empty without one.
+
+    Example:
+        >>> sharing_of({"cpu_policy": "batch", "cores": "pinned"}), sharing_of({}), sharing_of(None)
+        ('CPU policy: batch, cores: pinned', 'CPU policy: other, cores: shared', '')
+    """
+    if cluster is None:
+        return ""
+    # Older records tell nothing of what could not be chosen then.
+    policy, cores = cluster.get("cpu_policy", "other"), cluster.get("cores", "shared")
+    return f"CPU policy: {policy}, cores: {cores}"
+
+
 def cluster_words(cell: Cell) -> str:
     """The emulated cluster in words; empty without one."""
     if cell.cluster is None:
         return ""
     spec, latency = cell.cluster.get("spec", ""), cell.cluster.get("latency", "none")
-    policy = cell.cluster.get("cpu_policy", "other")
-    cores = cell.cluster.get("cores", "shared")
-    words = f"emulated cluster {spec} (latency: {latency}, CPU policy: {policy}, cores: {cores})"
+    words = f"emulated cluster {spec} (latency: {latency}, {sharing_of(cell.cluster)})"
     if cell.dilation == 1:
         return words
     return f"{words}: times are the cluster's, real ones {cell.dilation:g} times as long"

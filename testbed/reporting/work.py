@@ -8,6 +8,7 @@ import msgspec
 
 from testbed.config import RunConfig
 from testbed.records.report import ReportCell
+from testbed.reporting.dilation import sharing_of
 from testbed.spec import parse_spec
 from testbed.statistics.compare import efficiency, most_common
 
@@ -38,11 +39,11 @@ def is_upper_bound(cell: ReportCell) -> bool:
 
 def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:
     """The cells with `efficiency`, `comparable` and `comparable_note` filled in."""
-    bounds: dict[RunConfig, float | None] = {}
+    bounds: dict[_Key, float | None] = {}
     for cell in cells:
         if cell.status == "ok" and is_upper_bound(cell):
             bounds.setdefault(_step_key(cell), cell.step_time_s)
-    peers: dict[RunConfig, list[ReportCell]] = {}
+    peers: dict[_Key, list[ReportCell]] = {}
     for cell in cells:
         peers.setdefault(_work_key(cell), []).append(cell)
     judged = []
@@ -88,12 +89,16 @@ def same_work(cell: ReportCell) -> tuple[str, str]:
     return "yes", cell.identical_work_note
 
 
-def _work_key(cell: ReportCell) -> RunConfig:
-    return _without(cell, _EXCHANGE + _RECORD)
+_Key = tuple[RunConfig, str]  # settings, and how nodes of an emulated cluster share cores
 
 
-def _step_key(cell: ReportCell) -> RunConfig:
-    return _without(cell, tuple(n for n in _EXCHANGE if n != "slow") + _RECORD + _LENGTH)
+def _work_key(cell: ReportCell) -> _Key:
+    return _without(cell, _EXCHANGE + _RECORD), sharing_of(cell.cluster)
+
+
+def _step_key(cell: ReportCell) -> _Key:
+    levelled = tuple(n for n in _EXCHANGE if n != "slow") + _RECORD + _LENGTH
+    return _without(cell, levelled), sharing_of(cell.cluster)
 
 
 def _without(cell: ReportCell, names: Iterable[str]) -> RunConfig:

@@ -17,6 +17,7 @@ from testbed.units import format_seconds
 
 Command = Callable[[RunConfig, Path], list[str]]
 
+_PROGRESS = "testbed: after "  # what a long run tells beside what went wrong
 _LOG_TAIL_LINES = 12
 _LOG_TAIL_BYTES = 1 << 16
 
@@ -153,4 +154,5 @@ def _tail(log_path: Path) -> str:
         size = file.seek(0, 2)
         file.seek(max(0, size - _LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return "\n".join(text.strip().splitlines()[-_LOG_TAIL_LINES:])
+    lines = [line for line in text.strip().splitlines() if not line.startswith(_PROGRESS)]
+    return "\n".join(lines[-_LOG_TAIL_LINES:])

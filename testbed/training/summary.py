@@ -148,7 +148,7 @@ def judge(
             "process would arrive elsewhere"
         )
     if first.reference_error is None:
-        return None, "ranks agree bit for bit; not compared with a single process"
+        return None, "not compared with a single process; ranks agree bit for bit"
     limit = TOLERANCE[config.precision]
     if not first.reference_error <= limit:
         return False, (

@@ -158,7 +158,7 @@ def test_whatever_runs_on_a_node_has_the_cpu_policy_asked_for(policy: str) -> No
     assert done.out.split() == [str(wanted)] * 2
 
 
-@pytest.mark.parametrize("cores", ["pinned", "shared"])
+@pytest.mark.parametrize("cores", ["auto", "pinned", "shared"])
 def test_whatever_runs_on_a_node_keeps_to_its_cores_where_they_go_round(cores: str) -> None:
     tell = f"{sys.executable} -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
     words = f'{tell}; $TESTBED_ENTER node2 "{tell}"'
@@ -166,8 +166,18 @@ def test_whatever_runs_on_a_node_keeps_to_its_cores_where_they_go_round(cores: s
     assert done.status == 0, done.err
     mine = sorted(os.sched_getaffinity(0))
     half = len(mine) // 2
-    dealt = [mine[:half], mine[half : 2 * half]] if cores == "pinned" and half else [mine, mine]
+    dealt = [mine[:half], mine[half : 2 * half]] if cores != "shared" and half else [mine, mine]
     assert done.out.splitlines() == [" ".join(map(str, node)) for node in dealt]
+
+
+def test_cores_that_do_not_go_round_are_refused_when_asked_for() -> None:
+    nodes = len(os.sched_getaffinity(0)) + 1
+    if nodes == 2:
+        pytest.skip("one core goes round any number of nodes")
+    done = testbed("cluster", "--spec", f"nodes={nodes},cores=pinned", "--", "true")
+    assert done.status == 2
+    assert f"cannot be dealt out evenly to {nodes} nodes" in done.err
+    assert testbed("cluster", "--spec", f"nodes={nodes}", "--", "true").status == 0
 
 
 def test_a_cluster_within_a_cluster_is_refused() -> None:

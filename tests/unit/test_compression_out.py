@@ -54,6 +54,26 @@ def test_means_and_states_are_the_same_wherever_the_mean_lies(spec, answer):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_residual_that_ages_is_the_same_in_its_old_memory():
+    compressor = resolve_compressor("ef:units=update+topk:ratio=0.1")
+    draw = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(700, generator=draw) for _ in range(5)]
+    states = []
+    for placed in (False, True):
+        state: dict[str, torch.Tensor] = {}
+        for step, gradient in enumerate(gradients):
+            values = gradient.clone()
+            context = Context(step=step, learning_rate=1.0 / (step + 1))
+            context = replace(context, out=values if placed else None)
+            talk = compressor.exchange(values, state, context)
+            (payload,) = next(talk).parts
+            with pytest.raises(StopIteration) as stop:
+                talk.send(Arrived((payload,)))
+            state = stop.value.value.state
+        states.append(state)
+    assert torch.equal(states[0]["residual"], states[1]["residual"])
+
+
 @pytest.mark.parametrize("answer", [None, served])
 @pytest.mark.parametrize("spec", IN_PLACE)
 def test_sparse_means_need_no_memory_of_their_own(spec, answer):

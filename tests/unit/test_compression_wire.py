@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
 from testbed.compression.indices import index_bytes, low_bits, pack_indices, unpack_indices
 from testbed.compression.sparse import as_values, pack_sparse, sparse_bytes, unpack_sparse
-from testbed.compression.sparse_mean import SparseMerger, add_sparse
+from testbed.compression.sparse_mean import SparseMerger, add_sparse, unite_few
 from testbed.errors import UsageError
 
 INT_BITS = 31  # of the widest code that an index needs
@@ -135,6 +135,27 @@ def test_a_server_packs_a_mean_without_loss(case):
     payload = merger.pack_mean(mean)
     assert torch.equal(merger.unpack_mean(payload, torch.zeros(num_elements)), mean)
     assert payload.numel() == sparse_bytes(num_elements, int((mean != 0).sum()), 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("num_elements", "count"), [(1, 0), (64, 1), (2048, 21), (70_001, 701)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 7])
+def test_few_elements_are_united_in_rank_order(num_ranks, num_elements, count, dtype):
+    """Sums that are not exact: another order of addition would give other bits."""
+    draw = torch.Generator().manual_seed(num_ranks)
+    like, payloads = torch.zeros(num_elements, dtype=dtype), []
+    # Chosen from a few places only, so that most come more than once.
+    places = torch.randperm(num_elements, generator=draw)[: 2 * count]
+    for _ in range(num_ranks):
+        order = torch.randperm(places.numel(), generator=draw)[:count]
+        values = torch.randn(count, generator=draw, dtype=dtype)
+        payloads.append(pack_sparse(places[order].sort().values, values, num_elements))
+    few = count * num_ranks * 4 <= num_elements
+    united = unite_few(tuple(payloads), like)
+    assert (united is not None) == few
+    expected = SparseMerger().unite_densely(tuple(payloads), like)
+    assert torch.equal(SparseMerger().unite(tuple(payloads), like), expected)
+    assert united is None or torch.equal(united, expected)
 
 
 @given(selections(), st.lists(st.integers(0, 1 << 30), min_size=1, max_size=4))

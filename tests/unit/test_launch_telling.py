@@ -3,7 +3,8 @@
 import io
 import threading
 
-from testbed.launch.telling import telling
+from testbed.launch.telling import WORDS, telling
+from testbed.sweeping.executor import _tail
 
 
 class Heard(io.StringIO):
@@ -35,6 +36,12 @@ def test_nothing_is_said_after_the_end_and_by_a_run_that_is_over_before():
         assert any(thread.name == "telling" for thread in threading.enumerate())
     assert not any(thread.name == "telling" for thread in threading.enumerate())
     assert out.getvalue() == ""
+
+
+def test_what_a_sweep_leaves_out_of_errors_is_what_a_run_tells(tmp_path):
+    log = tmp_path / "cell.log"
+    log.write_text("the reason\n" + f"{WORDS} 10 s: rank 0 is computing step 3\n" * 30)
+    assert _tail(log) == "the reason"
 
 
 def test_an_error_inside_ends_it_too():

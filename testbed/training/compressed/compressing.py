@@ -81,7 +81,10 @@ class Compressing:
         )
 
     def saved(self) -> dict[str, Any]:
-        """What is kept between steps, for a checkpoint of this rank."""
+        """What is kept between steps, for a checkpoint of this rank.
+
+        The tensors are those that the next step overwrites: save or copy them before it.
+        """
         plan, keys = self.conversations.adopted
         states = packed(self.conversations.states)
         return {"states": states, "plan": encode_plan(plan), "keys": list(keys)}

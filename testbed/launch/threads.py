@@ -1,0 +1,52 @@
+"""How many torch threads each rank of a machine has."""
+
+from __future__ import annotations
+
+import os
+
+from testbed.cluster.facts import Facts
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of the machine's where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_of(size: int, facts: Facts | None = None, cores: int | None = None) -> int:
+    """Threads of each of the ranks that are to be started here, so that they fit its cores.
+
+    On a node of an emulated cluster that keeps to its cores only that node's ranks share them.
+
+    Args:
+        size: ranks on this machine, or on all nodes of the cluster.
+        facts: of the cluster; None = there is none.
+        cores: that this process may use; None = asked of the system.
+
+    Example:
+        >>> threads_of(4, cores=16), threads_of(8, cores=2)
+        (4, 1)
+    """
+    sharers = _ranks_of_node(facts) or size
+    return max(1, (usable_cores() if cores is None else cores) // sharers)
+
+
+def own_threads(local_size: int, facts: Facts | None = None) -> int:
+    """Threads of this rank, one of `local_size` that some launcher started on this host.
+
+    It may have bound each rank to cores of its own, so that those that a rank has are its share.
+
+    Example:
+        >>> own_threads(10**6)
+        1
+    """
+    if _ranks_of_node(facts):
+        return threads_of(local_size, facts)
+    return max(1, min(usable_cores(), (os.cpu_count() or 1) // local_size))
+
+
+def _ranks_of_node(facts: Facts | None) -> int:
+    """Ranks that share a node's own cores; 0 where there are no such."""
+    pinned = facts is not None and facts.record.get("cores") == "pinned"
+    return int(facts.record["ranks_per_node"]) if facts is not None and pinned else 0
