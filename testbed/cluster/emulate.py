@@ -161,8 +161,8 @@ def _check_policy(topology: Topology) -> None:
     if spec.cores == "pinned" and topology.node_cores is None:
         raise UsageError(
             f"cluster: cores is 'pinned', but {len(topology.cores)} cores cannot be dealt out "
-            f"evenly to {spec.nodes} nodes; give it a multiple of the cores, or fewer nodes than "
-            "cores, or leave it at 'auto'"
+            f"evenly to {spec.nodes} nodes; make it a multiple of the cores, or fewer nodes than "
+            "cores, or choose cores=shared"
         )
     words = topology.policy_command(topology.nodes[0])
     refused = system.refusal(*words) if words else ""

@@ -183,6 +183,7 @@ def run(
     resolve_scheduler(config.scheduler)
     check_compressor(config, kind, options)
     check_files(json, hostfile)
+    check_inputs(config, config.workers if identity.launcher == "alone" else None)
     check_device(config.device)
     if config.cluster is not None and here is None:
         again = _arguments(config, interface, json)
@@ -292,6 +293,29 @@ def check_files(json: Path | None, hostfile: Path | None) -> None:
         raise UsageError(f"--json is {str(json)!r}, but there is no folder {str(json.parent)!r}")
     if hostfile is not None and not hostfile.is_file():
         raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
+
+
+def check_inputs(config: RunConfig, num_workers: int | None) -> None:
+    """Fail before any process is started if what a plan is made from cannot be had.
+
+    Args:
+        config: of the run.
+        num_workers: how many there will be; None = a launcher decides.
+
+    Raises:
+        UsageError: names the option and the file, or the rank that is not there.
+    """
+    for option, path in (("--link", config.link), ("--plan", config.plan)):
+        if path is not None and not Path(path).is_file():
+            raise UsageError(f"{option} is {path!r}, but there is no such file")
+    if config.trace is not None:
+        from testbed.prediction.shipped import find_trace
+
+        find_trace(config.trace)
+    if config.slow is not None:
+        from testbed.training.slowdown import parse_slowdowns
+
+        parse_slowdowns(config.slow, num_workers)
 
 
 def check_device(device: str) -> None:

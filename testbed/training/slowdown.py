@@ -21,17 +21,28 @@ class Slowdown:
         return self.delay_s if rank == self.rank and step % self.every == 0 else 0.0
 
 
-def parse_slowdowns(text: str) -> tuple[Slowdown, ...]:
+def parse_slowdowns(text: str, num_workers: int | None = None) -> tuple[Slowdown, ...]:
     """Slowdowns from `rank=1,delay=50ms[,every=8]`, several of them separated by semicolons.
 
+    Args:
+        text: of `--slow`.
+        num_workers: how many there are; None = not known yet.
+
     Raises:
-        UsageError: a key is unknown or missing.
+        UsageError: a key is unknown or missing, or there is no such rank.
 
     Example:
         >>> parse_slowdowns("rank=1,delay=50ms,every=2;rank=0,delay=25ms")[1]
         Slowdown(rank=0, delay_s=0.025, every=1)
     """
-    return tuple(_parse_one(piece) for piece in text.split(";"))
+    slowdowns = tuple(_parse_one(piece) for piece in text.split(";"))
+    for slowdown in slowdowns:
+        if num_workers is not None and slowdown.rank >= num_workers:
+            raise UsageError(
+                f"--slow names rank {slowdown.rank}, and there are {num_workers} workers; expected "
+                f"0 .. {num_workers - 1}"
+            )
+    return slowdowns
 
 
 def _parse_one(text: str) -> Slowdown:

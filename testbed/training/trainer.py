@@ -201,7 +201,8 @@ class _Loop:
         self._warmup = num_warmup(run.config, total)
         self._cursor = SampleCursor(order, run.rank)
         self._digest = RunningDigest()
-        self._slow = parse_slowdowns(run.config.slow) if run.config.slow is not None else ()
+        text = run.config.slow
+        self._slow = () if text is None else parse_slowdowns(text, run.backend.size)
         evaluated = replica.workload.test is not None and run.rank == 0
         every = run.config.evaluate_every or order.steps_per_epoch
         self._snapshots = Snapshots(replica.model, every if evaluated else None)

@@ -1,0 +1,37 @@
+"""What `testbed run` refuses before any process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.commands.run import check_inputs
+from testbed.config import RunConfig
+from testbed.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"link": "nope.json"}, "--link is 'nope.json', but there is no such file"),
+        ({"plan": "nope.json"}, "--plan is 'nope.json', but there is no such file"),
+        ({"trace": "nope"}, "'nope': no such file"),
+        ({"slow": "rank=2,delay=1ms"}, r"--slow names rank 2, .* 2 workers; expected 0 .. 1"),
+        ({"slow": "rank=two,delay=1ms"}, "--slow is 'rank=two,delay=1ms'"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(given: dict[str, str], words: str) -> None:
+    config = msgspec.structs.replace(RunConfig(), **given)
+    with pytest.raises(UsageError, match=words):
+        check_inputs(config, 2)
+
+
+def test_what_is_there_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "link.json"
+    file.write_text("{}")
+    config = RunConfig(link=str(file), trace="resnet50-v100", slow="rank=1,delay=1ms")
+    check_inputs(config, 2)
+    # A launcher may bring more ranks than the default.
+    check_inputs(msgspec.structs.replace(config, slow="rank=7,delay=1ms"), None)
