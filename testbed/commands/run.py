@@ -149,7 +149,7 @@ def run(
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
-    A run that takes longer tells every ten seconds, on standard error, what rank 0 is doing.
+    Every ten seconds it tells, on standard error, what rank 0 is doing.
 
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
