@@ -47,8 +47,8 @@ class ClusterSpec:
     `p3` on gloo (643 messages a step, four nodes on two cores) then spent a core on polling and
     took 474 ms a step, 217 under `batch`. Under `batch` whoever computes goes on until it waits or
     its slice is over, and a waking thread takes an idle core or waits for one. Where cores are
-    pinned, a node's threads do not wander to those of others: some 50 steps of `p3` on mpi-ring took
-    150 to 187 ms, 160 to 224 where they were shared.
+    pinned, a node's threads do not wander to those of others: some 50 steps of `p3` on mpi-ring
+    took 150 to 187 ms, 160 to 224 where they were shared.
     """
 
     nodes: int = 4
