@@ -162,6 +162,14 @@ def test_efficiency_is_against_no_communication_of_the_same_work():
     assert row(report, "gloo", "resnet20").efficiency is None
 
 
+def test_efficiency_never_mixes_ways_to_share_cores():
+    pinned, shared = ({"spec": "nodes=2", "cores": how} for how in ("pinned", "shared"))
+    bound, other = cell("none", 20, cluster=pinned), cell("gloo", 40, cluster=shared)
+    assert row(report_of([bound, other]), "gloo").efficiency is None
+    same = cell("gloo", 40, cluster=pinned)
+    assert row(report_of([bound, same]), "gloo").efficiency == pytest.approx(0.5)
+
+
 def test_efficiency_never_mixes_batch_sizes():
     other = cell("gloo", 30, batch_size=32, config={"batch_size": 32})
     assert row(report_of([cell("none", 20), other]), "gloo").efficiency is None
