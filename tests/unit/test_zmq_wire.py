@@ -73,7 +73,7 @@ def headers(draw):
         operation=draw(st.sampled_from(Operation)),
         worker=draw(st.integers(0, 2**16 - 1)),
         root=draw(st.integers(0, 2**16 - 1)),
-        flags=Flag(draw(st.integers(0, 7))),
+        flags=draw(st.integers(0, Flag.ALL)),
         dtype=draw(st.sampled_from(DTYPES)),
         frame_count=draw(st.integers(0, 2**32 - 1)),
         stream=draw(U64),

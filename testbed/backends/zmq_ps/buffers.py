@@ -11,6 +11,7 @@ from testbed.backends.zmq_ps.wire import DTYPES
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_KNOWN_TO_NUMPY = frozenset(TORCH_DTYPES.values()) - {torch.bfloat16}
 
 SHARED_BATCH_BYTES = 16 * 1024
 """ZeroMQ hands out smaller messages as pieces of one receive buffer, with any alignment."""
@@ -20,7 +21,11 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous CPU tensor, of any dtype; writing there writes the tensor."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    plain = tensor.detach()
+    if plain.dtype in _KNOWN_TO_NUMPY:
+        known: Bytes = plain.numpy().reshape(-1).view(np.uint8)  # half the time of what is below
+        return known
+    return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def tensor_of(buffer: memoryview, dtype: str) -> torch.Tensor:

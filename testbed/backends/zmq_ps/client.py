@@ -14,6 +14,7 @@ from testbed.backends.work import PendingWork
 from testbed.backends.zmq_ps.beginning import begin
 from testbed.backends.zmq_ps.buffers import Bytes
 from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket
+from testbed.backends.zmq_ps.frames import has_message, receive_frames, send_frames
 from testbed.backends.zmq_ps.host import ServerProcess
 from testbed.backends.zmq_ps.owners import Owners
 from testbed.backends.zmq_ps.serve import Counters
@@ -203,8 +204,7 @@ class Client:
 
     def _send(self, server: int, header: Header, elements: Bytes | None) -> Traffic:
         frame = encode(header, self._digest)
-        frames: list[bytes | memoryview] = [frame] if elements is None else [frame, elements.data]
-        self._sockets[server].send_multipart(frames, copy=False)
+        send_frames(self._sockets[server], (frame,), None if elements is None else elements.data)
         return self._count(server, len(frame), sent=header.payload_bytes)
 
     def _count(self, server: int, header_bytes: int, sent: int = 0, received: int = 0) -> Traffic:
@@ -216,15 +216,12 @@ class Client:
         return traffic
 
     def _receive(self, server: int, socket: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            header = decode(frames[0].bytes, self._digest)
-            payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
+        while has_message(socket):
+            (frame,), payloads = receive_frames(socket, 1)
+            header = decode(frame, self._digest)
+            payload = payloads[0] if payloads else memoryview(b"")
             check_payload(header, payload.nbytes)
-            traffic = self._count(server, len(frames[0]), received=header.payload_bytes)
+            traffic = self._count(server, len(frame), received=header.payload_bytes)
             self._take(server, header, payload, traffic)
 
     def _take(self, server: int, header: Header, payload: memoryview, traffic: Traffic) -> None:
@@ -237,7 +234,7 @@ class Client:
             assert self._goodbyes is not None
             self._goodbyes.discard(server)
             return
-        if Flag.ERROR in header.flags:
+        if header.flags & Flag.ERROR:
             # An error about an exchange that this rank has not begun comes again when it does.
             if header.exchange in self._under_way:
                 raise Disagreement(header.note.decode(errors="replace"))

@@ -55,7 +55,7 @@ class Deliveries:
             )
         entry.left[worker] = left
         replies: list[Message] = []
-        if Flag.PAYLOAD not in header.flags:
+        if not header.flags & Flag.PAYLOAD:
             entry.asked.add(worker)
             held = entry.held.pop(worker, [])
             replies = [answer(header, worker), *(passed_on(part, worker) for part in held)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.buffers import DTYPE_NAMES, Bytes, bytes_of
 from testbed.backends.zmq_ps.exchanges import AnswersOfAnySize, Place, Ticket
@@ -58,7 +59,7 @@ class DeliverExchange(AnswersOfAnySize):
 
     def take(self, header: Header, payload: memoryview) -> bool:
         """A slice of a part for this rank, or the word that a message of ours arrived."""
-        if Flag.PAYLOAD in header.flags:
+        if header.flags & Flag.PAYLOAD:
             self._incoming.take(header, payload)
         else:
             self._unconfirmed -= 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.buffers import DTYPE_NAMES, Bytes, bytes_of, copy_in
 from testbed.backends.zmq_ps.incoming import IncomingParts
@@ -88,7 +89,7 @@ class Exchange:
             KeyError: nothing was asked about this slice, or it was answered already.
         """
         self._waiting.remove(header.offset)
-        if Flag.PAYLOAD in header.flags:
+        if header.flags & Flag.PAYLOAD:
             copy_in(self._memory, header.offset * self.header.element_size, payload)
         if header.operation is Operation.APPLY:
             known = header.version if self.version is None else self.version
@@ -169,7 +170,7 @@ class GatherExchange(AnswersOfAnySize):
 
     def take(self, header: Header, payload: memoryview) -> bool:
         """A slice of another worker's part, or the word that one of ours arrived."""
-        if Flag.PAYLOAD not in header.flags:
+        if not header.flags & Flag.PAYLOAD:
             self._unconfirmed -= 1
         else:
             self._incoming.take(header, payload)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.state import Message, Mismatch, check_same
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.buffers import tensor_of
 from testbed.backends.zmq_ps.exchanges import AnswersOfAnySize, Place, Ticket
@@ -26,14 +25,14 @@ class MergeExchange(AnswersOfAnySize):
     def __init__(self, request: Request, ticket: Ticket, place_: Place, owner: int) -> None:
         super().__init__(request, ticket, place_)
         whole = place(request.key, self.header.total_elements, 1, 1, place_.slice_bytes)
-        self.slices = tuple(replace(piece, server=owner) for piece in whole)
+        self.slices = tuple(Slice(owner, piece.offset, piece.num_elements) for piece in whole)
         self._merged = torch.empty(0, dtype=torch.uint8)
         self._lossless = True
 
     def take(self, header: Header, payload: memoryview) -> bool:
         """The merged payload, in one message: it is the answer to all slices."""
         self._merged = tensor_of(payload, header.dtype)
-        self._lossless = Flag.REPACKED not in header.flags
+        self._lossless = not header.flags & Flag.REPACKED
         return True
 
     def result(self) -> Combined:

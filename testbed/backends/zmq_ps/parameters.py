@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.optimizers import build, parse_optimizer, step
 from testbed.backends.zmq_ps.state import Message, Mismatch, answer, check_same

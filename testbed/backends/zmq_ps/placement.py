@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from testbed.backends.zmq_ps.options import ZmqPsOptions
@@ -27,6 +28,7 @@ class Slice:
     num_elements: int
 
 
+@lru_cache(maxsize=8192)  # the same messages come in every step
 def place(
     key: str, num_elements: int, element_size: int, num_servers: int, slice_bytes: int
 ) -> tuple[Slice, ...]:

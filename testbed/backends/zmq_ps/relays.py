@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.state import Message, Mismatch, answer, check_same
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
@@ -61,7 +63,7 @@ class Relays:
             raise Mismatch(f"rank {worker} sent more of {header.key!r} than it announced")
         entry.arrived[worker] = left
         replies.append(answer(header, worker))
-        if Flag.PAYLOAD in header.flags:
+        if header.flags & Flag.PAYLOAD:
             replies += [passed_on(message, other) for other in entry.arrived if other != worker]
             entry.messages.append(message)
         if len(entry.arrived) == self._num_workers and not any(entry.arrived.values()):

@@ -20,6 +20,7 @@ import torch
 import zmq
 
 from testbed.backends.zmq_ps.buffers import bytes_of, tensor_of
+from testbed.backends.zmq_ps.frames import receive_frames, send_frames
 from testbed.backends.zmq_ps.state import Message, Refused, ServerState
 from testbed.backends.zmq_ps.wire import (
     FIXED_BYTES,
@@ -170,37 +171,43 @@ class Server:
 
     def _receive(self) -> None:
         try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            headers, payloads = receive_frames(self._socket, 2)
         except zmq.Again:
             return
         try:
-            message = self._understand(frames)
+            message = self._understand(headers, payloads)
             replies = self._handle(message)
         except (WireError, Refused) as error:
             self.refusals.add(type(error).__name__, str(error))
             return
         worker = message.header.worker
         self._received[worker] += message.header.payload_bytes
-        self._headers[worker] += len(frames[1])
+        self._headers[worker] += len(headers[1])
         self._messages[worker] += 1
+        shared: torch.Tensor | None = None
+        elements: memoryview | None = None
         for reply in replies:
-            self._send(reply)
+            if reply.payload is not shared:  # answers to all workers are of the same elements
+                shared = reply.payload
+                elements = None if shared is None else bytes_of(shared).data
+            self._send(reply.header, elements)
 
-    def _understand(self, frames: list[zmq.Frame]) -> Message:
-        worker = self._workers.get(frames[0].bytes)
+    def _understand(self, headers: list[bytes], payloads: list[memoryview]) -> Message:
+        worker = self._workers.get(headers[0])
         if worker is None:
             raise Refused("the sender is no worker of this job")
-        if len(frames) not in (2, 3):
-            raise Refused(f"rank {worker} sent {len(frames) - 1} frames; expected 1 or 2")
-        header = decode(frames[1].bytes, self._digest)
+        num_frames = len(headers) - 1 + len(payloads)
+        if num_frames not in (1, 2):
+            raise Refused(f"rank {worker} sent {num_frames} frames; expected 1 or 2")
+        header = decode(headers[1], self._digest)
         if header.worker != worker:
             raise Refused(f"rank {worker} speaks for rank {header.worker}")
-        carries = Flag.PAYLOAD in header.flags
-        if carries != (len(frames) == 3):
-            raise Refused(f"rank {worker} sent {len(frames) - 1} frames; expected {1 + carries}")
+        carries = bool(header.flags & Flag.PAYLOAD)
+        if carries != bool(payloads):
+            raise Refused(f"rank {worker} sent {num_frames} frames; expected {1 + carries}")
         if not carries:
             return Message(header)
-        payload = frames[2].buffer
+        (payload,) = payloads
         check_payload(header, payload.nbytes)
         return Message(header, tensor_of(payload, header.dtype))
 
@@ -221,14 +228,10 @@ class Server:
             dict(self.refusals.counts),
         )
 
-    def _send(self, message: Message) -> None:
-        header = message.header
+    def _send(self, header: Header, elements: memoryview | None) -> None:
         frame = encode(header, self._digest)
-        frames: list[bytes | memoryview] = [self._identities[header.worker], frame]
-        if message.payload is not None:
-            frames.append(bytes_of(message.payload).data)
         try:
-            self._socket.send_multipart(frames, copy=False)
+            send_frames(self._socket, (self._identities[header.worker], frame), elements)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -8,8 +8,10 @@ which tensors there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
 
@@ -71,7 +73,7 @@ def check_payload_sense(header: Header) -> None:
         header.operation in (Operation.BROADCAST, Operation.INSTALL)
         and header.worker == header.root
     )
-    if (Flag.PAYLOAD in header.flags) != wanted:
+    if bool(header.flags & Flag.PAYLOAD) != wanted:
         raise Refused(
             f"{header.operation.name} of rank {header.worker} comes "
             f"{'without' if wanted else 'with'} elements"

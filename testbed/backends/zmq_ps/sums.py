@@ -75,7 +75,7 @@ class Sums:
         """
         header = message.header
         name = (*header.exchange, header.offset)
-        replies = self._renew(header) if Flag.RENEWED in header.flags else []
+        replies = self._renew(header) if header.flags & Flag.RENEWED else []
         entry = self._entries.get(name)
         if entry is None:
             entry = self._entries[name] = _Entry(header, self._num_workers)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 MAGIC = b"TBPS"
 VERSION = 1
@@ -18,6 +19,8 @@ MAX_KEY_BYTES = 4096
 MAX_NOTE_BYTES = 60_000
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
 ELEMENT_SIZES = (8, 4, 2, 2, 8, 4, 1)
+_NUMBER_OF = {name: number for number, name in enumerate(DTYPES)}
+_SIZE_OF = dict(zip(DTYPES, ELEMENT_SIZES, strict=True))
 
 _FIXED = struct.Struct("<4sBBBB16sHHIQQqQQQQdQQHI")
 FIXED_BYTES = _FIXED.size
@@ -40,14 +43,18 @@ class Operation(enum.IntEnum):
     MERGE = 12
 
 
-class Flag(enum.IntFlag):
-    """Bits that change what a message means."""
+_OPERATIONS = {int(operation): operation for operation in Operation}
 
-    NONE = 0
-    PAYLOAD = 1  # the elements of this slice are in the second frame
-    ERROR = 2  # from a server: the note says why the exchange failed
-    RENEWED = 4  # with FOLD: the worker will not spread the fold before this one
-    REPACKED = 8  # from a server, with MERGE: a codec encoded the mean again, not without loss
+
+class Flag:
+    """Bits that change what a message means; plain numbers, which several messages a ms look at."""
+
+    NONE: Final = 0
+    PAYLOAD: Final = 1  # the elements of this slice are in the second frame
+    ERROR: Final = 2  # from a server: the note says why the exchange failed
+    RENEWED: Final = 4  # with FOLD: the worker will not spread the fold before this one
+    REPACKED: Final = 8  # from a server, with MERGE: the mean was encoded again, not without loss
+    ALL: Final = 15
 
 
 class WireError(ValueError):
@@ -74,9 +81,8 @@ class BadToken(WireError):
     """The frame comes from another job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """One message, without its payload.
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """One message, without its payload; `msgspec.structs.replace` makes others of it.
 
     Attributes:
         operation: what is asked or answered.
@@ -101,7 +107,7 @@ class Header:
     operation: Operation
     worker: int
     root: int = 0
-    flags: Flag = Flag.NONE
+    flags: int = Flag.NONE
     dtype: str = "uint8"
     frame_count: int = 0
     stream: int = 0
@@ -119,12 +125,12 @@ class Header:
     @property
     def element_size(self) -> int:
         """Bytes of one element."""
-        return ELEMENT_SIZES[DTYPES.index(self.dtype)]
+        return _SIZE_OF[self.dtype]
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the payload frame: the slice's, or none where no payload is carried."""
-        return self.num_elements * self.element_size if Flag.PAYLOAD in self.flags else 0
+        return self.num_elements * _SIZE_OF[self.dtype] if self.flags & Flag.PAYLOAD else 0
 
     @property
     def exchange(self) -> tuple[Operation, int, int]:
@@ -162,7 +168,7 @@ def encode(header: Header, digest: bytes) -> bytes:
             MAGIC,
             VERSION,
             header.operation,
-            DTYPES.index(header.dtype),
+            _NUMBER_OF[header.dtype],
             header.flags,
             digest,
             header.worker,
@@ -181,7 +187,7 @@ def encode(header: Header, digest: bytes) -> bytes:
             len(key),
             len(header.note),
         )
-    except (struct.error, ValueError) as error:
+    except (struct.error, KeyError) as error:
         raise BadField(f"{header} cannot be written: {error}") from error
     return fixed + key + header.note
 
@@ -208,10 +214,10 @@ def decode(frame: bytes | memoryview, digest: bytes) -> Header:
     except UnicodeDecodeError as error:
         raise BadField(f"key is no UTF-8 text: {error}") from error
     header = Header(
-        operation=Operation(operation),
+        operation=_OPERATIONS[operation],
         worker=worker,
         root=root,
-        flags=Flag(flags),
+        flags=flags,
         dtype=DTYPES[dtype],
         frame_count=frame_count,
         stream=stream,
@@ -267,12 +273,12 @@ def check_payload(header: Header, num_bytes: int) -> None:
 def _check_fields(
     operation: int, dtype: int, flags: int, offset: int, num_elements: int, total: int
 ) -> None:
-    if operation not in Operation.__members__.values():
+    if operation not in _OPERATIONS:
         raise BadField(f"operation is {operation}; expected 1 to {max(Operation)}")
     if dtype >= len(DTYPES):
         raise BadField(f"dtype is {dtype}; expected 0 to {len(DTYPES) - 1}")
-    if flags & ~int(~Flag.NONE):
-        raise BadField(f"flags are {flags:#x}; expected bits of {Flag.__members__}")
+    if flags & ~Flag.ALL:
+        raise BadField(f"flags are {flags:#x}; expected bits of {Flag.ALL:#x}")
     if offset + num_elements > total:
         raise BadField(
             f"slice ends at element {offset + num_elements}; expected at most {total}, "
