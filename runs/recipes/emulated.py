@@ -28,7 +28,7 @@ SCHEDULERS = (
 
 # Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
 # and most of all the one with the most messages.
-BY_PRIORITY = {"pace": 15, "bytescheduler": 15, "auto": 15, "p3": 21}
+BY_PRIORITY = {"pace": 15, "bytescheduler": 15, "auto": 15, "p3": 31}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
