@@ -47,7 +47,7 @@ _OPERATIONS = {int(operation): operation for operation in Operation}
 
 
 class Flag:
-    """Bits that change what a message means; plain numbers, which several messages a ms look at."""
+    """Bits that change what a message means; plain numbers, because every message is asked."""
 
     NONE: Final = 0
     PAYLOAD: Final = 1  # the elements of this slice are in the second frame
