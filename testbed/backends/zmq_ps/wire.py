@@ -54,7 +54,7 @@ class Flag:
     ERROR: Final = 2  # from a server: the note says why the exchange failed
     RENEWED: Final = 4  # with FOLD: the worker will not spread the fold before this one
     REPACKED: Final = 8  # from a server, with MERGE: the mean was encoded again, not without loss
-    ALL: Final = 15
+    ALL: Final = PAYLOAD | ERROR | RENEWED | REPACKED
 
 
 class WireError(ValueError):
