@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -146,9 +147,11 @@ def _prepare(
     shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
     plan = msgspec.json.decode(shared, type=Plan)
     if probe is not None:
-        link = stretched_link(probe.rehearsed(plan, measured), 1 / dilation)
+        link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
     if is_rehearsed(plan):
         link = with_missing(link, link.extra.get("missing_s", ()))
+    elif "in_row" in link.extra:
+        link = stretched_link(link, median(link.extra["in_row"]))
     return Planned(
         plan,
         replan,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -13,11 +14,11 @@ from testbed.config import RunConfig
 from testbed.launch.beside import beside
 from testbed.launch.choosing import group_for, plan_for, stream_of
 from testbed.launch.join import Role, open_backend
-from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse
-from testbed.prediction.fit import missing_s
+from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse, is_rehearsed
+from testbed.prediction.fit import in_row, missing_s
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
-from testbed.profiling.link import measure_link
+from testbed.profiling.link import measure_link, measure_stream
 from testbed.profiling.sweep import quick
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
@@ -26,6 +27,8 @@ PROBE = "probe"  # what the backend is called that only measures the link
 PROBE_AGAIN = "probe-again"
 PLAN_S = 600.0
 PAYLOAD_SHARE = 16
+
+T = TypeVar("T")
 
 Steps = list[list[tuple[int, float]]]
 """Of each step bytes and seconds of its messages."""
@@ -86,42 +89,50 @@ class Probe:
         leaves out of them is kept in the link's `missing_s`; a plan is made without it, so that
         `auto` compares all alike.
         """
-        plain = self._config.compressor == RunConfig().compressor
-        stream = stream_of(self._guessed, 1 if plain else PAYLOAD_SHARE)
+        stream: list[int] = []
         steps: Steps = []
         if self._rehearses(self._guessed):
-            decides = needs_profile(self._config.scheduler)
-            stream, steps = [], self._costs(self._guessed, FEW_COUNTED if decides else NUM_COUNTED)
-        measure = partial(self._measured, stream, steps)
-        return measure() if self._rehearsal is None else beside(self._rehearsal.load, measure)
+            steps = self._costs(self._guessed, FEW_COUNTED if self._decides else NUM_COUNTED)
+        elif not (self._decides and self._is_plain):
+            stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
+        return self._beside_load(partial(self._measured, stream, steps))
 
-    def rehearsed(self, plan: Plan, link: Link) -> Link:
-        """The link with the `missing_s` of the plan that it led to, or without; closes the probe.
+    def link_of(self, plan: Plan, link: Link) -> Link:
+        """The link with what the messages of the plan that it led to take; closes the probe.
 
-        A plan in another order or with another credit than the guess is rehearsed on a backend
-        that is opened as it asks; not with dedicated servers, which expect a single probe.
+        They are rehearsed (`missing_s`), or, where `is_rehearsed` asks for none, sent in a row
+        (`in_row`); not under a compressor. A plan in another order or with another
+        credit than the guess is tried on a backend that is opened as it asks; not with dedicated
+        servers, which expect a single probe.
 
         Args:
             plan: shared by all ranks.
             link: as `link` gave it.
         """
-        steps: Steps | None = None
-        if needs_profile(self._config.scheduler):
+        tried: dict[str, list[float]] | None = None
+        if self._decides:
             asked, role = group_for(plan, self._of_run), self.role
             again = replace(asked, name=PROBE) != self._group
-            possible = self._rehearses(plan) and not (again and asked.num_servers)
+            rehearses = self._rehearses(plan)
+            possible = rehearses or (self._is_plain and not is_rehearsed(plan))
+            possible = possible and not (again and asked.num_servers)
             if possible and again:
                 self._close()
                 self._group = replace(asked, name=PROBE_AGAIN)
                 self._backend = open_backend(role, self._group)
-            steps = self._costs(plan, NUM_COUNTED) if possible else []
+            tried = {}
+            if possible and rehearses:
+                tried["missing_s"] = missing_s(link, self._costs(plan, NUM_COUNTED))
+            elif possible:
+                streamed = self._beside_load(partial(self._streamed, stream_of(plan)))
+                tried["in_row"] = in_row(link, streamed)
         self._close()
-        if steps is None:
+        if tried is None:
             return link
-        extra = {key: value for key, value in link.extra.items() if key != "missing_s"}
-        if steps:
-            extra["missing_s"] = missing_s(link, steps)
-        return msgspec.structs.replace(link, extra=extra)
+        kept = {key: value for key, value in link.extra.items() if key != "missing_s"}
+        return msgspec.structs.replace(
+            link, extra=kept | {key: value for key, value in tried.items() if value}
+        )
 
     def _close(self) -> None:
         """Close the backend, once all ranks are done with it."""
@@ -133,11 +144,33 @@ class Probe:
         possible = can_rehearse(plan, self._backend, self._config.compressor)
         return possible and self._rehearsal is not None
 
+    @property
+    def _decides(self) -> bool:
+        """Whether the link decides the plan, so that the guess is not what will be run."""
+        return needs_profile(self._config.scheduler)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._config.compressor == RunConfig().compressor
+
+    def _beside_load(self, measure: Callable[[], T]) -> T:
+        return measure() if self._rehearsal is None else beside(self._rehearsal.load, measure)
+
     def _costs(self, plan: Plan, num_steps: int) -> Steps:
         assert self._rehearsal is not None  # asked before
         steps = self._rehearsal.costs(plan, self._backend, self._group, num_steps)
         self._group.control.set_state("measuring the link")
         return steps
+
+    def _streamed(self, stream: Sequence[int]) -> Steps:
+        sweep = quick(self._trace.num_bytes, self._dilation, stream)
+        return measure_stream(
+            self._backend,
+            self._group.control,
+            replace(sweep, budget_s=sweep.budget_s / 2),
+            deadline_s=self._group.deadline_s,
+            device=self._group.device,
+        )
 
     def _measured(self, stream: Sequence[int], steps: Steps) -> Link:
         return measure_link(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 import torch
@@ -16,6 +17,7 @@ from testbed.nouns import Request, Verb
 from testbed.prediction.fit import fit_link, fit_slowdown, missing_s
 from testbed.prediction.link import Link
 from testbed.profiling.sweep import (
+    LEAD_BYTES,
     Exchange,
     LinkSweep,
     exchanges_of,
@@ -28,6 +30,7 @@ from testbed.profiling.sweep import (
 )
 
 KEY = "link"
+AGAIN = "link-again"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
 
 
@@ -87,7 +90,7 @@ def measure_link(
     sizes, round_s = measurement.probe()
     rounds = num_rounds(chosen, round_s + measurement.try_stream())
     times = measurement.take_rounds(sizes, rounds)
-    streams = [*itertools.chain(*steps), *measurement.take_streams(rounds)]
+    streams = [*itertools.chain(*steps, *measurement.take_streams(rounds))]
     link = None
     if backend.rank == 0:
         link = _fit(name, num_workers, times, streams)
@@ -98,6 +101,37 @@ def measure_link(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )
     return msgspec.json.decode(told[0], type=Link)
+
+
+def measure_stream(
+    backend: Backend,
+    control: Control,
+    sweep: LinkSweep,
+    *,
+    deadline_s: float,
+    device: str = "cpu",
+) -> list[list[tuple[int, float]]]:
+    """Bytes and seconds of messages that follow each other, of several rounds; collective.
+
+    What a message takes depends on those before it: behind small ones a shaper has saved up what
+    lets the next large one pass faster. So a plan's own messages tell what they take together,
+    which sizes in rows, or the messages of another plan, do not.
+
+    Args:
+        backend: as for `measure_link`, and behind it on the same backend if both are wanted.
+        control: likewise.
+        sweep: its stream is sent, as often as its budget allows.
+        deadline_s: likewise.
+        device: likewise.
+
+    Returns:
+        For each round all messages but the first, the mean over ranks: the same on all.
+
+    Raises:
+        RankLost, DeadlineExceeded: as for `measure_link`.
+    """
+    measurement = _Measurement(backend, control, sweep, deadline_s, device, AGAIN)
+    return measurement.take_streams(num_rounds(sweep, measurement.try_stream()))
 
 
 def _fitting_s(deadline_s: float) -> float:
@@ -118,14 +152,16 @@ class _Measurement:
         sweep: LinkSweep,
         deadline_s: float,
         device: str,
+        key: str = KEY,
     ) -> None:
         self._backend = backend
+        self._key = key
         self._control = control
         self._sweep = sweep
         self._deadline_s = deadline_s
         self._step = 0
         self._concurrent = min(sweep.max_concurrent, backend.capabilities.num_channels)
-        largest = max(*sweep.sizes, sweep.concurrent_bytes, *sweep.stream)
+        largest = max(*sweep.sizes, sweep.concurrent_bytes, *sweep.stream, LEAD_BYTES)
         self._tensors = [
             torch.zeros(n // 4, device=device)
             for n in [largest, *[sweep.concurrent_bytes] * (self._concurrent - 1)]
@@ -153,8 +189,10 @@ class _Measurement:
 
     def _try(self, exchange: Exchange) -> float:
         """Seconds of the exchange, all of its row, on the slowest rank."""
-        ((_, time_s),) = self._tell([self._exchange(exchange)])
-        return time_s * exchange.num_in_row
+        begin_s = time.perf_counter()
+        self._exchange(exchange)
+        (times_s,) = self._gather([time.perf_counter() - begin_s])
+        return max(times_s)
 
     def _fits(self, round_s: float) -> bool:
         return round_s * self._sweep.min_repeats <= self._sweep.budget_s
@@ -172,14 +210,11 @@ class _Measurement:
                 mine.append(self._exchange(exchange))
         return self._tell(mine)
 
-    def take_streams(self, rounds: int) -> list[tuple[int, float]]:
-        """Bytes and seconds of the messages of a step that follow each other; the first not."""
-        mine = [sample for _ in range(rounds) for sample in self._stream()]
-        told = self._gather([time_s for _, time_s in mine])
-        return [
-            (num_bytes, sum(times) / len(times))
-            for (num_bytes, _), times in zip(mine, told, strict=True)
-        ]
+    def take_streams(self, rounds: int) -> list[list[tuple[int, float]]]:
+        """Of each round bytes and seconds of messages that follow each other; the first not."""
+        mine = [self._stream() for _ in range(rounds)]
+        told = iter(self._gather([time_s for streamed in mine for _, time_s in streamed]))
+        return [[(num_bytes, fmean(next(told))) for num_bytes, _ in streamed] for streamed in mine]
 
     def try_stream(self) -> float:
         """Seconds of a stream behind its first message, on the slowest rank."""
@@ -193,7 +228,7 @@ class _Measurement:
                 Request(
                     Verb.SUM,
                     self._tensors[0][: num_bytes // 4],
-                    key=f"{KEY}/stream/{place}",
+                    key=f"{self._key}/stream/{place}",
                     step=step,
                     priority=place,
                 )
@@ -215,7 +250,7 @@ class _Measurement:
         """The ranks stand at the same point; the number of what begins."""
         step = self._step
         self._step += 1
-        request = Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)
+        request = Request(Verb.BARRIER, key=f"{self._key}/begin", step=step)
         self._backend.submit(request).wait(self._deadline_s)
         return step
 
@@ -226,8 +261,8 @@ class _Measurement:
             self._backend.submit(
                 Request(
                     Verb.SUM,
-                    self._tensors[channel][: exchange.num_bytes // 4],
-                    key=f"{KEY}/{exchange.num_bytes}/{channel}/{place}",
+                    self._tensors[channel][: _bytes_at(exchange, place) // 4],
+                    key=f"{self._key}/{exchange.num_bytes}/{channel}/{place}",
                     step=step,
                     channel=channel,
                 )
@@ -257,6 +292,10 @@ class _Measurement:
         )
         of_ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
         return list(zip(*of_ranks, strict=True))
+
+
+def _bytes_at(exchange: Exchange, place: int) -> int:
+    return exchange.num_bytes if place else exchange.lead_bytes
 
 
 def _fit(name: str, num_workers: int, times: Times, streamed: Sequence[tuple[int, float]]) -> Link:

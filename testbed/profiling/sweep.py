@@ -51,6 +51,8 @@ class LinkSweep:
 
 ROW_BYTES = 16 << 20
 MAX_IN_ROW = 9
+# As much as a shaper lets pass at once after a pause (`cluster.topology.burst_bytes` at 1 Gbit/s).
+LEAD_BYTES = 192 << 10
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,21 @@ class Exchange:
             return self.row
         return max(1, min(MAX_IN_ROW, ROW_BYTES // (self.num_bytes * self.num_messages)))
 
+    @property
+    def lead_bytes(self) -> int:
+        """Bytes of the first message of the row, which does not count.
+
+        What a shaper or a switch lets pass at once after a pause is used up by it, so that short
+        messages behind it move as fast as the line, as they do behind others in a step.
+
+        Example:
+            >>> [Exchange(num_bytes).lead_bytes >> 10 for num_bytes in (4096, 1 << 22)]
+            [192, 4096]
+        """
+        if self.num_in_row == 1:
+            return self.num_bytes
+        return max(self.num_bytes, LEAD_BYTES)
+
 
 def quick(max_bytes: int = 4 << 20, dilation: float = 1.0, stream: Sequence[int] = ()) -> LinkSweep:
     """For the warm-up of a run: 4 KiB to what the run sends, about a second on a local link.
@@ -97,7 +114,7 @@ def quick(max_bytes: int = 4 << 20, dilation: float = 1.0, stream: Sequence[int]
         sizes=tuple(sizes),
         repeats=12,
         min_repeats=3,
-        budget_s=max(0.6, dilation),
+        budget_s=max(1.0, dilation),
         # Large enough to load the link: small messages gain from company what large ones do not.
         concurrent_bytes=max(1 << 20, largest // 64 * 4),
         stream=tuple(stream),

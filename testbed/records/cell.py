@@ -110,7 +110,9 @@ class Cell(msgspec.Struct, kw_only=True):
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
-            missing_s: of each rehearsed step, what its start-up was raised by (their median).
+            missing_s: of each rehearsed step, what its start-up was raised by (their median);
+            in_row: of each time that the plan's messages were sent in a row their measured over
+            their fitted time, by whose median start-up and time per byte were multiplied.
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.

@@ -103,6 +103,22 @@ def test_a_plan_that_the_link_decides_is_rehearsed_once_it_is_known(
     assert decided.identical_work
 
 
+def test_messages_of_a_plan_that_the_link_decides_are_tried_in_a_row(
+    tmp_path: Path, trace: Path
+) -> None:
+    given = ("--backend", "mpi-ring", "--predict", "--scheduler")
+    decided = run(tmp_path, trace, *given, "bucket:mib=0.1,timeout_ms=1000")
+    guessed = run(tmp_path, trace, *given, "wfbp")  # its row was part of the fit
+    assert decided.link is not None
+    assert guessed.link is not None
+    assert decided.num_messages > 1
+    assert min(decided.link["in_row"]) > 0
+    assert "in_row" not in guessed.link
+    assert "missing_s" not in decided.link
+    assert decided.predicted_step_time_s is not None
+    assert decided.identical_work
+
+
 def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path) -> None:
     more = ("--accumulate", "2", "--predict")
     cell = run(tmp_path, trace, "--backend", "peer:ddp,bucket_mib=0.1", *more)

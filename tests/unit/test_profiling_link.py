@@ -9,12 +9,14 @@ import torch
 from testbed.backends.loopback import LOOPBACK, LoopbackOptions
 from testbed.backends.none import NONE
 from testbed.backends.protocol import Group
+from testbed.cluster.topology import burst_bytes
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Verb
-from testbed.prediction.fit import fit_link
-from testbed.profiling.link import measure_link
+from testbed.prediction.fit import fit_link, in_row
+from testbed.profiling.link import measure_link, measure_stream
 from testbed.profiling.sweep import (
+    LEAD_BYTES,
     Exchange,
     LinkSweep,
     exchanges_of,
@@ -158,6 +160,39 @@ def test_of_a_row_the_time_behind_its_first_message_counts():
     assert Exchange(1 << 20).num_in_row == 9
     assert time_of_one(Exchange(1 << 20), 0.0, ended_s) == pytest.approx(1.25)
     assert time_of_one(Exchange(1 << 25), 1.0, [5.0]) == 4.0
+
+
+def test_short_messages_stand_behind_one_that_uses_up_what_a_shaper_lets_pass():
+    assert burst_bytes(1e9) <= LEAD_BYTES
+    assert Exchange(4096).lead_bytes == LEAD_BYTES
+    assert Exchange(1 << 20).lead_bytes == 1 << 20
+    assert Exchange(1 << 26).lead_bytes == 1 << 26  # alone, it leads nothing
+    sent = []
+
+    def body(rank, backend, control):
+        submit = backend.submit
+        if rank == 0:
+            backend.submit = lambda request: sent.append(request) or submit(request)
+        measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
+
+    on_threads(2, 1, body)
+    sums = [r for r in sent if r.verb is Verb.SUM and r.key.startswith("link/64/")]
+    assert {r.tensor.nbytes for r in sums if r.key.endswith("/0")} == {LEAD_BYTES}
+    assert {r.tensor.nbytes for r in sums if not r.key.endswith("/0")} == {64}
+
+
+def test_a_plans_messages_are_timed_as_often_as_the_budget_allows_and_alike_on_all_ranks():
+    stream = (16, 4096, 16, 256)
+
+    def body(rank, backend, control):
+        link = measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
+        sweep = replace(SMALL, stream=stream, budget_s=1e-9)
+        return link, measure_stream(backend, control, sweep, deadline_s=20.0)
+
+    (link, rounds), (_, other) = on_threads(2, 1, body)
+    assert rounds == other
+    assert [sorted(size for size, _ in one) for one in rounds] == [[16, 256, 4096]] * 2
+    assert all(ratio > 0 for ratio in in_row(link, rounds))
 
 
 def test_messages_at_once_end_with_the_last_channel():
