@@ -93,7 +93,7 @@ class Probe:
         steps: Steps = []
         if self._rehearses(self._guessed):
             steps = self._costs(self._guessed, FEW_COUNTED if self._decides else NUM_COUNTED)
-        elif not (self._decides and self._is_plain):
+        elif not (self._decides and self._is_plain and _is_row(self._guessed)):
             stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
         return self._beside_load(partial(self._measured, stream, steps))
 
@@ -101,9 +101,10 @@ class Probe:
         """The link with what the messages of the plan that it led to take; closes the probe.
 
         They are rehearsed (`missing_s`), or, where `is_rehearsed` asks for none, sent in a row
-        (`in_row`); not under a compressor. A plan in another order or with another
-        credit than the guess is tried on a backend that is opened as it asks; not with dedicated
-        servers, which expect a single probe.
+        (`in_row`); not under a compressor, and not if several are under way at once, which the
+        link's slow-down tells. A plan in another order or with another credit than the guess is
+        tried on a backend that is opened as it asks; not with dedicated servers, which expect a
+        single probe.
 
         Args:
             plan: shared by all ranks.
@@ -114,7 +115,7 @@ class Probe:
             asked, role = group_for(plan, self._of_run), self.role
             again = replace(asked, name=PROBE) != self._group
             rehearses = self._rehearses(plan)
-            possible = rehearses or (self._is_plain and not is_rehearsed(plan))
+            possible = rehearses or (self._is_plain and _is_row(plan))
             possible = possible and not (again and asked.num_servers)
             if possible and again:
                 self._close()
@@ -183,3 +184,8 @@ class Probe:
             steps=steps,
             device=self._group.device,
         )
+
+
+def _is_row(plan: Plan) -> bool:
+    """Whether its messages follow each other in their order, one at a time."""
+    return not is_rehearsed(plan) and plan.num_channels == 1
