@@ -6,14 +6,14 @@ from itertools import chain
 
 from testbed.sweeping.grid import Sweep, expand
 
-# For each model a rate at which its messages take about as long as its compute, and plans of few
+# Rates that two cores can carry for four nodes, a tenth of them in the kernel; plans of few
 # and of many messages, one on each backend: every pair of scheduler and backend that is not here
 # is a case of your own.
 CASES = (
-    ("vgg16bn-v100", "25gbit", ("mg-wfbp", "gloo"), ("osf", "mpi-ring"), ("wfbp", "zmq-ps")),
+    ("vgg16bn-v100", "10gbit", ("mg-wfbp", "gloo"), ("osf", "mpi-ring"), ("wfbp", "zmq-ps")),
     ("inception-v4-2080ti", "10gbit", ("wfbp", "mpi-ring"), ("osf", "gloo"), ("bucket", "zmq-ps")),
     ("densenet201-2080ti", "5gbit", ("osf", "mpi-ring"), ("mg-wfbp", "gloo"), ("bucket", "zmq-ps")),
-    ("bert-base-2080ti", "16gbit", ("bucket", "mpi-ring"), ("wfbp", "gloo"), ("osf", "zmq-ps")),
+    ("bert-base-2080ti", "10gbit", ("bucket", "mpi-ring"), ("wfbp", "gloo"), ("osf", "zmq-ps")),
     ("resnet152-2080ti", "8gbit", ("asc-wfbp", "mpi-ring"), ("bucket", "gloo"), ("pace", "zmq-ps")),
 )
 

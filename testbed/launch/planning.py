@@ -150,8 +150,8 @@ def _prepare(
         link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
     if is_rehearsed(plan):
         link = with_missing(link, link.extra.get("missing_s", ()))
-    elif "in_row" in link.extra:
-        link = stretched_link(link, median(link.extra["in_row"]))
+    elif "in_steps" in link.extra:
+        link = stretched_link(link, median(link.extra["in_steps"]))
     return Planned(
         plan,
         replan,

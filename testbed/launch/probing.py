@@ -15,10 +15,10 @@ from testbed.launch.beside import beside
 from testbed.launch.choosing import group_for, plan_for, stream_of
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse, is_rehearsed
-from testbed.prediction.fit import in_row, missing_s
+from testbed.prediction.fit import missing_s, ratios
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
-from testbed.profiling.link import measure_link, measure_stream
+from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import quick
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
@@ -91,49 +91,44 @@ class Probe:
         """
         stream: list[int] = []
         steps: Steps = []
-        if self._rehearses(self._guessed):
+        if is_rehearsed(self._guessed) and self._rehearses(self._guessed):
             steps = self._costs(self._guessed, FEW_COUNTED if self._decides else NUM_COUNTED)
-        elif not (self._decides and self._is_plain and _is_row(self._guessed)):
+        else:
             stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
         return self._beside_load(partial(self._measured, stream, steps))
 
     def link_of(self, plan: Plan, link: Link) -> Link:
         """The link with what the messages of the plan that it led to take; closes the probe.
 
-        They are rehearsed (`missing_s`), or, where `is_rehearsed` asks for none, sent in a row
-        (`in_row`); not under a compressor, and not if several are under way at once, which the
-        link's slow-down tells. A plan in another order or with another credit than the guess is
-        tried on a backend that is opened as it asks; not with dedicated servers, which expect a
-        single probe.
+        They are rehearsed wherever that is possible: what a link leaves out of the steps of a plan
+        by priority or in halves is kept as `missing_s`, by what factor it misses those of any other
+        plan as `in_steps`; not if several messages are under way at once, which the link's
+        slow-down tells. A plan in another order or with another credit than the guess is tried on a
+        backend that is opened as it asks; not with dedicated servers, which expect a single probe.
 
         Args:
             plan: shared by all ranks.
             link: as `link` gave it.
         """
-        tried: dict[str, list[float]] | None = None
-        if self._decides:
-            asked, role = group_for(plan, self._of_run), self.role
-            again = replace(asked, name=PROBE) != self._group
-            rehearses = self._rehearses(plan)
-            possible = rehearses or (self._is_plain and _is_row(plan))
-            possible = possible and not (again and asked.num_servers)
-            if possible and again:
-                self._close()
-                self._group = replace(asked, name=PROBE_AGAIN)
-                self._backend = open_backend(role, self._group)
-            tried = {}
-            if possible and rehearses:
-                tried["missing_s"] = missing_s(link, self._costs(plan, NUM_COUNTED))
-            elif possible:
-                streamed = self._beside_load(partial(self._streamed, stream_of(plan)))
-                tried["in_row"] = in_row(link, streamed)
-        self._close()
-        if tried is None:
+        if not self._decides:
+            self._close()
             return link
-        kept = {key: value for key, value in link.extra.items() if key != "missing_s"}
-        return msgspec.structs.replace(
-            link, extra=kept | {key: value for key, value in tried.items() if value}
-        )
+        asked, role = group_for(plan, self._of_run), self.role
+        again = replace(asked, name=PROBE) != self._group
+        at_once = plan.num_channels > 1 and not is_rehearsed(plan)
+        possible = self._rehearses(plan) and not at_once and not (again and asked.num_servers)
+        if possible and again:
+            self._close()
+            self._group = replace(asked, name=PROBE_AGAIN)
+            self._backend = open_backend(role, self._group)
+        extra = {key: value for key, value in link.extra.items() if key != "missing_s"}
+        if possible and is_rehearsed(plan):
+            extra["missing_s"] = missing_s(link, self._costs(plan, NUM_COUNTED))
+        elif possible:
+            extra["in_steps"] = ratios(link, self._costs(plan, FEW_COUNTED))
+        self._close()
+        told = {key: value for key, value in extra.items() if value != []}
+        return msgspec.structs.replace(link, extra=told)
 
     def _close(self) -> None:
         """Close the backend, once all ranks are done with it."""
@@ -163,16 +158,6 @@ class Probe:
         self._group.control.set_state("measuring the link")
         return steps
 
-    def _streamed(self, stream: Sequence[int]) -> Steps:
-        sweep = quick(self._trace.num_bytes, self._dilation, stream)
-        return measure_stream(
-            self._backend,
-            self._group.control,
-            replace(sweep, budget_s=sweep.budget_s / 2),
-            deadline_s=self._group.deadline_s,
-            device=self._group.device,
-        )
-
     def _measured(self, stream: Sequence[int], steps: Steps) -> Link:
         return measure_link(
             self._backend,
@@ -184,8 +169,3 @@ class Probe:
             steps=steps,
             device=self._group.device,
         )
-
-
-def _is_row(plan: Plan) -> bool:
-    """Whether its messages follow each other in their order, one at a time."""
-    return not is_rehearsed(plan) and plan.num_channels == 1

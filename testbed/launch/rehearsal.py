@@ -126,7 +126,7 @@ def _of_all(mine: list[Samples], group: Group) -> list[list[tuple[int, float]]]:
 
 
 def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
-    """Whether `costs` tells more than messages in a row, and the backend has what it needs.
+    """Whether `costs` can tell what the plan's messages take: the backend has what it needs.
 
     Not under a compressor, whose messages are of other sizes, nor where servers update parameters.
     """
@@ -135,11 +135,11 @@ def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
     sums = wanted <= capabilities.verbs and Verb.APPLY not in capabilities.verbs
     plain = compressor == RunConfig().compressor
     alone = backend.size == 1 or capabilities.consistency == "none"
-    return is_rehearsed(plan) and plain and sums and not alone
+    return plain and sums and not alone
 
 
 def is_rehearsed(plan: Plan) -> bool:
-    """Whether it is rehearsed steps that tell what this plan's messages cost, where they can.
+    """Whether no row of messages tells what this plan's cost, so that the link is fitted to steps.
 
     Example:
         >>> is_rehearsed(Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=()))

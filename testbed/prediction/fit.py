@@ -142,23 +142,23 @@ def missing_s(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> lis
     ]
 
 
-def in_row(link: Link, rounds: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
-    """For each round of messages their measured over their fitted time, all together.
+def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """For each step its messages' measured over their fitted time, all together.
 
         r = sum of t / sum of (a + b M)
 
     Args:
         link: fitted to messages of other sizes, or in another order.
-        rounds: bytes and seconds of the messages of each round.
+        steps: bytes and seconds of the messages of each step.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
-        >>> in_row(link, [[(2, 2.0), (4, 4.0)], []])
+        >>> ratios(link, [[(2, 2.0), (4, 4.0)], []])
         [1.2]
     """
     return [
         sum(time_s for _, time_s in messages) / sum(link.time_s(size) for size, _ in messages)
-        for messages in rounds
+        for messages in steps
         if messages
     ]
 

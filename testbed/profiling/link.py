@@ -30,7 +30,6 @@ from testbed.profiling.sweep import (
 )
 
 KEY = "link"
-AGAIN = "link-again"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
 
 
@@ -103,37 +102,6 @@ def measure_link(
     return msgspec.json.decode(told[0], type=Link)
 
 
-def measure_stream(
-    backend: Backend,
-    control: Control,
-    sweep: LinkSweep,
-    *,
-    deadline_s: float,
-    device: str = "cpu",
-) -> list[list[tuple[int, float]]]:
-    """Bytes and seconds of messages that follow each other, of several rounds; collective.
-
-    What a message takes depends on those before it: behind small ones a shaper has saved up what
-    lets the next large one pass faster. So a plan's own messages tell what they take together,
-    which sizes in rows, or the messages of another plan, do not.
-
-    Args:
-        backend: as for `measure_link`, and behind it on the same backend if both are wanted.
-        control: likewise.
-        sweep: its stream is sent, as often as its budget allows.
-        deadline_s: likewise.
-        device: likewise.
-
-    Returns:
-        For each round all messages but the first, the mean over ranks: the same on all.
-
-    Raises:
-        RankLost, DeadlineExceeded: as for `measure_link`.
-    """
-    measurement = _Measurement(backend, control, sweep, deadline_s, device, AGAIN)
-    return measurement.take_streams(num_rounds(sweep, measurement.try_stream()))
-
-
 def _fitting_s(deadline_s: float) -> float:
     """The others wait while rank 0 computes, for a second or so; a lost rank ends the wait."""
     return max(deadline_s, 30.0)
@@ -152,10 +120,8 @@ class _Measurement:
         sweep: LinkSweep,
         deadline_s: float,
         device: str,
-        key: str = KEY,
     ) -> None:
         self._backend = backend
-        self._key = key
         self._control = control
         self._sweep = sweep
         self._deadline_s = deadline_s
@@ -228,7 +194,7 @@ class _Measurement:
                 Request(
                     Verb.SUM,
                     self._tensors[0][: num_bytes // 4],
-                    key=f"{self._key}/stream/{place}",
+                    key=f"{KEY}/stream/{place}",
                     step=step,
                     priority=place,
                 )
@@ -250,7 +216,7 @@ class _Measurement:
         """The ranks stand at the same point; the number of what begins."""
         step = self._step
         self._step += 1
-        request = Request(Verb.BARRIER, key=f"{self._key}/begin", step=step)
+        request = Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)
         self._backend.submit(request).wait(self._deadline_s)
         return step
 
@@ -262,7 +228,7 @@ class _Measurement:
                 Request(
                     Verb.SUM,
                     self._tensors[channel][: _bytes_at(exchange, place) // 4],
-                    key=f"{self._key}/{exchange.num_bytes}/{channel}/{place}",
+                    key=f"{KEY}/{exchange.num_bytes}/{channel}/{place}",
                     step=step,
                     channel=channel,
                 )

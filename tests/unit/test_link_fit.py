@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed.errors import UsageError
 from testbed.prediction.contention import SharedLink
 from testbed.prediction.files import decode_link, encode_link
-from testbed.prediction.fit import fit_link, fit_slowdown, in_row, missing_s, with_missing
+from testbed.prediction.fit import fit_link, fit_slowdown, missing_s, ratios, with_missing
 from testbed.prediction.link import Link
 
 SIZES = [4096 << i for i in range(12)]
@@ -210,9 +210,9 @@ def test_what_a_link_leaves_out_of_steps_becomes_start_up_of_every_piece():
 def test_a_plans_messages_tell_by_how_much_a_link_is_off_all_together():
     link = fit_link("x", 4, [(m, 1e-3 + 1e-8 * m) for m in SIZES])
     messages = [(m, 0.8 * link.time_s(m)) for m in SIZES]
-    assert in_row(link, [messages, [], messages]) == pytest.approx([0.8, 0.8])
+    assert ratios(link, [messages, [], messages]) == pytest.approx([0.8, 0.8])
     # one that is slower counts by what it adds to the sum
     first_s = messages[0][1]
     slower = [(messages[0][0], first_s + 1.0), *messages[1:]]
     whole_s = sum(link.time_s(m) for m in SIZES)
-    assert in_row(link, [slower]) == pytest.approx([0.8 + 1.0 / whole_s])
+    assert ratios(link, [slower]) == pytest.approx([0.8 + 1.0 / whole_s])

@@ -13,8 +13,8 @@ from testbed.cluster.topology import burst_bytes
 from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Verb
-from testbed.prediction.fit import fit_link, in_row
-from testbed.profiling.link import measure_link, measure_stream
+from testbed.prediction.fit import fit_link
+from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import (
     LEAD_BYTES,
     Exchange,
@@ -179,20 +179,6 @@ def test_short_messages_stand_behind_one_that_uses_up_what_a_shaper_lets_pass():
     sums = [r for r in sent if r.verb is Verb.SUM and r.key.startswith("link/64/")]
     assert {r.tensor.nbytes for r in sums if r.key.endswith("/0")} == {LEAD_BYTES}
     assert {r.tensor.nbytes for r in sums if not r.key.endswith("/0")} == {64}
-
-
-def test_a_plans_messages_are_timed_as_often_as_the_budget_allows_and_alike_on_all_ranks():
-    stream = (16, 4096, 16, 256)
-
-    def body(rank, backend, control):
-        link = measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
-        sweep = replace(SMALL, stream=stream, budget_s=1e-9)
-        return link, measure_stream(backend, control, sweep, deadline_s=20.0)
-
-    (link, rounds), (_, other) = on_threads(2, 1, body)
-    assert rounds == other
-    assert [sorted(size for size, _ in one) for one in rounds] == [[16, 256, 4096]] * 2
-    assert all(ratio > 0 for ratio in in_row(link, rounds))
 
 
 def test_messages_at_once_end_with_the_last_channel():
