@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
@@ -29,7 +28,7 @@ from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
 from testbed.prediction.files import load_link
-from testbed.prediction.fit import with_missing
+from testbed.prediction.fit import agreed, with_missing
 from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
 from testbed.prediction.trace import Trace
@@ -150,8 +149,8 @@ def _prepare(
         link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
     if is_rehearsed(plan):
         link = with_missing(link, link.extra.get("missing_s", ()))
-    elif "in_steps" in link.extra:
-        link = stretched_link(link, median(link.extra["in_steps"]))
+    else:
+        link = stretched_link(link, agreed(link.extra.get("in_steps", ())))
     return Planned(
         plan,
         replan,

@@ -27,6 +27,7 @@ MAX_BREAKS = 20
 # What a line may miss a size by without being wrong about it; below that lies no protocol switch.
 TOLERANCE = 0.03
 SHARE_WEIGHT = 10.0
+AGREEMENT = 0.15
 MANY = 10  # samples, of which a tenth can be left out at each end
 
 
@@ -161,6 +162,19 @@ def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[f
         for messages in steps
         if messages
     ]
+
+
+def agreed(ratios: Sequence[float]) -> float:
+    """The median of steps that agree within 15 % of it; else 1: they tell of a disturbed host.
+
+    Example:
+        >>> agreed([1.02, 1.0, 1.04]), agreed([1.5, 1.9, 2.3]), agreed([])
+        (1.02, 1.0, 1.0)
+    """
+    if not ratios:
+        return 1.0
+    middle = median(ratios)
+    return middle if max(ratios) - min(ratios) <= AGREEMENT * middle else 1.0
 
 
 def with_missing(link: Link, missing: Sequence[float]) -> Link:

@@ -112,7 +112,7 @@ class Cell(msgspec.Struct, kw_only=True):
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
             in_steps: of each rehearsed step its messages' measured over their fitted time, by whose
-            median start-up and time per byte were multiplied.
+            median start-up and time per byte were multiplied if they agree (`fit.agreed`).
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.
