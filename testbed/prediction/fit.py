@@ -165,16 +165,17 @@ def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[f
 
 
 def agreed(ratios: Sequence[float]) -> float:
-    """The median of steps that agree within 15 % of it; else 1: they tell of a disturbed host.
+    """The median of steps that agree, all but two of them, within 15 %; else 1: a disturbed host.
 
     Example:
-        >>> agreed([1.02, 1.0, 1.04]), agreed([1.5, 1.9, 2.3]), agreed([])
-        (1.02, 1.0, 1.0)
+        >>> agreed([1.02, 1.0, 1.04, 1.5]), agreed([1.2, 1.5, 1.9, 2.3]), agreed([])
+        (1.03, 1.0, 1.0)
     """
-    if not ratios:
+    inner = sorted(ratios)[1:-1]
+    if not inner:
         return 1.0
-    middle = median(ratios)
-    return middle if max(ratios) - min(ratios) <= AGREEMENT * middle else 1.0
+    middle = median(inner)
+    return middle if inner[-1] - inner[0] <= AGREEMENT * middle else 1.0
 
 
 def with_missing(link: Link, missing: Sequence[float]) -> Link:
