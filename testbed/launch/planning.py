@@ -149,8 +149,9 @@ def _prepare(
         link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
     if is_rehearsed(plan):
         link = with_missing(link, link.extra.get("missing_s", ()))
-    else:
-        link = stretched_link(link, agreed(link.extra.get("in_steps", ())))
+    elif (factor := agreed(link.extra.get("in_steps", ()))) is not None:
+        link = stretched_link(link, factor)
+        link = msgspec.structs.replace(link, extra={**link.extra, "stretched": factor})
     return Planned(
         plan,
         replan,

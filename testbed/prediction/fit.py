@@ -164,18 +164,20 @@ def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[f
     ]
 
 
-def agreed(ratios: Sequence[float]) -> float:
-    """The median of steps that agree, all but two of them, within 15 %; else 1: a disturbed host.
+def agreed(ratios: Sequence[float]) -> float | None:
+    """The median of steps that agree, all but two of them, within 15 %; else None.
+
+    Steps that differ by more tell of a disturbed host, not of the plan.
 
     Example:
         >>> agreed([1.02, 1.0, 1.04, 1.5]), agreed([1.2, 1.5, 1.9, 2.3]), agreed([])
-        (1.03, 1.0, 1.0)
+        (1.03, None, None)
     """
     inner = sorted(ratios)[1:-1]
     if not inner:
-        return 1.0
+        return None
     middle = median(inner)
-    return middle if inner[-1] - inner[0] <= AGREEMENT * middle else 1.0
+    return middle if inner[-1] - inner[0] <= AGREEMENT * middle else None
 
 
 def with_missing(link: Link, missing: Sequence[float]) -> Link:

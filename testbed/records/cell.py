@@ -111,8 +111,8 @@ class Cell(msgspec.Struct, kw_only=True):
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
-            in_steps: of each rehearsed step its messages' measured over their fitted time, by whose
-            median start-up and time per byte were multiplied if they agree (`fit.agreed`).
+            in_steps: of each rehearsed step its messages' measured over their fitted time;
+            stretched: what start-up and time per byte were multiplied by, where those agree.
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.

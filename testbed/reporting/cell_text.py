@@ -37,7 +37,9 @@ def describe_cell(cell: Cell) -> str:
         if cell.predicted_step_time_s is not None:
             missed = cell.predicted_step_time_s / cell.step_time_s - 1
             predicted = format_seconds(cell.predicted_step_time_s)
-            rehearsed = cell.link is not None and bool({"missing_s", "in_steps"} & cell.link.keys())
+            rehearsed = cell.link is not None and bool(
+                {"missing_s", "stretched"} & cell.link.keys()
+            )
             how = ", its messages as long as in rehearsed steps" if rehearsed else ""
             lines.append(
                 f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured){how}"

@@ -90,7 +90,7 @@ def _sum_up(family: str, name: str, known: Sequence[tuple[ReportCell, float]]) -
 
 
 def _fitted_to(cell: Cell) -> str:
-    rehearsed = cell.link is not None and bool({"missing_s", "in_steps"} & cell.link.keys())
+    rehearsed = cell.link is not None and bool({"missing_s", "stretched"} & cell.link.keys())
     return REHEARSED if rehearsed else "messages in rows"
 
 

@@ -124,7 +124,7 @@ def _compression(outcomes: Sequence[Outcome]) -> CompressionResult | None:
 def _described(link: Link) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(link)
     extra = plain.pop("extra")
-    plain |= {key: extra[key] for key in ("missing_s", "in_steps") if key in extra}
+    plain |= {key: extra[key] for key in ("missing_s", "in_steps", "stretched") if key in extra}
     return plain
 
 
