@@ -34,3 +34,8 @@ def test_the_prediction_stands_beside_the_measured_step() -> None:
     known = {"step_time_s": 2.0, "compute_s": 1.0, "predicted_step_time_s": 2.0}
     words = describe_cell(cell(**known, link=link))
     assert "what was measured), its messages as long as in rehearsed steps\n" in words
+    # Rehearsed steps that did not agree changed nothing, and are not said to have.
+    ignored = {"latency_s": 1e-3, "in_steps": [1.2, 1.9, 1.5, 2.3]}
+    assert "rehearsed" not in describe_cell(cell(**known, link=ignored))
+    used = {"latency_s": 1e-3, "in_steps": [1.1] * 4, "stretched": 1.1}
+    assert "as long as in rehearsed steps\n" in describe_cell(cell(**known, link=used))
