@@ -6,19 +6,19 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
-import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from testbed.errors import UsageError
-from testbed.spec import parse_options, parse_spec
+from testbed.own_spec import OwnModel
+from testbed.spec import parse_options
 from testbed.workload import Workload
 
 EXAMPLE = """\
@@ -34,38 +34,6 @@ _EXPECTED = (
     f"testbed.workload.Workload), such as\n\n{EXAMPLE}"
 )
 _SCALARS = {str, int, float, bool}
-
-
-@dataclass(frozen=True)
-class OwnModel:
-    """Where the user's function stands, and its options as text."""
-
-    path: Path
-    function: str
-    options: Mapping[str, str]
-
-
-def parse_own_model(spec_text: str) -> OwnModel | None:
-    """The parts of `file.py:function:key=value,...`; None if the text names no Python file.
-
-    Raises:
-        UsageError: the function is missing, or an option is not `key=value`.
-
-    Example:
-        >>> own = parse_own_model("nets/my_model.py:build:width=32")
-        >>> own.function, dict(own.options)
-        ('build', {'width': '32'})
-    """
-    match = re.fullmatch(r"(.+?\.py)(?::(.*))?", spec_text.strip(), re.DOTALL)
-    if match is None:
-        return None
-    spec = parse_spec(match[2] or "") if match[2] else None
-    if spec is None or not spec.name.isidentifier():
-        raise UsageError(
-            f"workload is {spec_text!r}; expected a file and a function in it: "
-            f"{match[1]}:build or {match[1]}:build:key=value,..."
-        )
-    return OwnModel(Path(match[1]), spec.name, spec.options)
 
 
 def build_own_model(own: OwnModel, *, seed: int, data_dir: str | None) -> Workload:

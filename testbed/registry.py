@@ -95,7 +95,7 @@ WORKLOADS = Registry(
         "bert-base": "testbed.models.transformer:BERT_BASE",
         "bert-large": "testbed.models.transformer:BERT_LARGE",
         "gpt2": "testbed.models.transformer:GPT2",
-        "replay": "testbed.replay.workload:REPLAY",
+        "replay": "testbed.replay.kind:REPLAY",
     },
     "testbed.workloads",
 )

@@ -16,7 +16,10 @@ SOURCES = sorted([*(ROOT / "testbed").rglob("*.py"), *(ROOT / "models").rglob("*
 # Base files and packages, and what each may import of the project. A package may always import
 # itself. `backends` and `control` know nothing of training; `training` knows backends and control
 # by their protocols alone; only `commands` and `cli` know everything.
-BASE = {"errors", "units", "nouns", "spec", "config", "workload", "registry"}
+BASE = {
+    *("errors", "units", "nouns", "spec", "config", "workload", "registry"),
+    *("own_spec", "workload_kinds"),
+}
 PROTOCOLS = {"backends.protocol", "control.protocol"}
 ALLOWED = {
     "base": BASE,

@@ -37,7 +37,7 @@ BASE = {
     "workload": "replay:resnet50-v100",
     "workers": 4,
     "cluster": CLUSTER,
-    "steps": 11,
+    "steps": 10,
     "warmup": 3,
     "verify_steps": 2,
     "threads": 1,

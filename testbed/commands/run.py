@@ -234,8 +234,8 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     Raises:
         UnknownName, UsageError, Unavailable: as loading it would.
     """
-    from testbed.own_model import parse_own_model
-    from testbed.workloads import check_dilation, kind_options, workload_availability
+    from testbed.own_spec import parse_own_model
+    from testbed.workload_kinds import check_dilation, kind_options, workload_availability
 
     check_dilation(text, dilation)
     own = parse_own_model(text)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import torch
@@ -16,7 +14,7 @@ from testbed.prediction.trace import Trace
 from testbed.replay.cursor import ComputeCursor
 from testbed.replay.layout import owned
 from testbed.replay.model import RecordedModel
-from testbed.workload import Workload, WorkloadKind
+from testbed.workload import Workload
 
 NUM_SAMPLES = 65_536
 
@@ -81,18 +79,3 @@ def stretched(trace: Trace, factor: float) -> Trace:
             for t in trace.tensors
         ),
     )
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    owned(find_trace(options["trace"]))
-
-
-REPLAY = WorkloadKind(
-    name="replay",
-    summary="a recorded trace: replay:NAME (see traces) or replay:FILE (testbed.trace/1)",
-    build=build_replay,
-    options={"trace": "resnet50-v100"},
-    bare_option="trace",
-    check=_check,
-    stretches=True,
-)

@@ -7,9 +7,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from testbed.errors import Unavailable, UnknownName, UsageError
 from testbed.models import transformer
 from testbed.models.samples import DatasetSamples, TensorSamples
-from testbed.own_model import EXAMPLE, parse_own_model
+from testbed.own_model import EXAMPLE
+from testbed.own_spec import parse_own_model
 from testbed.registry import WORKLOADS
-from testbed.workloads import as_samples, load_workload, workload_availability
+from testbed.workload_kinds import workload_availability
+from testbed.workloads import as_samples, load_workload
 
 # --- registered workloads ---
 
