@@ -28,7 +28,7 @@ SCHEDULERS = (
 
 # Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
 # and most of all the one with the most messages.
-BY_PRIORITY = {"pace": 15, "bytescheduler": 15, "auto": 15, "p3": 31}
+BY_PRIORITY = {"pace": 13, "bytescheduler": 13, "auto": 13, "p3": 27}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
@@ -37,7 +37,7 @@ BASE = {
     "workload": "replay:resnet50-v100",
     "workers": 4,
     "cluster": CLUSTER,
-    "steps": 10,
+    "steps": 9,
     "warmup": 3,
     "verify_steps": 2,
     "threads": 1,

@@ -33,9 +33,10 @@ from testbed.launch.threads import own_threads
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.compression import without_own_momentum
+from testbed.training.outcome import Outcome
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import make_cell
-from testbed.training.trainer import Outcome, Run, train
+from testbed.training.trainer import Run, train
 from testbed.workload import Workload
 from testbed.workloads import load_workload
 

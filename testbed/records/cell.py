@@ -93,6 +93,10 @@ class Cell(msgspec.Struct, kw_only=True):
             not visible, what a ring would send.
         received_bytes_per_step: the same, received.
         peak_memory_bytes: largest resident set of any rank (device memory on a GPU).
+        cores_busy: share of the cores' time, while steps were measured, in which they worked, for
+            this run or anything else; of the busiest machine.
+        cores_stolen: share that a virtual machine's host gave to others meanwhile; of the machine
+            that lost most.
         final_loss: training loss of the last step, rank 0.
         test_accuracy: at the end; null without test samples.
         time_to_accuracy_s: target -> training time until it was first reached (null: never).
@@ -149,6 +153,8 @@ class Cell(msgspec.Struct, kw_only=True):
     wire_bytes_per_step: float | None = None
     received_bytes_per_step: float | None = None
     peak_memory_bytes: int | None = None
+    cores_busy: float | None = None
+    cores_stolen: float | None = None
     final_loss: float | None = None
     test_accuracy: float | None = None
     time_to_accuracy_s: dict[str, float | None] = {}

@@ -24,7 +24,10 @@ _MEDIANS = (
     "test_accuracy",
     "training_time_s",
 )
-_LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
+_LARGEST = (
+    *("peak_memory_bytes", "max_reference_error", "staleness_max"),
+    *("cores_busy", "cores_stolen"),
+)
 _DIGESTS = ("sample_digest", "initial_digest", "final_digest")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 
 from testbed.records.cell import Cell
+from testbed.reporting.cores import core_words
 from testbed.reporting.dilation import cluster_words, undilated
+from testbed.reporting.prediction import was_rehearsed
 from testbed.units import format_bytes, format_seconds
 
 LINE_COLUMNS, MARGIN = 100, 16
@@ -37,10 +39,7 @@ def describe_cell(cell: Cell) -> str:
         if cell.predicted_step_time_s is not None:
             missed = cell.predicted_step_time_s / cell.step_time_s - 1
             predicted = format_seconds(cell.predicted_step_time_s)
-            rehearsed = cell.link is not None and bool(
-                {"missing_s", "stretched"} & cell.link.keys()
-            )
-            how = ", its messages as long as in rehearsed steps" if rehearsed else ""
+            how = ", its messages as long as in rehearsed steps" if was_rehearsed(cell) else ""
             lines.append(
                 f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured){how}"
             )
@@ -69,6 +68,8 @@ def describe_cell(cell: Cell) -> str:
             )
     if cell.peak_memory_bytes is not None:
         lines.append(f"  peak memory   {format_bytes(cell.peak_memory_bytes)} of the largest rank")
+    if words := core_words(cell):
+        lines.append(f"  cores         {words}")
     if cell.test_accuracy is not None:
         lines.append(f"  test accuracy {cell.test_accuracy:.2%}")
     for target, time_s in cell.time_to_accuracy_s.items():

@@ -197,6 +197,8 @@ _FIGURES = (
     _figure("eff.\n%", "efficiency", lambda c: c.efficiency, scale=100),
     _figure("MB/\nstep", "wire_bytes_per_step", lambda c: c.wire_bytes_per_step, scale=1e-6),
     _figure("peak\nMB", "peak_memory_bytes", lambda c: c.peak_memory_bytes, scale=1e-6),
+    _figure("cores\nbusy %", "cores_busy", lambda c: c.cores_busy, scale=100, wide=True),
+    _hidden("cores_stolen", lambda c: c.cores_stolen),
     _figure("acc.\n%", "test_accuracy", lambda c: c.test_accuracy, scale=100),
 )
 

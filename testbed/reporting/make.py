@@ -11,6 +11,7 @@ from testbed.reporting.aggregate import aggregate
 from testbed.reporting.break_evens import break_evens, describe_break_evens
 from testbed.reporting.collect import Collected
 from testbed.reporting.compression import compression_verdicts, describe_verdicts
+from testbed.reporting.cores import describe_cores
 from testbed.reporting.dilation import cluster_words
 from testbed.reporting.prediction import describe_errors, prediction_errors
 from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
@@ -35,6 +36,7 @@ def make_report(collected: Collected) -> Report:
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
+            *describe_cores(cells),
             *collected.notes,
         ],
         provenance=provenance(environments),

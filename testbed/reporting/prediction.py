@@ -89,9 +89,13 @@ def _sum_up(family: str, name: str, known: Sequence[tuple[ReportCell, float]]) -
     )
 
 
+def was_rehearsed(cell: Cell) -> bool:
+    """Whether the link was brought to what messages took in rehearsed steps."""
+    return cell.link is not None and not cell.link.keys().isdisjoint(("missing_s", "stretched"))
+
+
 def _fitted_to(cell: Cell) -> str:
-    rehearsed = cell.link is not None and bool({"missing_s", "stretched"} & cell.link.keys())
-    return REHEARSED if rehearsed else "messages in rows"
+    return REHEARSED if was_rehearsed(cell) else "messages in rows"
 
 
 def _name(specification: str) -> str:

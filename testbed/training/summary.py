@@ -15,7 +15,7 @@ from testbed.scheduling.plan import Plan
 from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import quantile
 from testbed.training.digest import RunningDigest
-from testbed.training.trainer import Outcome
+from testbed.training.outcome import Outcome
 
 # Consistencies under which all ranks take a step at the same time (or, without exchange, as if).
 IN_STEP = ("bsp", "none")
@@ -80,6 +80,8 @@ def make_cell(
         received_bytes_per_step=_busiest([o.received_bytes for o in outcomes], num_servers)
         / first.steps,
         peak_memory_bytes=max(o.peak_memory_bytes for o in outcomes),
+        cores_busy=_largest(o.cores_busy for o in outcomes),
+        cores_stolen=_largest(o.cores_stolen for o in outcomes),
         final_loss=first.loss[-1],
         test_accuracy=first.test_accuracy,
         time_to_accuracy_s=_times_to_accuracy(config.target_accuracy, first.accuracy_curve),
@@ -107,6 +109,10 @@ def make_cell(
         environment=environment,
         command=reproduce(config),
     )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _compression(outcomes: Sequence[Outcome]) -> CompressionResult | None:

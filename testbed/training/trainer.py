@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -16,14 +15,16 @@ from testbed.config import RunConfig
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Traffic, Verb
-from testbed.records.cell import Accuracy, CompressionResult
+from testbed.records.cell import Accuracy
 from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
 from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.compressed.compression import Compression, compression_of, refuse_ratios
+from testbed.training.cores import read_cores, shares_of
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.memory import peak_bytes, reset_peak
+from testbed.training.outcome import Outcome
 from testbed.training.peer_session import PeerSession
 from testbed.training.plans import Replan
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
@@ -37,33 +38,6 @@ from testbed.workload import Workload
 # Steps (of the warm-up) in which delivered means are compared with the true ones: each costs an
 # exchange of all gradients.
 COMPARED_STEPS = 3
-
-
-class Outcome(msgspec.Struct, kw_only=True):
-    """What one rank brings home; rank 0 makes the cell from all of them."""
-
-    rank: int
-    step_time_s: list[float] = []
-    exposed_s: list[float] = []
-    loss: list[float] = []
-    staleness: list[int] = []
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    num_exchanges: int = 0
-    num_helper_processes: int = 0
-    peak_memory_bytes: int = 0
-    training_time_s: float = 0.0
-    steps: int = 0
-    batch_size: int = 0
-    sample_digest: str = ""
-    initial_digest: str = ""
-    final_digest: str = ""
-    test_accuracy: float | None = None
-    accuracy_curve: list[Accuracy] = []
-    reference_error: float | None = None
-    reference_steps: int = 0
-    bit_equal: bool | None = None
-    compression: CompressionResult | None = None
 
 
 @dataclass(frozen=True)
@@ -220,8 +194,11 @@ class _Loop:
         first = self._resume()
         before = backend.traffic()
         reset_peak(self._replica.device)
+        cores = read_cores()
         time_s = 0.0
         for step in range(first, self._total):
+            if step - first == self._warmup:
+                cores = read_cores()
             began_s = time.perf_counter()
             outcome.loss.append(self._step(step))
             if self._looks_at_parameters(step + 1):
@@ -237,6 +214,7 @@ class _Loop:
             self._after(step + 1, time_s)
             if step == first or self._looks_at_parameters(step + 1):
                 self._resume_clock()  # what is not measured must not be made up for either
+        outcome.cores_busy, outcome.cores_stolen = shares_of(cores, read_cores())
         moved = backend.traffic() - before
         if self._compressing is not None:
             moved -= self._compressing.comparison.traffic

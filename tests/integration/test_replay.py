@@ -66,6 +66,8 @@ def test_a_replay_trains_as_one_process_does(
     computed_s = cell.config.accumulate * 24e-3
     assert min(cell.samples.step_time_s) >= 0.9 * computed_s
     assert cell.predicted_step_time_s >= computed_s
+    assert cell.cores_busy is not None
+    assert 0 < cell.cores_busy <= 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""What is recorded and said of the machine's cores."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from testbed.config import RunConfig
+from testbed.records.cell import Cell
+from testbed.reporting.cores import core_words, describe_cores, is_core_bound
+from testbed.training.cores import CoreTimes, read_cores, shares_of
+
+
+def cell(**given: Any) -> Cell:
+    facts = {"backend": "gloo", "workload": "w", "num_workers": 2, "scheduler": "p3"}
+    return Cell(**{**facts, "config": RunConfig(), "data": "replayed t of v100", **given})
+
+
+def test_work_of_this_process_counts_as_busy() -> None:
+    before, until_s = read_cores(), time.process_time() + 0.1
+    while time.process_time() < until_s:
+        pass
+    busy, stolen = shares_of(before, read_cores())
+    assert busy is not None
+    assert stolen is not None
+    assert 0 < busy <= 1
+    assert 0 <= stolen < 1
+
+
+def test_shares() -> None:
+    before = CoreTimes(busy_s=10.0, idle_s=5.0, stolen_s=1.0)
+    assert shares_of(before, CoreTimes(19.0, 6.0, 1.0)) == (0.9, 0.0)
+    assert shares_of(before, CoreTimes(14.0, 9.0, 3.0)) == (0.5, 0.2)
+    assert shares_of(before, before) == (None, None)
+
+
+def test_only_a_replayed_workload_can_be_bound_by_its_messages_work() -> None:
+    assert is_core_bound(cell(cores_busy=0.95))
+    assert not is_core_bound(cell(cores_busy=0.95, data="digits"))
+    assert not is_core_bound(cell(cores_busy=0.5))
+    assert not is_core_bound(cell())
+
+
+def test_nothing_is_said_of_what_was_not_recorded() -> None:
+    assert core_words(cell()) == ""
+    assert describe_cores([cell()]) == []
+    assert describe_cores([cell(cores_busy=0.5, cores_stolen=0.001)]) == []
+
+
+def test_a_report_names_cells_that_the_cores_held_up_and_stolen_time() -> None:
+    cells = [
+        cell(cores_busy=0.95, cores_stolen=0.002),
+        cell(cores_busy=0.6, cores_stolen=0.03, scheduler="wfbp"),
+        cell(cores_busy=0.5, cores_stolen=0.02, scheduler="dear"),
+    ]
+    bound, stolen = describe_cores(cells)
+    assert "p3 on gloo (95 %)" in bound
+    assert "wfbp" not in bound
+    assert "2.0 % of the cores' time (in one cell 3.0 %)" in stolen
