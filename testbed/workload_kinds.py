@@ -1,4 +1,7 @@
-"""Which kinds of workload there are here and what each may be given; without loading torch."""
+"""Which kinds of workload there are here and what each may be given.
+
+Loads torch only for a kind that computes: replayed ones and the user's own are checked without.
+"""
 
 from __future__ import annotations
 

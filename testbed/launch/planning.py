@@ -28,7 +28,7 @@ from testbed.prediction.carried import carried, setting_of
 from testbed.prediction.crossing import predict
 from testbed.prediction.dilation import stretched_link
 from testbed.prediction.files import load_link
-from testbed.prediction.fit import agreed, with_missing
+from testbed.prediction.in_steps import as_in_steps
 from testbed.prediction.link import Link
 from testbed.prediction.shipped import find_trace
 from testbed.prediction.trace import Trace
@@ -147,16 +147,11 @@ def _prepare(
     plan = msgspec.json.decode(shared, type=Plan)
     if probe is not None:
         link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
-    if is_rehearsed(plan):
-        link = with_missing(link, link.extra.get("missing_s", ()))
-    elif (factor := agreed(link.extra.get("in_steps", ()))) is not None:
-        link = stretched_link(link, factor)
-        link = msgspec.structs.replace(link, extra={**link.extra, "stretched": factor})
     return Planned(
         plan,
         replan,
         trace,
-        link,
+        as_in_steps(link, by_message=is_rehearsed(plan)),
         overhead,
         config.accumulate,
         dilation,

@@ -15,7 +15,7 @@ from testbed.launch.beside import beside
 from testbed.launch.choosing import group_for, plan_for, stream_of
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse, is_rehearsed
-from testbed.prediction.fit import agreed, missing_s, ratios
+from testbed.prediction.in_steps import LEAST_AGREEING, agreed, missing_s, ratios
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
@@ -45,8 +45,9 @@ class Probe:
     """A backend opened as the run will use it, to see what its messages cost; collective.
 
     It has the order, the credit and the channels that the scheduler asks for, as far as a plan for
-    a link that is only guessed tells them. Messages by priority and in halves are timed in a few
-    rehearsed steps of a replayed workload, all others in a row.
+    a link that is only guessed tells them. Messages by priority, in halves, and those of a plan
+    that the link decides are timed in a few rehearsed steps of a replayed workload, all others in
+    a row.
 
     Args:
         config: of the run.
@@ -86,7 +87,7 @@ class Probe:
         """The link for messages up to all gradients in one, measured beside what the workload does.
 
         Where a plan is rehearsed it is fitted to the messages of the guessed plan's steps: of few,
-        if the link will decide the plan, which is rehearsed then (see `rehearsed`). What the fit
+        if the link will decide the plan, which is rehearsed then (see `link_of`). What the fit
         leaves out of them is kept in the link's `missing_s`; a plan is made without it, so that
         `auto` compares all alike.
         """
@@ -132,10 +133,10 @@ class Probe:
         return msgspec.structs.replace(link, extra=told)
 
     def _in_steps(self, plan: Plan, link: Link) -> list[float]:
-        """Rehearsed again where the steps disagree: the host had a slow moment."""
+        """Rehearsed again where steps disagree (the host had a slow moment), not where few fit."""
         for _ in range(NUM_TRIES):
             found = ratios(link, self._costs(plan, FEW_COUNTED))
-            if agreed(found) is not None:
+            if len(found) < LEAST_AGREEING or agreed(found) is not None:
                 break
         return found
 

@@ -10,7 +10,6 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
@@ -27,7 +26,6 @@ MAX_BREAKS = 20
 # What a line may miss a size by without being wrong about it; below that lies no protocol switch.
 TOLERANCE = 0.03
 SHARE_WEIGHT = 10.0
-AGREEMENT = 0.15
 MANY = 10  # samples, of which a tenth can be left out at each end
 
 
@@ -120,93 +118,6 @@ def fit_link(
         pieces=link.pieces,
         extra={"fit": _residuals(link, sizes)},
     )
-
-
-def missing_s(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
-    """For each step the seconds that a link leaves out per message, in the mean.
-
-        d = sum of (t - (a + b M)) / number of messages
-
-    Args:
-        link: fitted to typical times.
-        steps: bytes and seconds of the messages of each step.
-
-    Example:
-        >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
-        >>> missing_s(link, [[(2, 2.0), (4, 4.0)], [(2, 50.0)]])
-        [0.5, 48.0]
-    """
-    return [
-        sum(time_s - link.time_s(num_bytes) for num_bytes, time_s in step) / len(step)
-        for step in steps
-        if step
-    ]
-
-
-def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
-    """For each step its messages' measured over their fitted time, all together.
-
-        r = sum of t / sum of (a + b M)
-
-    Args:
-        link: fitted to messages of other sizes, or in another order.
-        steps: bytes and seconds of the messages of each step.
-
-    Example:
-        >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
-        >>> ratios(link, [[(2, 2.0), (4, 4.0)], []])
-        [1.2]
-    """
-    return [
-        sum(time_s for _, time_s in messages) / sum(link.time_s(size) for size, _ in messages)
-        for messages in steps
-        if messages
-    ]
-
-
-def agreed(ratios: Sequence[float]) -> float | None:
-    """The median of steps that agree, all but two of them, within 15 %; else None.
-
-    Steps that differ by more tell of a disturbed host, not of the plan.
-
-    Example:
-        >>> agreed([1.02, 1.0, 1.04, 1.5]), agreed([1.2, 1.5, 1.9, 2.3]), agreed([])
-        (1.03, None, None)
-    """
-    inner = sorted(ratios)[1:-1]
-    if not inner:
-        return None
-    middle = median(inner)
-    return middle if inner[-1] - inner[0] <= AGREEMENT * middle else None
-
-
-def with_missing(link: Link, missing: Sequence[float]) -> Link:
-    """The link whose messages take as long in a step, all together, as was seen.
-
-        a' = max(0, a + median of d)
-
-    A line through typical times of each size leaves out what happens to a message now and then, and
-    a step is the sum of hundreds of them. What is added belongs to the start-up: the network's
-    time per byte stays what it is.
-
-    Args:
-        link: fitted.
-        missing: as `missing_s` gives it; without any the link stays.
-
-    Example:
-        >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
-        >>> with_missing(link, [0.5, 48.0, -0.25]).latency_s
-        1.5
-    """
-    if not missing:
-        return link
-    added_s = median(missing)
-    pieces = link.pieces and tuple(
-        msgspec.structs.replace(piece, latency_s=max(0.0, piece.latency_s + added_s))
-        for piece in link.pieces
-    )
-    latency_s = max(0.0, link.latency_s + added_s)
-    return msgspec.structs.replace(link, latency_s=latency_s, pieces=pieces)
 
 
 def fit_slowdown(link: Link, samples: Sequence[tuple[int, float, float]]) -> tuple[float, ...]:

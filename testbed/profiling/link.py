@@ -14,7 +14,8 @@ from testbed.backends.protocol import Backend
 from testbed.control.protocol import Control
 from testbed.errors import UsageError
 from testbed.nouns import Request, Verb
-from testbed.prediction.fit import fit_link, fit_slowdown, missing_s
+from testbed.prediction.fit import fit_link, fit_slowdown
+from testbed.prediction.in_steps import missing_s
 from testbed.prediction.link import Link
 from testbed.profiling.sweep import (
     LEAD_BYTES,
@@ -66,7 +67,7 @@ def measure_link(
         sweep: what to send; None = `quick()`.
         steps: of steps that were timed already, the bytes and seconds of their messages, the same
             on all ranks; they count like those of `sweep.stream`, and what the link leaves out of
-            each step is kept in `Link.extra` under `missing_s` (see `fit.with_missing`).
+            each step is kept in `Link.extra` under `missing_s` (see `in_steps.with_missing`).
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 
     Returns:
@@ -130,7 +131,7 @@ class _Measurement:
         largest = max(*sweep.sizes, sweep.concurrent_bytes, *sweep.stream, LEAD_BYTES)
         self._tensors = [
             torch.zeros(n // 4, device=device)
-            for n in [largest, *[sweep.concurrent_bytes] * (self._concurrent - 1)]
+            for n in [largest, *[max(sweep.concurrent_bytes, LEAD_BYTES)] * (self._concurrent - 1)]
         ]
 
     def probe(self) -> tuple[list[int], float]:

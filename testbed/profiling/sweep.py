@@ -86,8 +86,9 @@ class Exchange:
     def lead_bytes(self) -> int:
         """Bytes of the first message of the row, which does not count.
 
-        What a shaper or a switch lets pass at once after a pause is used up by it, so that short
-        messages behind it move as fast as the line, as they do behind others in a step.
+        What a shaper or a switch lets pass at once after a pause is used up by it (up to 1 Gbit/s
+        in the kernel), so that short messages behind it move as fast as the line, as they do behind
+        others in a step.
 
         Example:
             >>> [Exchange(num_bytes).lead_bytes >> 10 for num_bytes in (4096, 1 << 22)]

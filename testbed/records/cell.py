@@ -93,9 +93,9 @@ class Cell(msgspec.Struct, kw_only=True):
             not visible, what a ring would send.
         received_bytes_per_step: the same, received.
         peak_memory_bytes: largest resident set of any rank (device memory on a GPU).
-        cores_busy: share of the cores' time, while steps were measured, in which they worked, for
-            this run or anything else; of the busiest machine.
-        cores_stolen: share that a virtual machine's host gave to others meanwhile; of the machine
+        cores_busy: share of their time, from the first measured step to the last, in which the
+            cores worked that a rank may use, for this run or anything else; of the busiest rank.
+        cores_stolen: share that a virtual machine's host gave to others meanwhile; of the rank
             that lost most.
         final_loss: training loss of the last step, rank 0.
         test_accuracy: at the end; null without test samples.

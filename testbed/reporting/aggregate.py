@@ -12,6 +12,7 @@ import msgspec
 from testbed.records.cell import Cell, CompressionResult, StepSamples
 from testbed.records.report import ReportCell
 from testbed.reporting.collect import Found
+from testbed.reporting.prediction import was_rehearsed
 from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import median_of_known, quantile
 
@@ -23,11 +24,10 @@ _MEDIANS = (
     "num_messages",
     "test_accuracy",
     "training_time_s",
+    "cores_busy",
+    "cores_stolen",
 )
-_LARGEST = (
-    *("peak_memory_bytes", "max_reference_error", "staleness_max"),
-    *("cores_busy", "cores_stolen"),
-)
+_LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
 _DIGESTS = ("sample_digest", "initial_digest", "final_digest")
 
 
@@ -64,6 +64,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         values[name] = statistics.median(pooled) if pooled else own
     values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
+    values["link"] = next((c.link for c in ok if was_rehearsed(c)), ok[0].link)
     values["samples"] = StepSamples(**_pool(cell.samples for cell in ok))
     return values | _step_time(ok)
 

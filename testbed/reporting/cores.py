@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.records.cell import Cell
+from testbed.reporting.naming import short_name
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
 STOLEN = 0.01
@@ -30,29 +31,32 @@ def core_words(cell: Cell) -> str:
 
 
 def is_core_bound(cell: Cell) -> bool:
-    """Whether messages alone kept the cores busy: a replayed workload only waits."""
+    """Whether cores were busy although the workload is replayed, which only waits."""
     replayed = cell.data.startswith("replayed")
     return replayed and cell.cores_busy is not None and cell.cores_busy >= BUSY
 
 
 def describe_cores(cells: Sequence[Cell]) -> list[str]:
-    """Notes of a report: which cells the cores held up, and how much time others took."""
+    """Notes of a report: where cores were busy all the time, and where their time was stolen."""
     notes = []
-    bound = [
-        f"{cell.scheduler} on {cell.backend} ({100 * (cell.cores_busy or 0):.0f} %)"
-        for cell in cells
-        if is_core_bound(cell)
-    ]
+    bound = [f"{_name(c)} ({100 * (c.cores_busy or 0):.0f} %)" for c in cells if is_core_bound(c)]
     if bound:
         notes.append(
-            f"messages kept the cores busy for {100 * BUSY:.0f} % of the time or more, so that "
-            f"these times tell of the cores as well as of the network: {', '.join(bound)}"
+            f"the cores were busy for {100 * BUSY:.0f} % of the time or more though the workload "
+            "only waits, so that these times tell of the cores as well as of the network: "
+            + ", ".join(bound)
         )
-    stolen = sorted(cell.cores_stolen for cell in cells if cell.cores_stolen is not None)
-    if stolen and stolen[-1] >= STOLEN:
-        middle, most = (f"{100 * share:.1f} %" for share in (stolen[len(stolen) // 2], stolen[-1]))
+    known = [(cell.cores_stolen, _name(cell)) for cell in cells if cell.cores_stolen is not None]
+    lost = [pair for pair in known if pair[0] >= STOLEN]
+    if lost:
+        most, where = max(lost)
         notes.append(
-            f"{middle} of the cores' time (in one cell {most}) was stolen by the host of this "
-            "virtual machine: repeat what lies close together"
+            f"the host of this virtual machine took {100 * STOLEN:.0f} % of the cores' time or "
+            f"more in {len(lost)} of {len(known)} cells, most in {where} ({100 * most:.1f} %): "
+            "repeat what lies close together"
         )
     return notes
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.scheduler} in {short_name(cell)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.config import RunConfig
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import aggregate
 from testbed.reporting.break_evens import break_evens, describe_break_evens
@@ -13,6 +12,7 @@ from testbed.reporting.collect import Collected
 from testbed.reporting.compression import compression_verdicts, describe_verdicts
 from testbed.reporting.cores import describe_cores
 from testbed.reporting.dilation import cluster_words
+from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import describe_errors, prediction_errors
 from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
 
@@ -48,7 +48,7 @@ def _notes(cells: Sequence[ReportCell]) -> list[str]:
     about: dict[str, dict[str, None]] = {}
     for cell in cells:
         for note in _notes_of(cell):
-            about.setdefault(note, {})[_short(cell)] = None
+            about.setdefault(note, {})[short_name(cell)] = None
     return [f"{', '.join(names)}: {note}" for note, names in about.items()]
 
 
@@ -77,13 +77,6 @@ def _notes_of(cell: ReportCell) -> list[str]:
     if is_upper_bound(cell) and cell.status == "ok":
         notes.append("no gradients are exchanged: upper bound of the speed, not a way to train")
     return notes
-
-
-def _short(cell: ReportCell) -> str:
-    words = [cell.workload, cell.backend, str(cell.num_workers)]
-    if cell.config.compressor != RunConfig().compressor:
-        words.append(cell.config.compressor)
-    return "/".join(words)
 
 
 def _one_line(error: str) -> str:

@@ -1,15 +1,18 @@
-"""How busy the cores of this machine are, and how much of their time others take."""
+"""How busy the cores of this rank are, and how much of their time a host of machines takes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 
 @dataclass(frozen=True)
 class CoreTimes:
-    """Of all cores since the machine started, in seconds.
+    """Of all cores that this process may use, since the machine started, in seconds.
 
     Attributes:
         busy_s: they worked, for whomever.
@@ -23,13 +26,22 @@ class CoreTimes:
 
 
 def read_cores() -> CoreTimes:
-    """As the system counts them now."""
-    times = psutil.cpu_times()
-    idle_s = times.idle + getattr(times, "iowait", 0.0)
-    stolen_s = getattr(times, "steal", 0.0)
+    """As the system counts them now, whoever it is that they work for."""
+    each = psutil.cpu_times(percpu=True)
+    # A core's place here is its number only while all cores are on line.
+    own = os.sched_getaffinity(0) if len(each) == os.cpu_count() else range(len(each))
+    return sum_of([each[number] for number in sorted(own)])
+
+
+def sum_of(cores: Sequence[Any]) -> CoreTimes:
+    """The cores together; each as psutil gives it, in seconds."""
     # A guest's time is counted as user's, too.
-    rest = set(times._fields) - {"idle", "iowait", "steal", "guest", "guest_nice"}
-    return CoreTimes(sum(getattr(times, name) for name in rest), idle_s, stolen_s)
+    others = {"idle", "iowait", "steal", "guest", "guest_nice"}
+    return CoreTimes(
+        busy_s=sum(getattr(c, name) for c in cores for name in set(c._fields) - others),
+        idle_s=sum(c.idle + getattr(c, "iowait", 0.0) for c in cores),
+        stolen_s=sum(getattr(c, "steal", 0.0) for c in cores),
+    )
 
 
 def shares_of(before: CoreTimes, after: CoreTimes) -> tuple[float | None, float | None]:
@@ -43,8 +55,10 @@ def shares_of(before: CoreTimes, after: CoreTimes) -> tuple[float | None, float 
         >>> shares_of(CoreTimes(1.0, 1.0, 0.0), CoreTimes(4.0, 2.0, 1.0))
         (0.75, 0.2)
     """
-    busy_s, idle_s = after.busy_s - before.busy_s, after.idle_s - before.idle_s
-    stolen_s = after.stolen_s - before.stolen_s
+    # Linux may take back what it counted as waiting or stolen.
+    busy_s = max(0.0, after.busy_s - before.busy_s)
+    idle_s = max(0.0, after.idle_s - before.idle_s)
+    stolen_s = max(0.0, after.stolen_s - before.stolen_s)
     own_s = busy_s + idle_s
     if own_s <= 0:
         return None, None

@@ -307,6 +307,12 @@ class _Loop:
                 f"checkpoint {source} is at step {step} and the run ends at {self._total}; "
                 "raise --steps or --epochs"
             )
+        self._warmup = num_warmup(self._run.config, self._total - step)
+        if self._warmup >= self._total - step:
+            raise UsageError(
+                f"--warmup is {self._warmup} and {self._total - step} steps are left after "
+                f"checkpoint {source}; expected fewer, so that something is left to measure"
+            )
         self._session.resume(step, state["order"])
         if self._compressing is not None:
             self._compressing.restore(state["compression"], self._replica.device)

@@ -9,6 +9,7 @@ import pytest
 from testbed.cluster.access import lacking
 from testbed.launch.rehearsal import FEW_COUNTED, LEAST_COUNTED
 from testbed.prediction.files import save_trace
+from testbed.prediction.in_steps import agreed
 from testbed.prediction.trace import Trace, TraceTensor
 from testbed.records.cell import Cell, decode_cell
 from tests.harness.runs import testbed
@@ -116,6 +117,8 @@ def test_a_plan_in_its_order_that_the_link_decides_stretches_the_link_by_what_it
     assert decided.num_messages > 1
     assert len(decided.link["in_steps"]) >= LEAST_COUNTED
     assert min(decided.link["in_steps"]) > 0
+    factor = agreed(decided.link["in_steps"])
+    assert decided.link.get("stretched") == factor
     assert "in_steps" not in guessed.link
     assert "missing_s" not in decided.link
     assert decided.predicted_step_time_s is not None

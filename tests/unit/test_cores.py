@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import namedtuple
 from typing import Any
 
 from testbed.config import RunConfig
 from testbed.records.cell import Cell
 from testbed.reporting.cores import core_words, describe_cores, is_core_bound
-from testbed.training.cores import CoreTimes, read_cores, shares_of
+from testbed.training.cores import CoreTimes, read_cores, shares_of, sum_of
 
 
 def cell(**given: Any) -> Cell:
@@ -20,11 +21,14 @@ def test_work_of_this_process_counts_as_busy() -> None:
     before, until_s = read_cores(), time.process_time() + 0.1
     while time.process_time() < until_s:
         pass
-    busy, stolen = shares_of(before, read_cores())
-    assert busy is not None
-    assert stolen is not None
-    assert 0 < busy <= 1
-    assert 0 <= stolen < 1
+    assert read_cores().busy_s - before.busy_s >= 0.05
+
+
+def test_what_counts_as_busy_idle_and_stolen() -> None:
+    Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
+    one = Core(10.0, 1.0, 2.0, 30.0, 3.0, 4.0, 5.0, 6.0, 7.0, 0.5)
+    assert sum_of([one]) == CoreTimes(busy_s=22.0, idle_s=33.0, stolen_s=6.0)
+    assert sum_of([one, one]) == CoreTimes(busy_s=44.0, idle_s=66.0, stolen_s=12.0)
 
 
 def test_shares() -> None:
@@ -32,6 +36,7 @@ def test_shares() -> None:
     assert shares_of(before, CoreTimes(19.0, 6.0, 1.0)) == (0.9, 0.0)
     assert shares_of(before, CoreTimes(14.0, 9.0, 3.0)) == (0.5, 0.2)
     assert shares_of(before, before) == (None, None)
+    assert shares_of(before, CoreTimes(14.0, 4.0, 0.5)) == (1.0, 0.0)  # taken back by the system
 
 
 def test_only_a_replayed_workload_can_be_bound_by_its_messages_work() -> None:
@@ -54,6 +59,6 @@ def test_a_report_names_cells_that_the_cores_held_up_and_stolen_time() -> None:
         cell(cores_busy=0.5, cores_stolen=0.02, scheduler="dear"),
     ]
     bound, stolen = describe_cores(cells)
-    assert "p3 on gloo (95 %)" in bound
+    assert "p3 in w/gloo/2 (95 %)" in bound
     assert "wfbp" not in bound
-    assert "2.0 % of the cores' time (in one cell 3.0 %)" in stolen
+    assert "in 2 of 3 cells, most in wfbp in w/gloo/2 (3.0 %)" in stolen

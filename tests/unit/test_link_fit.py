@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from testbed.errors import UsageError
 from testbed.prediction.contention import SharedLink
 from testbed.prediction.files import decode_link, encode_link
-from testbed.prediction.fit import fit_link, fit_slowdown, missing_s, ratios, with_missing
+from testbed.prediction.fit import fit_link, fit_slowdown
+from testbed.prediction.in_steps import missing_s, ratios, with_missing
 from testbed.prediction.link import Link
 
 SIZES = [4096 << i for i in range(12)]
