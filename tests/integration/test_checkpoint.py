@@ -45,3 +45,16 @@ def test_a_folder_without_checkpoint_is_refused(tmp_path: Path) -> None:
     done = testbed("run", *base, "--resume-from", str(tmp_path))
     assert done.status == 2
     assert "holds no complete checkpoint" in done.err
+
+
+def test_a_run_with_few_steps_left_measures_what_is_left(tmp_path: Path) -> None:
+    base = ("--backend", "none", "--workers", "1", "--verify-steps", "0", "--steps")
+    saved = str(tmp_path / "saved")
+    assert testbed("run", *base, "17", "--checkpoint", saved).status == 0
+    record = tmp_path / "rest.json"
+    done = testbed("run", *base, "20", "--resume-from", saved, "--json", str(record))
+    assert done.status == 0, done.err
+    assert len(json.loads(record.read_text())["samples"]["step_time_s"]) == 3
+    done = testbed("run", *base, "20", "--resume-from", saved, "--warmup", "4")
+    assert done.status == 2
+    assert "--warmup is 4 and 3 steps are left" in done.err
