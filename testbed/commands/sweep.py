@@ -74,6 +74,13 @@ def sweep(
     seed: Annotated[str | None, typer.Option(help="seeds of the runs: 1,2", metavar="LIST")] = None,
     repeats: Annotated[int | None, typer.Option(help="how often each cell is run")] = None,
     order_seed: Annotated[int | None, typer.Option(help="seed of the order of the runs")] = None,
+    again: Annotated[
+        int | None,
+        typer.Option(
+            help="how many runs may be run again at the end: those during which the host of this "
+            "virtual machine took most of the cores' time"
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
         Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
@@ -130,7 +137,7 @@ def sweep(
         }
     )
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
-    changes = {"repeats": repeats, "seed": order_seed, "name": name}
+    changes = {"repeats": repeats, "seed": order_seed, "again": again, "name": name}
     study = find_study(recipe)
     if study is not None:
         given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}

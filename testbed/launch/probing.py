@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,8 +20,10 @@ from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import quick
+from testbed.records.disturbed import LINK_STOLEN
 from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import needs_profile
+from testbed.training.cores import read_cores, shares_of
 
 PROBE = "probe"  # what the backend is called that only measures the link
 PROBE_AGAIN = "probe-again"
@@ -68,6 +70,7 @@ class Probe:
         rehearsal: Rehearsal | None,
     ) -> None:
         group.control.set_state("measuring the link")
+        self._cores = read_cores()
         self._config, self._trace, self._dilation = config, trace, dilation
         self._role, self._rehearsal, self._of_run = role, rehearsal, group
         guess = Link(
@@ -114,7 +117,7 @@ class Probe:
         """
         if not self._decides:
             self._close()
-            return link
+            return self._told(link, link.extra)
         asked, role = group_for(plan, self._of_run), self.role
         again = replace(asked, name=PROBE) != self._group
         at_once = plan.num_channels > 1 and not is_rehearsed(plan)
@@ -129,8 +132,12 @@ class Probe:
         elif possible:
             extra["in_steps"] = self._in_steps(plan, link)
         self._close()
-        told = {key: value for key, value in extra.items() if value != []}
-        return msgspec.structs.replace(link, extra=told)
+        return self._told(link, {key: value for key, value in extra.items() if value != []})
+
+    def _told(self, link: Link, extra: Mapping[str, Any]) -> Link:
+        """The link with what the host of this machine took since the probe was opened."""
+        stolen = shares_of(self._cores, read_cores())[1]
+        return msgspec.structs.replace(link, extra={**extra, LINK_STOLEN: stolen})
 
     def _in_steps(self, plan: Plan, link: Link) -> list[float]:
         """Rehearsed again where steps disagree (the host had a slow moment), not where few fit."""

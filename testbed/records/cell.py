@@ -116,7 +116,8 @@ class Cell(msgspec.Struct, kw_only=True):
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
             in_steps: of each rehearsed step its messages' measured over their fitted time;
-            stretched: what start-up and time per byte were multiplied by, where those agree.
+            stretched: what start-up and time per byte were multiplied by, where those agree;
+            cores_stolen: as above, while it was measured, of rank 0.
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.

@@ -3,6 +3,8 @@
 <name>-<time>/sweep.json          the plan: grid, order, environment (`testbed.sweep/1`)
 <name>-<time>/cells/<key>.json    a finished or failed cell (`testbed.cell/1`)
 <name>-<time>/cells/<key>.log     what the cell printed
+<name>-<time>/again/<key>-1.json  the first run of a cell that was run again, see `sweeping.again`
+<name>-<time>/again/<key>-2.json  the second; the one that counts is in cells/, too
 <name>-<time>/scratch/            what a running cell writes; never read as a result
 <name>-<time>/hostfile            the hosts to run on, if the sweep was given any
 <name>-<time>/lock                held while a sweep is at work in the folder
@@ -42,6 +44,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         repeats: how often each cell is run.
         cells: the grid, each cell once.
         order: (key, index in `cells`, repeat) of each run, in the order in which they run.
+        again: how many runs that a virtual machine's host disturbed may be run again at the end.
         hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
@@ -54,6 +57,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     repeats: int
     cells: tuple[RunConfig, ...]
     order: tuple[tuple[str, int, int], ...]
+    again: int = 0
     hostfile: str = ""
     environment: dict[str, Any] = {}
     command: str = ""
@@ -131,6 +135,11 @@ class Store:
         return self.path / "scratch"
 
     @property
+    def again(self) -> Path:
+        """Folder of both runs of each cell that was run again; not there if none was."""
+        return self.path / "again"
+
+    @property
     def hostfile(self) -> Path:
         """The hosts to run on; not there if the sweep was given none."""
         return self.path / "hostfile"
@@ -164,13 +173,34 @@ class Store:
         """Keys of the cells that need not run again: there, whole and not failed."""
         return {path.stem for path in self.cells.glob("*.json") if _is_ok(path)}
 
+    def read_cells(self) -> dict[str, Cell]:
+        """Key -> cell of those that are there, whole and not failed."""
+        paths = {key: self.cells / f"{key}.json" for key in self.finished()}
+        return {key: decode_cell(path.read_bytes()) for key, path in paths.items()}
+
+    def write_repeated(self, key: str, first: Cell, second: Cell) -> None:
+        """Keep both runs of a cell that was run again; the second is written last."""
+        self.again.mkdir(exist_ok=True)
+        for number, cell in enumerate((first, second), start=1):
+            path = self.again / f"{key}-{number}.json"
+            write_atomically(path, encode_cell(cell), at=self.at)
+
+    def repeated(self) -> dict[str, tuple[Cell, Cell]]:
+        """Key -> first and second run of each cell that was run again."""
+        keys = [path.stem.removesuffix("-2") for path in sorted(self.again.glob("*-2.json"))]
+        return {key: (self._read_again(key, 1), self._read_again(key, 2)) for key in keys}
+
+    def _read_again(self, key: str, number: int) -> Cell:
+        return decode_cell((self.again / f"{key}-{number}.json").read_bytes())
+
     def clear_scratch(self) -> None:
         """Drop what an earlier sweep that was killed left unfinished."""
         if self.scratch.exists():
             shutil.rmtree(self.scratch)
         self.scratch.mkdir()
-        for leftover in [*self.path.glob(".*.partial"), *self.cells.glob(".*.partial")]:
-            leftover.unlink()
+        for folder in (self.path, self.cells, self.again):
+            for leftover in folder.glob(".*.partial"):
+                leftover.unlink()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.records.cell import Cell
+from testbed.records.disturbed import NOTICED, stolen_of
 from testbed.reporting.naming import short_name
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
-STOLEN = 0.01
 
 
 def core_words(cell: Cell) -> str:
@@ -23,8 +23,9 @@ def core_words(cell: Cell) -> str:
     if cell.cores_busy is None:
         return ""
     words = f"{100 * cell.cores_busy:.0f} % busy"
-    if cell.cores_stolen is not None and cell.cores_stolen >= STOLEN:
-        words += f", {100 * cell.cores_stolen:.1f} % stolen by the host of this virtual machine"
+    stolen = stolen_of(cell)
+    if stolen is not None and stolen >= NOTICED:
+        words += f", {100 * stolen:.1f} % stolen by the host of this virtual machine"
     if is_core_bound(cell):
         words += "; the time tells of them as well as of the network"
     return words
@@ -46,12 +47,12 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
             "only waits, so that these times tell of the cores as well as of the network: "
             + ", ".join(bound)
         )
-    known = [(cell.cores_stolen, _name(cell)) for cell in cells if cell.cores_stolen is not None]
-    lost = [pair for pair in known if pair[0] >= STOLEN]
+    known = [(share, _name(cell)) for cell in cells if (share := stolen_of(cell)) is not None]
+    lost = [pair for pair in known if pair[0] >= NOTICED]
     if lost:
         most, where = max(lost)
         notes.append(
-            f"the host of this virtual machine took {100 * STOLEN:.0f} % of the cores' time or "
+            f"the host of this virtual machine took {100 * NOTICED:.0f} % of the cores' time or "
             f"more in {len(lost)} of {len(known)} cells, most in {where} ({100 * most:.1f} %): "
             "repeat what lies close together"
         )

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from testbed.errors import UnknownName, UsageError
 from testbed.registry import STUDIES
 from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
 
-_SETTINGS = ("name", "summary", "repeats", "seed", "base", "axes", "cells")
+_SETTINGS = ("name", "summary", "repeats", "seed", "again", "base", "axes", "cells")
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +28,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         summary: one line for people.
         repeats: how often each cell is run.
         seed: of the order.
+        again: see `Sweep`.
         base: fields of every cell.
         axes: field -> list of values; all combinations are run.
         cells: explicit cells, each on top of every combination of the axes.
@@ -36,6 +38,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: str = ""
     repeats: int = 3
     seed: int = 1
+    again: int = 0
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     cells: list[dict[str, Any]] = []
@@ -94,7 +97,7 @@ def read_setup(path: Path) -> Setup:
 def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
     """The sweep of a setup; `name` counts where it has none of its own."""
     cells = expand(setup.base, setup.axes, setup.cells or ({},), known)
-    return Sweep(setup.name or name, cells, setup.repeats, setup.seed, setup.summary)
+    return Sweep(setup.name or name, cells, setup.repeats, setup.seed, setup.summary, setup.again)
 
 
 def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = ANY_NAME) -> Sweep:
@@ -114,7 +117,7 @@ def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = AN
         ]
     overrides = [{k: v for k, v in o.items() if k not in axes} for o in overrides]
     cells = expand({}, axes, overrides, known)
-    return Sweep(sweep.name, cells, sweep.repeats, sweep.seed, sweep.summary)
+    return replace(sweep, cells=cells)
 
 
 def _fields(cell: RunConfig) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.config import RunConfig
+from testbed.records.disturbed import TOO_MUCH
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
+from testbed.sweeping.again import settle, to_repeat
 from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.order import interleave
@@ -47,6 +49,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         repeats=sweep.repeats,
         cells=sweep.cells,
         order=tuple(order),
+        again=sweep.again,
         hostfile=hostfile,
         environment=describe_environment(),
         command=shlex.join(arguments),
@@ -113,7 +116,8 @@ def process_runner(
 def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
     """Run what the plan in the store asks for and is not finished there.
 
-    A failed cell is recorded and the sweep goes on; a finished one is not run again. May be called
+    A failed cell is recorded and the sweep goes on; a finished one is not run again, unless the
+    plan lets those be that a virtual machine's host disturbed (see `sweeping.again`). May be called
     again on the same store after any kind of end.
 
     Args:
@@ -136,8 +140,10 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
         if finished:
             print(f"{len(finished)} of {len(plan.order)} runs are there already", file=out)
         try:
-            with _interruptible(), reporting([config for _, config in pending], out) as reporter:
-                statuses = [_run_cell(store, runner, reporter, *run) for run in pending]
+            with _interruptible():
+                with reporting([config for _, config in pending], out) as reporter:
+                    statuses = [_run_cell(store, runner, reporter, *run) for run in pending]
+                _run_again(store, plan, runner, out)
         except KeyboardInterrupt:
             print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
             return INTERRUPTED
@@ -151,6 +157,30 @@ def _run_cell(store: Store, runner: Runner, reporter: Reporter, key: str, config
     store.write_cell(key, cell)
     reporter.ended(config, cell.status, time.monotonic() - begin_s, cell.error)
     return cell.status
+
+
+def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> None:
+    """Repeat what a virtual machine's host disturbed most, as far as the plan lets."""
+    repeated, cells = settle(store), store.read_cells()
+    configs = dict(plan.runs())
+    keys = to_repeat({key: cells[key] for key in configs if key in cells}, repeated, plan.again)
+    if not keys:
+        return
+    print(
+        f"{len(keys)} runs again, during which the host of this virtual machine took "
+        f"{100 * TOO_MUCH:.0f} % of the cores' time or more",
+        file=out,
+    )
+    store.again.mkdir(exist_ok=True)
+    with reporting([configs[key] for key in keys], out) as reporter:
+        for key in keys:
+            reporter.started(configs[key])
+            begin_s = time.monotonic()
+            log = store.again / f"{key}-2.log"
+            cell = runner(configs[key], store.scratch / f"{key}.json", log)
+            store.write_repeated(key, cells[key], cell)
+            settle(store)
+            reporter.ended(configs[key], cell.status, time.monotonic() - begin_s, cell.error)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import msgspec
 from testbed.config import RunConfig, reproduce
 from testbed.prediction.link import Link
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
+from testbed.records.disturbed import LINK_STOLEN
 from testbed.scheduling.plan import Plan
 from testbed.statistics.interval import bootstrap_median
 from testbed.statistics.summary import quantile
@@ -130,7 +131,8 @@ def _compression(outcomes: Sequence[Outcome]) -> CompressionResult | None:
 def _described(link: Link) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(link)
     extra = plain.pop("extra")
-    plain |= {key: extra[key] for key in ("missing_s", "in_steps", "stretched") if key in extra}
+    kept = ("missing_s", "in_steps", "stretched", LINK_STOLEN)
+    plain |= {key: extra[key] for key in kept if key in extra}
     return plain
 
 

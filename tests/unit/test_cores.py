@@ -62,3 +62,10 @@ def test_a_report_names_cells_that_the_cores_held_up_and_stolen_time() -> None:
     assert "p3 in w/gloo/2 (95 %)" in bound
     assert "wfbp" not in bound
     assert "in 2 of 3 cells, most in wfbp in w/gloo/2 (3.0 %)" in stolen
+
+
+def test_stolen_time_counts_while_the_link_was_measured_too() -> None:
+    during_link = cell(cores_busy=0.5, cores_stolen=0.001, link={"cores_stolen": 0.04})
+    (stolen,) = describe_cores([during_link])
+    assert "in 1 of 1 cells, most in p3 in w/gloo/2 (4.0 %)" in stolen
+    assert "4.0 % stolen" in core_words(during_link)

@@ -54,6 +54,7 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
         (["quick", "--workers", "0,two"], "--workers is '0,two'"),
         (["quick", "--workers", "0"], "5 combination"),
         (["quick", "--repeats", "0"], "repeats is 0"),
+        (["quick", "--again", "-1"], "again is -1; expected a number of runs"),
         (["quick", "--scheduler", "dear,wfpb"], "schedulers that cannot be run:\n  wfpb: .*wfbp"),
         (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--resume"], "nothing to resume"),
