@@ -70,7 +70,7 @@ BACKENDS = Registry(
         "mpi": "testbed.backends.mpi:MPI_LIBRARY",
         "gloo": "testbed.backends.torch_groups:GLOO",
         "nccl": "testbed.backends.torch_groups:NCCL",
-        "peer": "testbed.backends.peer:PEER",
+        "peer": "testbed.backends.torch_groups:PEER",
     },
     "testbed.backends",
 )

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
-from scipy.stats import trim_mean
 
 from testbed.errors import UsageError
 from testbed.prediction.link import Link, Piece
@@ -192,6 +190,8 @@ def _group(samples: Sequence[tuple[float, float]], shares: Mapping[float, float]
 def _middle(times_s: Sequence[float]) -> float:
     if len(times_s) < MANY:
         return median(times_s)
+    from scipy.stats import trim_mean  # half a second to load, and of a job rank 0 alone fits
+
     return float(trim_mean(times_s, 0.1))
 
 
@@ -203,6 +203,8 @@ def _error_of_median(times_s: Sequence[float], middle_s: float) -> float:
 
 def _fit_line(sizes: _Sizes, first: int, end: int) -> _Line:
     """The best line through the sizes first .. end - 1; its cost is the minimised sum."""
+    from scipy.optimize import least_squares  # as long to load as that of `_middle`
+
     num_bytes, time_s = sizes.num_bytes[first:end], sizes.time_s[first:end]
     weights = 1.0 / (time_s * sizes.error[first:end])
     # In units of the data's own magnitude both unknowns are about 1.

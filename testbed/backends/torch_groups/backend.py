@@ -1,23 +1,8 @@
-"""`gloo` and `nccl`: the collectives of torch.distributed, one process group per channel.
-
-Process groups are made directly, not through torch's default group, so that a user's own use of
-torch.distributed in the same process is left alone. The libraries' algorithms are not visible from
-Python: traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any
-all-reduce needs (Patarasuk and Yuan, 2009), and as one message a round; Gloo's halves are a ring
-(`ring_halves`) whose pieces and padding are not counted. A deliver is an all-to-all, which sends
-each part once.
-
-Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
-channel only, so ranks may launch operations of different communicators in different orders. NCCL
-asks for one order across communicators: where operations of one need so much of the GPU that those
-of another cannot run beside them, ranks can wait for each other for ever. One channel is safe.
-"""
+"""The backend over process groups of torch.distributed, one per channel."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -29,24 +14,18 @@ import torch.distributed as untyped_dist
 from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request
-from testbed.backends.protocol import BackendKind, Group
-from testbed.backends.ring_halves import ring_fold, ring_spread
+from testbed.backends.protocol import Group
+from testbed.backends.torch_groups.ring_halves import ring_fold, ring_spread
 from testbed.backends.work import PendingWork
-from testbed.errors import Unavailable
 from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
 
 dist: Any = untyped_dist
 
 # Who waits decides how long, and the control plane notices who is lost; the library only must not
 # give up before them.
-LIBRARY_S = 3600.0
+LIBRARY_TIMEOUT = timedelta(hours=1)
 
 VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
-
-
-@dataclass(frozen=True)
-class TorchOptions:
-    """These backends have no options."""
 
 
 class TorchBackend:
@@ -244,11 +223,6 @@ def _make_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-def nccl_version() -> tuple[int, ...]:
-    """The version of NCCL that torch was built with."""
-    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-
-
 def _open_store(group: Group) -> Any:
     timeout = timedelta(seconds=60)
     if group.size == 1:
@@ -267,69 +241,3 @@ def _open_store(group: Group) -> Any:
             host, int(port_text), group.size, False, timeout, wait_for_workers=False
         )
     return store
-
-
-def make_gloo(group: Group, store: Any) -> Any:
-    """Gloo's process group of one channel, bound to the job's own interface."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
-    options._timeout = timedelta(seconds=LIBRARY_S)
-    options._threads = 2
-    return dist.ProcessGroupGloo(store, group.rank, group.size, options)
-
-
-def _make_nccl(group: Group, store: Any) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=LIBRARY_S)
-    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
-
-
-def _open_gloo(group: Group, options: object) -> TorchBackend:
-    return TorchBackend(group, "gloo", "cpu", make_gloo)
-
-
-def _open_nccl(group: Group, options: object) -> TorchBackend:
-    per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
-    num_gpus = torch.cuda.device_count()
-    version = nccl_version()
-    if per_host > num_gpus:
-        words = ".".join(map(str, version))
-        reason = f"{per_host} ranks share {num_gpus} GPU(s) and NCCL {words} refuses that"
-        if version < (2, 30):
-            raise Unavailable("backend", "nccl", reason, "use NCCL 2.30 or later, or fewer ranks")
-        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
-            remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
-            raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
-    return TorchBackend(group, "nccl", "cuda", _make_nccl)
-
-
-def _probe_gloo() -> tuple[str, str] | None:
-    if dist.is_available() and dist.is_gloo_available():
-        return None
-    return "this torch was built without Gloo", "install a torch wheel from PyPI"
-
-
-def _probe_nccl() -> tuple[str, str] | None:
-    if not (dist.is_available() and dist.is_nccl_available()):
-        return "this torch was built without NCCL", "install a CUDA build of torch"
-    if not torch.cuda.is_available():
-        return "no CUDA device is visible", "run on a machine with an NVIDIA GPU and driver"
-    return None
-
-
-GLOO = BackendKind(
-    name="gloo",
-    summary="torch.distributed's Gloo all-reduce over TCP",
-    open=_open_gloo,
-    options=TorchOptions,
-    probe=_probe_gloo,
-)
-
-NCCL = BackendKind(
-    name="nccl",
-    summary="torch.distributed's NCCL all-reduce between GPUs",
-    open=_open_nccl,
-    options=TorchOptions,
-    device_types=frozenset({"cuda"}),
-    probe=_probe_nccl,
-)

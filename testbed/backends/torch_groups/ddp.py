@@ -1,43 +1,23 @@
-"""`peer:NAME`: another framework's own gradient exchange, measured as a row of the same tables.
+"""`peer:ddp`: PyTorch's DistributedDataParallel over Gloo, measured as a row of the same tables.
 
-`peer:ddp` wraps the model in `torch.nn.parallel.DistributedDataParallel` over Gloo: buckets in the
-order in which gradients became ready in the first step, all-reduced as they fill, the first one
-smaller (Li et al., 2020, VLDB).
+The model is wrapped in `torch.nn.parallel.DistributedDataParallel`: buckets in the order in which
+gradients became ready in the first step, all-reduced as they fill, the first one smaller (Li et
+al., 2020, VLDB).
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from testbed.backends.protocol import BackendKind, Group, OwnSchedule
-from testbed.backends.torch_groups import GLOO, TorchBackend, dist, make_gloo
-from testbed.errors import UsageError
+from testbed.backends.protocol import Group
+from testbed.backends.torch_groups.backend import TorchBackend, dist
+from testbed.backends.torch_groups.gloo import make_gloo, refuse_without_gloo
+from testbed.backends.torch_groups.options import PeerOptions
 from testbed.nouns import Traffic
-from testbed.spec import BARE_OPTION
-
-FIRST_BUCKET_MIB = 1  # torch.distributed's own default, which is no option of the wrapper
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    """Options of `peer`.
-
-    Attributes:
-        framework: whose exchange is measured.
-        bucket_mib: size of a bucket, the framework's `bucket_cap_mb`.
-    """
-
-    framework: Literal["ddp"] = field(default="ddp", metadata=BARE_OPTION)
-    bucket_mib: float = 25.0
-
-    def __post_init__(self) -> None:
-        if not self.bucket_mib > 0:
-            raise UsageError(f"peer: bucket_mib is {self.bucket_mib:g}; expected a size above 0")
 
 
 class DdpBackend(TorchBackend):
@@ -46,9 +26,13 @@ class DdpBackend(TorchBackend):
     Args:
         group: the job.
         options: of the wrapper.
+
+    Raises:
+        Unavailable: this torch has no Gloo.
     """
 
     def __init__(self, group: Group, options: PeerOptions) -> None:
+        refuse_without_gloo("peer")
         super().__init__(group, "peer", "cpu", make_gloo)
         self._options = options
         self._wrapped: DistributedDataParallel | None = None
@@ -87,24 +71,3 @@ class DdpBackend(TorchBackend):
         """See `Backend.close`."""
         self._wrapped = None
         super().close(timeout_s)
-
-
-def _open(group: Group, options: object) -> DdpBackend:
-    assert isinstance(options, PeerOptions)
-    return DdpBackend(group, options)
-
-
-def _schedule(options: object) -> OwnSchedule:
-    assert isinstance(options, PeerOptions)
-    like = f"bucket:mib={options.bucket_mib:g},first_mib={FIRST_BUCKET_MIB}"
-    return OwnSchedule(options.framework, like)
-
-
-PEER = BackendKind(
-    name="peer",
-    summary="peer:ddp - PyTorch's DistributedDataParallel over Gloo, as it comes",
-    open=_open,
-    options=PeerOptions,
-    probe=GLOO.probe,
-    schedule=_schedule,
-)

@@ -1,0 +1,52 @@
+"""`nccl`: all-reduces of torch.distributed between GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from testbed.backends.protocol import Group
+from testbed.backends.torch_groups.backend import LIBRARY_TIMEOUT, TorchBackend, dist
+from testbed.errors import Unavailable
+
+
+def open_nccl(group: Group) -> TorchBackend:
+    """NCCL for this rank.
+
+    Raises:
+        Unavailable: ranks share a GPU and this NCCL refuses that.
+    """
+    per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
+    num_gpus = torch.cuda.device_count()
+    version = nccl_version()
+    if per_host > num_gpus:
+        words = ".".join(map(str, version))
+        reason = f"{per_host} ranks share {num_gpus} GPU(s) and NCCL {words} refuses that"
+        if version < (2, 30):
+            raise Unavailable("backend", "nccl", reason, "use NCCL 2.30 or later, or fewer ranks")
+        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
+            raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
+    return TorchBackend(group, "nccl", "cuda", _make_nccl)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The version of NCCL that torch was built with."""
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def probe_nccl() -> tuple[str, str] | None:
+    """None if it can run here, else why not and what to do."""
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return "this torch was built without NCCL", "install a CUDA build of torch"
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible", "run on a machine with an NVIDIA GPU and driver"
+    return None
+
+
+def _make_nccl(group: Group, store: Any) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = LIBRARY_TIMEOUT
+    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
