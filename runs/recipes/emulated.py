@@ -28,7 +28,7 @@ SCHEDULERS = (
 
 # Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
 # and most of all the one with the most messages.
-BY_PRIORITY = {"pace": 12, "bytescheduler": 12, "auto": 12, "p3": 20}
+BY_PRIORITY = {"pace": 13, "bytescheduler": 13, "auto": 13, "p3": 27}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
@@ -37,8 +37,8 @@ BASE = {
     "workload": "replay:resnet50-v100",
     "workers": 4,
     "cluster": CLUSTER,
-    "steps": 8,
-    "warmup": 2,
+    "steps": 9,
+    "warmup": 3,
     "verify_steps": 2,
     "threads": 1,
     "deadline": 30.0,
@@ -62,4 +62,4 @@ def recipe() -> Sweep:
             {"scheduler": MERGING},
         ),
     )
-    return Sweep("emulated", cells, repeats=1, summary=recipe.__doc__ or "", again=3)
+    return Sweep("emulated", cells, repeats=1, summary=recipe.__doc__ or "", max_again=3)

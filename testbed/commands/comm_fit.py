@@ -83,6 +83,7 @@ def fit_member(
     import torch
 
     from testbed.launch.join import announce_identity, join
+    from testbed.launch.telling import telling_of
     from testbed.launch.worker import as_member, place_device, share_cores
     from testbed.microbench.member import serve_all
 
@@ -99,7 +100,8 @@ def fit_member(
             importlib.import_module("mpi4py.MPI")
         if role.is_server:
             serve_all(contestants, _with_channels(group, MAX_CHANNELS))
-        else:
+            return
+        with telling_of(group.control, role.identity.rank, sys.stderr):
             _work(config, contestants, role, group, output)
 
     as_member(role.identity.rank, group, live)

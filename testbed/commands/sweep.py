@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from testbed.cluster.spec import parse_cluster
@@ -74,11 +75,11 @@ def sweep(
     seed: Annotated[str | None, typer.Option(help="seeds of the runs: 1,2", metavar="LIST")] = None,
     repeats: Annotated[int | None, typer.Option(help="how often each cell is run")] = None,
     order_seed: Annotated[int | None, typer.Option(help="seed of the order of the runs")] = None,
-    again: Annotated[
+    max_again: Annotated[
         int | None,
         typer.Option(
             help="how many runs may be run again at the end: those during which the host of this "
-            "virtual machine took most of the cores' time"
+            "virtual machine took 3 % of the cores' time or more; with --resume too"
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
@@ -137,7 +138,7 @@ def sweep(
         }
     )
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
-    changes = {"repeats": repeats, "seed": order_seed, "again": again, "name": name}
+    changes = {"repeats": repeats, "seed": order_seed, "max_again": max_again, "name": name}
     study = find_study(recipe)
     if study is not None:
         given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
@@ -145,7 +146,7 @@ def sweep(
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
     wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
-        store = _store_to_resume(wanted, folder, name)
+        store = _store_to_resume(wanted, folder, name, max_again)
         if dry_run:
             _print_commands(store.read_plan())
             return
@@ -245,8 +246,13 @@ def _resolve_compressor(text: str) -> object:
     return resolve_compressor(text)
 
 
-def _store_to_resume(wanted: Sweep | None, folder: Path | None, name: str | None) -> Store:
-    """The store to go on in; what the command line describes must be what was begun there."""
+def _store_to_resume(
+    wanted: Sweep | None, folder: Path | None, name: str | None, max_again: int | None
+) -> Store:
+    """The store to go on in; what the command line describes must be what was begun there.
+
+    But how many runs may be run again can be decided anew.
+    """
     store = Store(folder) if folder else newest_store(wanted.name if wanted else name)
     plan = store.read_plan()
     if wanted is not None and make_plan(wanted).order != plan.order:
@@ -254,6 +260,8 @@ def _store_to_resume(wanted: Sweep | None, folder: Path | None, name: str | None
             f"{store.path} was begun with other cells, repeats or order; go on with "
             f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
         )
+    if max_again is not None:
+        store.write_plan(msgspec.structs.replace(plan, max_again=max_again))
     return store
 
 

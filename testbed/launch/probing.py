@@ -71,6 +71,7 @@ class Probe:
     ) -> None:
         group.control.set_state("measuring the link")
         self._cores = read_cores()
+        self._lost: list[float] = []
         self._config, self._trace, self._dilation = config, trace, dilation
         self._role, self._rehearsal, self._of_run = role, rehearsal, group
         guess = Link(
@@ -135,8 +136,8 @@ class Probe:
         return self._told(link, {key: value for key, value in extra.items() if value != []})
 
     def _told(self, link: Link, extra: Mapping[str, Any]) -> Link:
-        """The link with what the host of this machine took since the probe was opened."""
-        stolen = shares_of(self._cores, read_cores())[1]
+        """The link with what the host took meanwhile, from the rank that lost most."""
+        stolen = max(self._lost, default=None)
         return msgspec.structs.replace(link, extra={**extra, LINK_STOLEN: stolen})
 
     def _in_steps(self, plan: Plan, link: Link) -> list[float]:
@@ -148,9 +149,11 @@ class Probe:
         return found
 
     def _close(self) -> None:
-        """Close the backend, once all ranks are done with it."""
+        """Close the backend, once all ranks are done with it; hear what their cores lost."""
         group = self._group
-        group.control.all_gather(f"{group.name} done", b"", PLAN_S, members=group.size)
+        mine = msgspec.json.encode(shares_of(self._cores, read_cores())[1])
+        lost = group.control.all_gather(f"{group.name} done", mine, PLAN_S, members=group.size)
+        self._lost = [share for each in lost if (share := msgspec.json.decode(each)) is not None]
         self._backend.close(group.deadline_s)
 
     def _rehearses(self, plan: Plan) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
+from testbed.control.protocol import Control
 from testbed.units import format_seconds
 
 EVERY_S = 10.0
@@ -47,3 +48,10 @@ def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> 
     finally:
         over.set()
         thread.join(LEAVE_S)
+
+
+def telling_of(control: Control, rank: int, out: TextIO) -> AbstractContextManager[None]:
+    """On rank 0 what it is doing, as the control plane knows it; nothing on the others."""
+    if rank != 0:
+        return nullcontext()
+    return telling(lambda: f"rank 0 is {control.state}", out)

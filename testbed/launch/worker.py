@@ -8,7 +8,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -28,7 +27,7 @@ from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
 from testbed.launch.probing import PROBE
-from testbed.launch.telling import telling
+from testbed.launch.telling import telling_of
 from testbed.launch.threads import own_threads
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
@@ -70,14 +69,10 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         if role.is_server:
             _serve(config, role, group)
             return None
-        with _telling(group.control) if role.identity.rank == 0 else nullcontext():
+        with telling_of(group.control, role.identity.rank, sys.stderr):
             return _work(msgspec.structs.replace(config, device=device), role, group)
 
     return as_member(role.identity.rank, group, live)
-
-
-def _telling(control: Control) -> AbstractContextManager[None]:
-    return telling(lambda: f"rank 0 is {control.state}", sys.stderr)
 
 
 def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
@@ -142,7 +137,7 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            with _telling(group.control) if rank == 0 else nullcontext():
+            with telling_of(group.control, rank, sys.stderr):
                 cells[rank] = _work(config, role, group, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)

@@ -117,7 +117,7 @@ class Cell(msgspec.Struct, kw_only=True):
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
             in_steps: of each rehearsed step its messages' measured over their fitted time;
             stretched: what start-up and time per byte were multiplied by, where those agree;
-            cores_stolen: as above, while it was measured, of rank 0.
+            cores_stolen: as above, while it was measured.
         compression: bytes, times and error of the compressor; null: none.
         staleness_max: largest staleness that any rank saw (server consistency).
         samples: per-step samples.
@@ -128,6 +128,8 @@ class Cell(msgspec.Struct, kw_only=True):
         cluster: the emulated cluster: rates asked and set, how latency was made, the kernel; null:
             none.
         environment: commit, versions, hardware, launcher, variables.
+        again: where a sweep ran the cell twice, because the host of the virtual machine had taken
+            too much of the cores' time: which run this is, and what the other one measured.
         command: shell command that repeats the cell.
         error: for a failed cell: the message.
     """
@@ -181,6 +183,7 @@ class Cell(msgspec.Struct, kw_only=True):
     dilation: float = 1.0
     cluster: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
+    again: str = ""
     command: str = ""
     error: str = ""
 

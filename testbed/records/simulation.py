@@ -163,4 +163,18 @@ def simulation_table(results: Sequence[SimulationResult]) -> str:
         rows.append(
             (result.scheduler, count, time_text(result.iteration_s), exposed, above, scaling)
         )
-    return aligned(rows)
+    return "\n".join([aligned(rows), *_notes(results)])
+
+
+def _notes(results: Sequence[SimulationResult]) -> list[str]:
+    """What the table's words mean, where they stand in it."""
+    notes = ["above bound: over the longer of compute and of all bytes in one message"]
+    if any(result.exposed_s is None for result in results):
+        notes.append("crosses: messages go on behind the next forward pass, which waits for them")
+    times_s = {result.scheduler: result.iteration_s for result in results}
+    if times_s.get("optimal", 0.0) > min(times_s.values(), default=0.0):
+        notes.append(
+            "optimal: of whole messages, one at a time, within the iteration; those before it send "
+            "several at once, in halves or by priority"
+        )
+    return notes

@@ -2,9 +2,9 @@
 
 <name>-<time>/sweep.json          the plan: grid, order, environment (`testbed.sweep/1`)
 <name>-<time>/cells/<key>.json    a finished or failed cell (`testbed.cell/1`)
-<name>-<time>/cells/<key>.log     what the cell printed
-<name>-<time>/again/<key>-1.json  the first run of a cell that was run again, see `sweeping.again`
-<name>-<time>/again/<key>-2.json  the second; the one that counts is in cells/, too
+<name>-<time>/cells/<key>.log     what the cell printed (its first run, if it was run twice)
+<name>-<time>/again/<key>.json    the run that does not count, of a cell that was run twice
+<name>-<time>/again/<key>-2.log   what its second run printed
 <name>-<time>/scratch/            what a running cell writes; never read as a result
 <name>-<time>/hostfile            the hosts to run on, if the sweep was given any
 <name>-<time>/lock                held while a sweep is at work in the folder
@@ -44,7 +44,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         repeats: how often each cell is run.
         cells: the grid, each cell once.
         order: (key, index in `cells`, repeat) of each run, in the order in which they run.
-        again: how many runs that a virtual machine's host disturbed may be run again at the end.
+        max_again: how many runs that a virtual machine's host disturbed may be run again.
         hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
@@ -57,7 +57,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     repeats: int
     cells: tuple[RunConfig, ...]
     order: tuple[tuple[str, int, int], ...]
-    again: int = 0
+    max_again: int = 0
     hostfile: str = ""
     environment: dict[str, Any] = {}
     command: str = ""
@@ -104,12 +104,16 @@ def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = _go
     at("synced")
     temporary.replace(path)
     at("renamed")
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+    at("done")
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    at("done")
 
 
 @dataclass(frozen=True)
@@ -135,8 +139,8 @@ class Store:
         return self.path / "scratch"
 
     @property
-    def again(self) -> Path:
-        """Folder of both runs of each cell that was run again; not there if none was."""
+    def others(self) -> Path:
+        """Folder of the runs that do not count, of cells that were run twice; may not be there."""
         return self.path / "again"
 
     @property
@@ -167,7 +171,7 @@ class Store:
 
     def write_cell(self, key: str, cell: Cell) -> None:
         """Keep a cell, finished or failed; from now on it counts."""
-        write_atomically(self.cells / f"{key}.json", encode_cell(cell), at=self.at)
+        write_atomically(self._path(key), encode_cell(cell), at=self.at)
 
     def finished(self) -> set[str]:
         """Keys of the cells that need not run again: there, whole and not failed."""
@@ -175,30 +179,35 @@ class Store:
 
     def read_cells(self) -> dict[str, Cell]:
         """Key -> cell of those that are there, whole and not failed."""
-        paths = {key: self.cells / f"{key}.json" for key in self.finished()}
-        return {key: decode_cell(path.read_bytes()) for key, path in paths.items()}
+        return {key: decode_cell(self._path(key).read_bytes()) for key in self.finished()}
 
-    def write_repeated(self, key: str, first: Cell, second: Cell) -> None:
-        """Keep both runs of a cell that was run again; the second is written last."""
-        self.again.mkdir(exist_ok=True)
-        for number, cell in enumerate((first, second), start=1):
-            path = self.again / f"{key}-{number}.json"
-            write_atomically(path, encode_cell(cell), at=self.at)
+    def make_others(self) -> None:
+        """The folder for `write_pair`."""
+        self.others.mkdir(exist_ok=True)
+        _sync_folder(self.path)
 
-    def repeated(self) -> dict[str, tuple[Cell, Cell]]:
-        """Key -> first and second run of each cell that was run again."""
-        keys = [path.stem.removesuffix("-2") for path in sorted(self.again.glob("*-2.json"))]
-        return {key: (self._read_again(key, 1), self._read_again(key, 2)) for key in keys}
+    def write_pair(self, key: str, counting: Cell, other: Cell) -> None:
+        """Keep both runs of a cell that was run again: the other one first, so that none is lost.
 
-    def _read_again(self, key: str, number: int) -> Cell:
-        return decode_cell((self.again / f"{key}-{number}.json").read_bytes())
+        Between the two writes the first run may be in both places; it was not repeated then.
+        """
+        write_atomically(self.others / f"{key}.json", encode_cell(other), at=self.at)
+        self.write_cell(key, counting)
+
+    def repeated(self) -> set[str]:
+        """Keys of the cells of which both runs are there and can be read."""
+        keys = {path.stem for path in self.others.glob("*.json") if _read_cell(path) is not None}
+        return {key for key in keys if (cell := _read_cell(self._path(key))) and cell.again}
+
+    def _path(self, key: str) -> Path:
+        return self.cells / f"{key}.json"
 
     def clear_scratch(self) -> None:
         """Drop what an earlier sweep that was killed left unfinished."""
         if self.scratch.exists():
             shutil.rmtree(self.scratch)
         self.scratch.mkdir()
-        for folder in (self.path, self.cells, self.again):
+        for folder in (self.path, self.cells, self.others):
             for leftover in folder.glob(".*.partial"):
                 leftover.unlink()
 
@@ -220,10 +229,16 @@ class Store:
 
 
 def _is_ok(path: Path) -> bool:
+    cell = _read_cell(path)
+    return cell is not None and cell.status == "ok"
+
+
+def _read_cell(path: Path) -> Cell | None:
+    """None: not there, not ours or damaged; it is run again and replaced."""
     try:
-        return decode_cell(path.read_bytes()).status == "ok"
-    except msgspec.DecodeError:
-        return False  # not ours or damaged: it is run again and replaced
+        return decode_cell(path.read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def create_store(name: str, now: datetime.datetime, directory: Path | None = None) -> Store:

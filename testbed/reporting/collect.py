@@ -10,7 +10,6 @@ import msgspec
 
 from testbed.errors import UsageError
 from testbed.records.cell import Cell, decode_cell
-from testbed.records.disturbed import TOO_MUCH
 from testbed.records.store import PLAN, Store, SweepPlan
 
 
@@ -56,7 +55,6 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
         read = [found for file in files if (found := _read(file, directory, plan, notes))]
         cells += sorted(read, key=lambda found: found.group)
         notes += [problem] if problem else _missing(directory, plan, files)
-        notes += _run_again(directory)
     return Collected(tuple(cells), tuple(notes))
 
 
@@ -107,19 +105,6 @@ def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:
         return Store(directory).read_plan(), ""
     except UsageError as error:
         return None, str(error)
-
-
-def _run_again(directory: Path) -> list[str]:
-    """A note if runs were repeated because of stolen time."""
-    folder = Store(directory).again
-    num_runs = len(list(folder.glob("*-2.json")))
-    if not num_runs:
-        return []
-    return [
-        f"{num_runs} runs of {directory} were run again, because the host of this virtual machine "
-        f"had taken {100 * TOO_MUCH:.0f} % of the cores' time or more; of each the run with less "
-        f"stolen time counts, whatever it measured; both are kept in {folder}"
-    ]
 
 
 def _missing(directory: Path, plan: SweepPlan | None, files: Sequence[Path]) -> list[str]:

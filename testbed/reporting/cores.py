@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.records.cell import Cell
-from testbed.records.disturbed import NOTICED, stolen_of
+from testbed.records.disturbed import NOTICED, TOO_MUCH, describe_stolen, stolen_of
 from testbed.reporting.naming import short_name
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
@@ -18,14 +18,14 @@ def core_words(cell: Cell) -> str:
         >>> from testbed.config import RunConfig
         >>> core_words(Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
         ...                 cores_busy=0.5, cores_stolen=0.02))
-        '50 % busy, 2.0 % stolen by the host of this virtual machine'
+        '50 % busy; stolen by the host of this virtual machine: 2.0 % during the steps'
     """
     if cell.cores_busy is None:
         return ""
     words = f"{100 * cell.cores_busy:.0f} % busy"
     stolen = stolen_of(cell)
     if stolen is not None and stolen >= NOTICED:
-        words += f", {100 * stolen:.1f} % stolen by the host of this virtual machine"
+        words += f"; stolen by the host of this virtual machine: {describe_stolen(cell)}"
     if is_core_bound(cell):
         words += "; the time tells of them as well as of the network"
     return words
@@ -38,7 +38,11 @@ def is_core_bound(cell: Cell) -> bool:
 
 
 def describe_cores(cells: Sequence[Cell]) -> list[str]:
-    """Notes of a report: where cores were busy all the time, and where their time was stolen."""
+    """Notes of a report: where cores were busy all the time, and where their time was stolen.
+
+    Args:
+        cells: each run by itself, before repeats are put together.
+    """
     notes = []
     bound = [f"{_name(c)} ({100 * (c.cores_busy or 0):.0f} %)" for c in cells if is_core_bound(c)]
     if bound:
@@ -53,8 +57,23 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
         most, where = max(lost)
         notes.append(
             f"the host of this virtual machine took {100 * NOTICED:.0f} % of the cores' time or "
-            f"more in {len(lost)} of {len(known)} cells, most in {where} ({100 * most:.1f} %): "
+            f"more in {len(lost)} of {len(known)} runs, most in {where} ({100 * most:.1f} %): "
             "repeat what lies close together"
+        )
+    return notes
+
+
+def describe_again(cells: Sequence[Cell]) -> list[str]:
+    """Notes of a report: each run that took another's place or kept its own, and how many did not.
+
+    Args:
+        cells: as for `describe_cores`.
+    """
+    notes = [f"{_name(cell)}: {cell.again}" for cell in cells if cell.again]
+    left = [c for c in cells if not c.again and (stolen_of(c) or 0.0) >= TOO_MUCH]
+    if notes and left:
+        notes.append(
+            f"{len(left)} more runs lost {100 * TOO_MUCH:.0f} % or more and were not run again"
         )
     return notes
 

@@ -10,7 +10,7 @@ from testbed.reporting.aggregate import aggregate
 from testbed.reporting.break_evens import break_evens, describe_break_evens
 from testbed.reporting.collect import Collected
 from testbed.reporting.compression import compression_verdicts, describe_verdicts
-from testbed.reporting.cores import describe_cores
+from testbed.reporting.cores import describe_again, describe_cores
 from testbed.reporting.dilation import cluster_words
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import describe_errors, prediction_errors
@@ -25,7 +25,7 @@ def make_report(collected: Collected) -> Report:
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)
-    environments = [found.cell.environment for found in collected.cells]
+    runs = [found.cell for found in collected.cells]
     return Report(
         cells=cells,
         prediction_errors=errors,
@@ -36,10 +36,11 @@ def make_report(collected: Collected) -> Report:
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
-            *describe_cores(cells),
+            *describe_cores(runs),
+            *describe_again(runs),
             *collected.notes,
         ],
-        provenance=provenance(environments),
+        provenance=provenance(run.environment for run in runs),
     )
 
 

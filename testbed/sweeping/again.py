@@ -1,16 +1,20 @@
 """Runs that the host of a virtual machine disturbed are run once more.
 
-Which are, and which of the two runs counts, is decided by the stolen time alone: never by what was
-measured, or a sweep would choose its results.
+Which are, and which of the two runs counts, is decided by the stolen time alone, never by what was
+measured: else a sweep would choose its results. It still favours some cells: the host can take only
+from cores that want to work, so that cells that keep them busy are repeated more easily than cells
+that mostly wait; and a repeated cell had two chances of a quiet minute. So a report names every
+cell that was repeated, with what both of its runs measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from testbed.records.cell import Cell
-from testbed.records.disturbed import TOO_MUCH, stolen_of
-from testbed.records.store import Store
+from testbed.records.disturbed import TOO_MUCH, describe_stolen, stolen_of
 
 
 def to_repeat(cells: Mapping[str, Cell], repeated: Collection[str], most: int) -> list[str]:
@@ -35,20 +39,33 @@ def to_repeat(cells: Mapping[str, Cell], repeated: Collection[str], most: int) -
     return sorted(candidates, key=lambda key: -stolen[key])[:left]
 
 
-def better_of(first: Cell, second: Cell) -> Cell:
-    """The one of two runs of a cell that counts: finished, and with less stolen time."""
-    if second.status != "ok":
-        return first
-    return min(first, second, key=lambda cell: stolen_of(cell) or 0.0)
+def choose(first: Cell, second: Cell) -> tuple[Cell, Cell]:
+    """The run that counts and the other: the second only if it lost less for certain.
 
-
-def settle(store: Store) -> set[str]:
-    """Let of each repeated run the better one count; the keys of those that were repeated.
-
-    Also after a sweep that was killed between two writes.
+    The one that counts tells so in `Cell.again`.
     """
-    repeated = set()
-    for key, (first, second) in store.repeated().items():
-        store.write_cell(key, better_of(first, second))
-        repeated.add(key)
-    return repeated
+    lost, lost_then = stolen_of(first), stolen_of(second)
+    better = second.status == "ok" and lost is not None and lost_then is not None
+    if better and lost_then < lost:  # type: ignore[operator]
+        return _told("second", second, first), first
+    return _told("first", first, second), second
+
+
+def _told(which: str, counting: Cell, other: Cell) -> Cell:
+    if other.status == "failed":
+        return msgspec.structs.replace(counting, again="first of two runs; the second failed")
+    words = (
+        f"{which} of two runs; the host took {describe_stolen(counting)}; of the other "
+        f"{describe_stolen(other) or 'an unknown share'}, and it measured {_measured(other)}"
+    )
+    return msgspec.structs.replace(counting, again=words)
+
+
+def _measured(cell: Cell) -> str:
+    """A run's step time and the prediction for it, undilated."""
+    if cell.step_time_s is None:
+        return "nothing"
+    words = f"{cell.step_time_s / cell.dilation * 1e3:.1f} ms"
+    if cell.predicted_step_time_s is not None:
+        words += f" (predicted {cell.predicted_step_time_s / cell.dilation * 1e3:.1f})"
+    return words

@@ -31,8 +31,8 @@ class Sweep:
         repeats: how often each is run.
         seed: of the order in which the repeats are interleaved.
         summary: one line for people.
-        again: how many runs may be run again at the end, those during which the host of a virtual
-            machine took most of the cores' time (see `sweeping.again`).
+        max_again: how many runs may be run again at the end, those during which the host of a
+            virtual machine took 3 % of the cores' time or more (see `sweeping.again`).
     """
 
     name: str
@@ -40,13 +40,13 @@ class Sweep:
     repeats: int = 3
     seed: int = 1
     summary: str = ""
-    again: int = 0
+    max_again: int = 0
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UsageError(f"repeats is {self.repeats}; expected a number above 0")
-        if self.again < 0:
-            raise UsageError(f"again is {self.again}; expected a number of runs, or 0 for none")
+        if self.max_again < 0:
+            raise UsageError(f"max_again is {self.max_again}; expected a number of runs, or 0")
         if not self.cells:
             raise UsageError(f"sweep {self.name!r} has no cells; give at least one value per axis")
         if not self.name or set(self.name) & set("/\\\0") or self.name.startswith("."):

@@ -17,7 +17,7 @@ from testbed.errors import UnknownName, UsageError
 from testbed.registry import STUDIES
 from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
 
-_SETTINGS = ("name", "summary", "repeats", "seed", "again", "base", "axes", "cells")
+_SETTINGS = ("name", "summary", "repeats", "seed", "max_again", "base", "axes", "cells")
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         summary: one line for people.
         repeats: how often each cell is run.
         seed: of the order.
-        again: see `Sweep`.
+        max_again: see `Sweep`.
         base: fields of every cell.
         axes: field -> list of values; all combinations are run.
         cells: explicit cells, each on top of every combination of the axes.
@@ -38,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: str = ""
     repeats: int = 3
     seed: int = 1
-    again: int = 0
+    max_again: int = 0
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     cells: list[dict[str, Any]] = []
@@ -97,7 +97,9 @@ def read_setup(path: Path) -> Setup:
 def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
     """The sweep of a setup; `name` counts where it has none of its own."""
     cells = expand(setup.base, setup.axes, setup.cells or ({},), known)
-    return Sweep(setup.name or name, cells, setup.repeats, setup.seed, setup.summary, setup.again)
+    return Sweep(
+        setup.name or name, cells, setup.repeats, setup.seed, setup.summary, setup.max_again
+    )
 
 
 def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = ANY_NAME) -> Sweep:

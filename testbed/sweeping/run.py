@@ -21,7 +21,7 @@ from testbed.config import RunConfig
 from testbed.records.disturbed import TOO_MUCH
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
-from testbed.sweeping.again import settle, to_repeat
+from testbed.sweeping.again import choose, to_repeat
 from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.order import interleave
@@ -49,7 +49,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         repeats=sweep.repeats,
         cells=sweep.cells,
         order=tuple(order),
-        again=sweep.again,
+        max_again=sweep.max_again,
         hostfile=hostfile,
         environment=describe_environment(),
         command=shlex.join(arguments),
@@ -161,9 +161,9 @@ def _run_cell(store: Store, runner: Runner, reporter: Reporter, key: str, config
 
 def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> None:
     """Repeat what a virtual machine's host disturbed most, as far as the plan lets."""
-    repeated, cells = settle(store), store.read_cells()
-    configs = dict(plan.runs())
-    keys = to_repeat({key: cells[key] for key in configs if key in cells}, repeated, plan.again)
+    cells, configs = store.read_cells(), dict(plan.runs())
+    present = {key: cells[key] for key in configs if key in cells}
+    keys = to_repeat(present, store.repeated(), plan.max_again)
     if not keys:
         return
     print(
@@ -171,15 +171,14 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
         f"{100 * TOO_MUCH:.0f} % of the cores' time or more",
         file=out,
     )
-    store.again.mkdir(exist_ok=True)
+    store.make_others()
     with reporting([configs[key] for key in keys], out) as reporter:
         for key in keys:
             reporter.started(configs[key])
             begin_s = time.monotonic()
-            log = store.again / f"{key}-2.log"
-            cell = runner(configs[key], store.scratch / f"{key}.json", log)
-            store.write_repeated(key, cells[key], cell)
-            settle(store)
+            result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
+            cell = runner(configs[key], result, log)
+            store.write_pair(key, *choose(cells[key], cell))
             reporter.ended(configs[key], cell.status, time.monotonic() - begin_s, cell.error)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.config import RunConfig
 from testbed.records.cell import Cell
-from testbed.reporting.cores import core_words, describe_cores, is_core_bound
+from testbed.reporting.cores import core_words, describe_again, describe_cores, is_core_bound
 from testbed.training.cores import CoreTimes, read_cores, shares_of, sum_of
 
 
@@ -61,11 +61,20 @@ def test_a_report_names_cells_that_the_cores_held_up_and_stolen_time() -> None:
     bound, stolen = describe_cores(cells)
     assert "p3 in w/gloo/2 (95 %)" in bound
     assert "wfbp" not in bound
-    assert "in 2 of 3 cells, most in wfbp in w/gloo/2 (3.0 %)" in stolen
+    assert "in 2 of 3 runs, most in wfbp in w/gloo/2 (3.0 %)" in stolen
 
 
 def test_stolen_time_counts_while_the_link_was_measured_too() -> None:
     during_link = cell(cores_busy=0.5, cores_stolen=0.001, link={"cores_stolen": 0.04})
     (stolen,) = describe_cores([during_link])
-    assert "in 1 of 1 cells, most in p3 in w/gloo/2 (4.0 %)" in stolen
-    assert "4.0 % stolen" in core_words(during_link)
+    assert "in 1 of 1 runs, most in p3 in w/gloo/2 (4.0 %)" in stolen
+    assert "4.0 % while the link was measured, 0.1 % during the steps" in core_words(during_link)
+
+
+def test_a_report_tells_each_run_that_was_repeated_and_how_many_were_not() -> None:
+    cells = [cell(again="second of two runs; ..."), cell(cores_stolen=0.05), cell()]
+    assert describe_again(cells) == [
+        "p3 in w/gloo/2: second of two runs; ...",
+        "1 more runs lost 3 % or more and were not run again",
+    ]
+    assert describe_again(cells[1:]) == []

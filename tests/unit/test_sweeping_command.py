@@ -54,7 +54,7 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
         (["quick", "--workers", "0,two"], "--workers is '0,two'"),
         (["quick", "--workers", "0"], "5 combination"),
         (["quick", "--repeats", "0"], "repeats is 0"),
-        (["quick", "--again", "-1"], "again is -1; expected a number of runs"),
+        (["quick", "--max-again", "-1"], "max_again is -1; expected a number of runs"),
         (["quick", "--scheduler", "dear,wfpb"], "schedulers that cannot be run:\n  wfpb: .*wfbp"),
         (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--resume"], "nothing to resume"),
@@ -79,6 +79,13 @@ def test_resume_takes_its_folder_in_either_place(tmp_path):
     begin(make_plan(Sweep("mine", (RunConfig(backend="gloo"),), repeats=1)), tmp_path / "mine")
     for words in (["--resume", "mine"], ["--resume", "--output", "mine"], ["mine", "--resume"]):
         assert "--backend gloo" in invoke("sweep", *words, "--dry-run")
+
+
+def test_how_many_may_run_again_is_decided_anew_on_resume(tmp_path):
+    sweep = Sweep("mine", (RunConfig(workers=1, backend="none"),), repeats=1)
+    store = begin(make_plan(sweep), tmp_path / "mine")
+    invoke("sweep", "--resume", store.path, "--max-again", "4", "--dry-run")
+    assert store.read_plan().max_again == 4
 
 
 def test_hostfile_reaches_every_cell(tmp_path):
