@@ -15,9 +15,11 @@ from testbed.launch.beside import beside
 from testbed.launch.choosing import group_for, plan_for, stream_of
 from testbed.launch.join import Role, open_backend
 from testbed.launch.rehearsal import FEW_COUNTED, NUM_COUNTED, Rehearsal, can_rehearse, is_rehearsed
+from testbed.nouns import Verb
 from testbed.prediction.in_steps import LEAST_AGREEING, agreed, missing_s, ratios
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
+from testbed.profiling.first_look import first_look
 from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import quick
 from testbed.records.disturbed import LINK_STOLEN
@@ -101,7 +103,8 @@ class Probe:
             steps = self._costs(self._guessed, FEW_COUNTED if self._decides else NUM_COUNTED)
         else:
             stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
-        return self._beside_load(partial(self._measured, stream, steps))
+        step_s = self._step_s()
+        return self._beside_load(partial(self._measured, stream, steps, step_s), step_s)
 
     def link_of(self, plan: Plan, link: Link) -> Link:
         """The link with what the messages of the plan that it led to take; closes the probe.
@@ -169,8 +172,27 @@ class Probe:
     def _is_plain(self) -> bool:
         return self._config.compressor == RunConfig().compressor
 
-    def _beside_load(self, measure: Callable[[], T]) -> T:
-        return measure() if self._rehearsal is None else beside(self._rehearsal.load, measure)
+    def _step_s(self) -> float:
+        """Seconds of a step here, about: the longer of what it computes and of its messages."""
+        look_s = self._first_look_s() * self._trace.num_bytes
+        computing_s = self._dilation * (self._trace.forward_s + self._trace.backward_s)
+        return max(computing_s, look_s if self._is_plain else look_s / PAYLOAD_SHARE)
+
+    def _first_look_s(self) -> float:
+        sums = Verb.SUM in self._backend.capabilities.verbs
+        if self._group.size == 1 or not sums or self._backend.capabilities.consistency == "none":
+            return 0.0
+        return first_look(
+            self._backend,
+            self._group.control,
+            deadline_s=self._group.deadline_s,
+            device=self._group.device,
+        )
+
+    def _beside_load(self, measure: Callable[[], T], step_s: float) -> T:
+        if self._rehearsal is None:
+            return measure()
+        return beside(self._rehearsal.load, measure, every_s=step_s)
 
     def _costs(self, plan: Plan, num_steps: int) -> Steps:
         assert self._rehearsal is not None  # asked before
@@ -178,14 +200,14 @@ class Probe:
         self._group.control.set_state("measuring the link")
         return steps
 
-    def _measured(self, stream: Sequence[int], steps: Steps) -> Link:
+    def _measured(self, stream: Sequence[int], steps: Steps, step_s: float) -> Link:
         return measure_link(
             self._backend,
             self._group.control,
             num_workers=self._group.size,
             deadline_s=self._group.deadline_s,
             name=self._config.backend,
-            sweep=quick(self._trace.num_bytes, self._dilation, stream),
+            sweep=quick(self._trace.num_bytes, self._dilation, stream, step_s),
             steps=steps,
             device=self._group.device,
         )

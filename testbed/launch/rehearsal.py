@@ -51,6 +51,8 @@ class Rehearsal:
 
     def load(self) -> None:
         """A step without messages."""
+        if self.replica.workload.on_resume is not None:
+            self.replica.workload.on_resume()  # the time since the last one is not made up for
         self.compute()
         update(self.replica, self.config.clip_norm)
 

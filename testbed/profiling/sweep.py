@@ -50,6 +50,7 @@ class LinkSweep:
 
 
 ROW_BYTES = 16 << 20
+LONGEST_BUDGET_S = 10.0
 MAX_IN_ROW = 9
 # As much as a shaper lets pass at once after a pause (`cluster.topology.burst_bytes` at 1 Gbit/s).
 LEAD_BYTES = 192 << 10
@@ -99,13 +100,21 @@ class Exchange:
         return max(self.num_bytes, LEAD_BYTES)
 
 
-def quick(max_bytes: int = 4 << 20, dilation: float = 1.0, stream: Sequence[int] = ()) -> LinkSweep:
+def quick(
+    max_bytes: int = 4 << 20,
+    dilation: float = 1.0,
+    stream: Sequence[int] = (),
+    step_s: float = 0.0,
+) -> LinkSweep:
     """For the warm-up of a run: 4 KiB to what the run sends, about a second on a local link.
+
+    On a slow one it may take as long as a step of the run, up to ten seconds.
 
     Args:
         max_bytes: the largest message that the run may send; at least 4 MiB are tried.
         dilation: how many times slower than usual the link is.
         stream: bytes of the messages of a step, in their order.
+        step_s: what a step will take, as far as is known.
     """
     largest = max(max_bytes // 4 * 4, 4 << 20)
     sizes = [4096]
@@ -115,7 +124,7 @@ def quick(max_bytes: int = 4 << 20, dilation: float = 1.0, stream: Sequence[int]
         sizes=tuple(sizes),
         repeats=12,
         min_repeats=3,
-        budget_s=max(1.0, dilation),
+        budget_s=max(1.0, dilation, min(step_s, LONGEST_BUDGET_S)),
         # Large enough to load the link: small messages gain from company what large ones do not.
         concurrent_bytes=max(1 << 20, largest // 64 * 4),
         stream=tuple(stream),

@@ -14,6 +14,7 @@ from testbed.control.inproc import InprocHub
 from testbed.errors import UsageError
 from testbed.nouns import Verb
 from testbed.prediction.fit import fit_link
+from testbed.profiling.first_look import TIMED_BYTES, first_look
 from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import (
     LEAD_BYTES,
@@ -202,3 +203,20 @@ def test_each_message_of_a_stream_but_the_first_is_a_sample(num_channels):
         256: rounds,
         4096: rounds,
     }
+
+
+def test_a_first_look_gives_all_ranks_one_figure():
+    def body(rank, backend, control):
+        return first_look(backend, control, deadline_s=20.0), backend.traffic().sent_bytes
+
+    looks, sent = zip(*on_threads(3, 1, body), strict=True)
+    assert len(set(looks)) == 1
+    assert looks[0] > 0
+    assert min(sent) > TIMED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("dilation", "step_s", "budget_s"), [(1, 0.2, 1), (10, 2, 10), (1, 4, 4), (1, 70, 10)]
+)
+def test_a_slow_link_is_given_as_long_as_a_step_of_the_run(dilation, step_s, budget_s):
+    assert quick(1 << 20, dilation, step_s=step_s).budget_s == budget_s
