@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from testbed.cluster.facts import Facts
+from testbed.errors import UsageError
 
 
 def usable_cores() -> int:
@@ -44,6 +45,24 @@ def own_threads(local_size: int, facts: Facts | None = None) -> int:
     if _ranks_of_node(facts):
         return threads_of(local_size, facts)
     return max(1, min(usable_cores(), (os.cpu_count() or 1) // local_size))
+
+
+def check_threads(threads: int | None, cores: int | None = None) -> None:
+    """Refuse more threads for one rank than the machine has cores: they would only take turns.
+
+    Args:
+        threads: as asked for; None = not.
+        cores: of the machine; None = asked of the system.
+
+    Raises:
+        UsageError: there are more.
+    """
+    cores = (os.cpu_count() or 1) if cores is None else cores
+    if threads is not None and threads > cores:
+        raise UsageError(
+            f"--threads is {threads} for each rank, and this machine has {cores} cores; give at "
+            f"most {cores}, or leave it out: a rank then gets its share of the cores"
+        )
 
 
 def _ranks_of_node(facts: Facts | None) -> int:

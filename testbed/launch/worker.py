@@ -28,7 +28,7 @@ from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
 from testbed.launch.probing import PROBE
 from testbed.launch.telling import telling_of
-from testbed.launch.threads import own_threads
+from testbed.launch.threads import check_threads, own_threads
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.compression import without_own_momentum
@@ -155,7 +155,12 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
 
 
 def share_cores(threads: int | None, local_size: int) -> None:
-    """Give each rank of this host its share of the cores, unless told otherwise."""
+    """Give each rank of this host its share of the cores, unless told otherwise.
+
+    Raises:
+        UsageError: it was told more threads than there are cores.
+    """
+    check_threads(threads)
     given = os.environ.get("OMP_NUM_THREADS", "")
     default = int(given) if given.isdigit() else own_threads(local_size, find_facts())
     torch.set_num_threads(threads or default)

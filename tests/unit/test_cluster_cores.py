@@ -8,7 +8,8 @@ from testbed.cluster.cores import dealt
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.cluster.topology import Topology
-from testbed.launch.threads import own_threads, threads_of
+from testbed.errors import UsageError
+from testbed.launch.threads import check_threads, own_threads, threads_of
 
 
 @pytest.mark.parametrize("num_nodes", range(1, 9))
@@ -49,3 +50,10 @@ def test_ranks_share_the_cores_of_their_node():
     assert threads_of(8, facts("shared"), cores=16) == 2
     assert threads_of(8, facts("pinned"), cores=1) == 1
     assert own_threads(2, facts("pinned")) == threads_of(8, facts("pinned"))
+
+
+def test_more_threads_than_cores_are_refused():
+    check_threads(None)
+    check_threads(2, cores=2)
+    with pytest.raises(UsageError, match="--threads is 3 for each rank, and this machine has 2"):
+        check_threads(3, cores=2)
