@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from testbed.units import format_seconds
+
 if TYPE_CHECKING:
     from testbed.commands.simulate_inputs import Outcome, Wanted
     from testbed.records.simulation import Simulation
@@ -18,7 +20,7 @@ def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) 
     from testbed.records.outlook import break_even_table, factors_table, held_out_text
 
     several = len(wanted.links) > 1
-    parts = [_head(wanted)] if wanted.extrapolated or wanted.held_out else []
+    parts = [_head(wanted)]
     parts += [held_out_text(wanted.held_out)] if wanted.held_out else []
     parts += _over_workers(simulation) if several else _timelines(simulation, outcomes)
     if simulation.compressed is not UNSET:
@@ -65,20 +67,26 @@ def _head(wanted: Wanted) -> str:
     )
     if wanted.extrapolated:
         text += f" at other numbers of workers as {wanted.algorithm_text}"
+    elif link.num_workers > 1:
+        text += (
+            f", {link.num_workers} workers: {format_seconds(link.latency_s)} + "
+            f"{link.seconds_per_byte * 1e9:.3g} ns a byte for a message"
+        )
     return text
 
 
 def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]:
     """The table and the drawings, both fastest first."""
     from testbed.records.simulation import simulation_table
-    from testbed.scheduling.show import draw
+    from testbed.scheduling.show import LEGEND, draw, end_of
 
     results = simulation.results
-    parts = [simulation_table(results)]
+    parts = [simulation_table(results), LEGEND]
+    until_s = max(end_of(predicted) for _, predicted in outcomes)
     for index in sorted(range(len(results)), key=lambda i: results[i].iteration_s):
         plan, predicted = outcomes[index]
         head = results[index].scheduler + (f": {plan.reason}" if plan.reason else "")
-        parts.append(f"{head}\n{draw(predicted)}")
+        parts.append(f"{head}\n{draw(predicted, until_s=until_s)}")
     return parts
 
 

@@ -205,6 +205,8 @@ def _sort_out(
         if folder is not None:
             raise UsageError(f"{folder} is one word too many; a folder may follow --resume alone")
         return recipe, None
+    if recipe is not None and "/" in recipe and not Path(recipe).exists():
+        raise UsageError(f"there is no {recipe}; give the folder of a sweep to go on with")
     if recipe is not None and (Path(recipe) / PLAN).is_file():
         if folder is not None:
             raise UsageError(f"two folders to go on in: {recipe} and {folder}; give one of them")

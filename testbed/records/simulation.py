@@ -168,7 +168,10 @@ def simulation_table(results: Sequence[SimulationResult]) -> str:
 
 def _notes(results: Sequence[SimulationResult]) -> list[str]:
     """What the table's words mean, where they stand in it."""
-    notes = ["above bound: over the longer of compute and of all bytes in one message"]
+    notes = [
+        "exposed: of communication, behind backward; above bound: iteration over the longer of "
+        "compute and all bytes at the link's rate; scaling: speed per worker over one alone"
+    ]
     if any(result.exposed_s is None for result in results):
         notes.append("crosses: messages go on behind the next forward pass, which waits for them")
     times_s = {result.scheduler: result.iteration_s for result in results}

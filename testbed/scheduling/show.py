@@ -58,12 +58,28 @@ def _contents(plan: Plan, message: Message) -> str:
     return name if whole else f"{name}[{first.start}:{first.stop}]"
 
 
-def draw(timeline: Timeline, width: int = 80) -> str:
+LEGEND = (
+    "b: backward; # and = in turns: messages; .: a message is ready, its channel idle; from the "
+    "start of backward on, all on one scale"
+)
+
+
+def end_of(timeline: Timeline) -> float:
+    """Where a drawing ends: the later of backward and the last message, in seconds."""
+    return max([timeline.backward_s, *(s.end_s for s in timeline.spans)])
+
+
+def draw(timeline: Timeline, width: int = 80, until_s: float = 0.0) -> str:
     """The backward pass and the messages of each channel as bars over time.
 
     A bar is as long as its message travelled; neighbours alternate between `#` and `=`, so that
     they can be told apart, and `.` is an idle channel although a message was ready. Many messages
     in one column look like one; the last line tells their number.
+
+    Args:
+        timeline: to draw.
+        width: of a line, in characters.
+        until_s: where the axis ends, if not earlier than the drawing does.
 
     Example:
         >>> span = Span(tensors=(0,), num_bytes=4, ready_s=1.0, start_s=1.0, end_s=2.0)
@@ -73,7 +89,7 @@ def draw(timeline: Timeline, width: int = 80) -> str:
         channel 0           #########
         0 .. 2 s; 1 message; iteration 3 s, exposed 1 s, lower bound 2 s
     """
-    end_s = max([timeline.backward_s, *(s.end_s for s in timeline.spans)])
+    end_s = max(until_s, end_of(timeline))
     columns = max(1, width - LABEL_WIDTH - 1)
     scale = (columns - 1) / end_s if end_s > 0 else 0.0
     backward = "b" * (round(timeline.backward_s * scale) or 1)

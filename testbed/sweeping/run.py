@@ -165,6 +165,8 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
     present = {key: cells[key] for key in configs if key in cells}
     keys = to_repeat(present, store.repeated(), plan.max_again)
     if not keys:
+        if plan.max_again:
+            print(_why_none(len(store.repeated()), plan.max_again), file=out)
         return
     print(
         f"{len(keys)} runs again, during which the host of this virtual machine took "
@@ -180,6 +182,15 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
             cell = runner(configs[key], result, log)
             store.write_pair(key, *choose(cells[key], cell))
             reporter.ended(configs[key], cell.status, time.monotonic() - begin_s, cell.error)
+
+
+def _why_none(num_repeated: int, max_again: int) -> str:
+    if num_repeated >= max_again:
+        return f"{num_repeated} runs were run again before: no more than {max_again} may be"
+    return (
+        f"no other run lost {100 * TOO_MUCH:.0f} % of the cores' time or more to the host of this "
+        "virtual machine: none is run again"
+    )
 
 
 @contextmanager

@@ -91,10 +91,13 @@ def test_a_slice_repeats_its_tensor_with_its_own_bytes(files, capsys):
 def test_text_shows_the_fastest_first_and_draws_it(files, capsys):
     simulate(**files, scheduler="wfbp,optimal,pace")
     text = capsys.readouterr().out
-    rows = text.splitlines()
+    head, empty, *rows = text.splitlines()
+    assert "workers: " in head
+    assert empty == ""
     assert [row.split()[0] for row in rows[:4]] == ["scheduler", "optimal", "pace", "wfbp"]
     assert "crosses" in rows[2]
     assert text.count("backward   b") == 3
+    assert len({line.partition(";")[0] for line in rows if line.startswith("0 .. ")}) == 1
     assert "largest tail first; forward order: a chain" in text
 
 

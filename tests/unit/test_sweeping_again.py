@@ -110,6 +110,7 @@ def others(store):
 def test_nothing_is_run_again_on_a_quiet_machine_or_unasked(tmp_path):
     quiet = new_store(tmp_path)
     assert len(run_and_count(quiet, {1: [0.02]})) == 4
+    assert "no other run lost 3 %" in run(quiet, Host({}))[1]
     assert not quiet.others.exists()
     assert not any("two runs" in note for note in make_report(collect_cells([quiet.path])).notes)
     unasked = begin(make_plan(Sweep("tiny", SWEEP.cells, repeats=1)), tmp_path / "unasked")
@@ -158,8 +159,10 @@ def test_a_failed_run_is_no_candidate(tmp_path):
 
 def test_resumed_it_repeats_no_run_twice(tmp_path):
     store = new_store(tmp_path)
-    run(store, Host({2: [0.3, 0.2]}))
-    assert run_and_count(store, {}) == []
+    run(store, Host({2: [0.3, 0.2], 3: [0.4, 0.4], 4: [0.1]}))
+    host = Host({})
+    assert "2 runs were run again before: no more than 2 may be" in run(store, host)[1]
+    assert host.ran == []
 
 
 def test_a_cell_that_is_measured_anew_is_not_replaced_by_an_old_pair(tmp_path):

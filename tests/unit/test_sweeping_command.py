@@ -58,6 +58,7 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
         (["quick", "--scheduler", "dear,wfpb"], "schedulers that cannot be run:\n  wfpb: .*wfbp"),
         (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--resume"], "nothing to resume"),
+        (["--resume", "no/folder"], "there is no no/folder; give the folder of a sweep"),
         (["--resume", "nosuch"], "no recipe 'nosuch'"),
         (["quick", "--resume", "folder"], "no sweep was begun there"),
         (["quick", "--hostfile", "nosuch"], "--hostfile is nosuch: No such file"),
