@@ -45,8 +45,8 @@ def choose(first: Cell, second: Cell) -> tuple[Cell, Cell]:
     The one that counts tells so in `Cell.again`.
     """
     lost, lost_then = stolen_of(first), stolen_of(second)
-    better = second.status == "ok" and lost is not None and lost_then is not None
-    if better and lost_then < lost:  # type: ignore[operator]
+    known = lost is not None and lost_then is not None
+    if second.status == "ok" and known and (lost_then or 0.0) < (lost or 0.0):
         return _told("second", second, first), first
     return _told("first", first, second), second
 

@@ -163,10 +163,11 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
     """Repeat what a virtual machine's host disturbed most, as far as the plan lets."""
     cells, configs = store.read_cells(), dict(plan.runs())
     present = {key: cells[key] for key in configs if key in cells}
-    keys = to_repeat(present, store.repeated(), plan.max_again)
+    repeated = store.repeated()
+    keys = to_repeat(present, repeated, plan.max_again)
     if not keys:
         if plan.max_again:
-            print(_why_none(len(store.repeated()), plan.max_again), file=out)
+            print(_why_none(len(repeated), plan.max_again), file=out)
         return
     print(
         f"{len(keys)} runs again, during which the host of this virtual machine took "
