@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 
 import msgspec
@@ -17,6 +18,8 @@ from testbed.prediction.trace import Trace
 from testbed.profiling.added import Samples, added_s, longest_s
 from testbed.profiling.step import Step, training_step
 from testbed.scheduling.plan import Plan
+from testbed.statistics.quiet import quietest
+from testbed.training.cores import StolenTime
 from testbed.training.replica import Replica, make_replica, sample_order
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
@@ -65,7 +68,8 @@ class Rehearsal:
         are awaited one by one, and halves of messages are exchanged apart: no row of messages that
         are all there at once shows what that costs.
         `added_s` of up to `num_steps` steps, in each of the rank that had the most of it: a wait
-        for a later rank counts, as it does in training. None where a step takes a minute.
+        for a later rank counts, as it does in training. Of steps that the host of a virtual
+        machine disturbed only the quietest are given. None where a step takes a minute.
 
         Raises:
             RankLost, DeadlineExceeded: as in training.
@@ -89,15 +93,20 @@ class Rehearsal:
         session.flush()
         seen = session.events
         mine: list[Samples] = []
+        taken = StolenTime()
+        stolen: list[float] = []
         for _ in range(num_counted):
             self._step(session)
+            stolen.append(taken.share())
             if session.events is not seen:
                 seen = session.events
                 mine.append(added_s(seen))
         session.close()
         if session.events is not seen:
             mine.append(added_s(session.events))
-        return _of_all(mine, group)
+            # Messages of each step went on in the next one.
+            stolen = [max(both) for both in pairwise([*stolen, taken.share()])]
+        return _of_all(mine, stolen, group)
 
     def _step(self, session: Session) -> None:
         self.compute()
@@ -113,17 +122,26 @@ def _affordable(step_s: float, most: int, group: Group) -> int:
     return told[0][0]
 
 
-def _of_all(mine: list[Samples], group: Group) -> list[list[tuple[int, float]]]:
-    """Of each step one rank's times; only times are told, in an order that all ranks share."""
+def _of_all(
+    mine: list[Samples], stolen: list[float], group: Group
+) -> list[list[tuple[int, float]]]:
+    """Of each quiet step one rank's times; only times are told, in an order that all share."""
     steps = [sorted(samples, key=itemgetter(0, 1)) for samples in mine]
     times = [[time_s for *_, time_s in step] for step in steps]
     told = group.control.all_gather(
-        "rehearsed", msgspec.msgpack.encode(times), TELL_S, members=group.size
+        "rehearsed", msgspec.msgpack.encode((times, stolen)), TELL_S, members=group.size
     )
-    ranks = [msgspec.msgpack.decode(text, type=list[list[float]]) for text in told]
+    ranks = [
+        msgspec.msgpack.decode(text, type=tuple[list[list[float]], list[float]]) for text in told
+    ]
+    longest = longest_s([times for times, _ in ranks])
+    most_stolen = [max(shares) for shares in zip(*(shares for _, shares in ranks), strict=True)]
     return [
-        [(num_bytes, time_s) for (_, _, num_bytes, _), time_s in zip(step, chosen, strict=True)]
-        for step, chosen in zip(steps, longest_s(ranks), strict=True)
+        [
+            (num_bytes, time_s)
+            for (_, _, num_bytes, _), time_s in zip(steps[number], longest[number], strict=True)
+        ]
+        for number in quietest(most_stolen, LEAST_COUNTED)
     ]
 
 

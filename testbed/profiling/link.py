@@ -29,9 +29,12 @@ from testbed.profiling.sweep import (
     shuffled,
     time_of_one,
 )
+from testbed.statistics.quiet import quietest
+from testbed.training.cores import StolenTime
 
 KEY = "link"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
+LEAST_ROUNDS = 3  # a median needs more than one
 
 
 def measure_link(
@@ -52,7 +55,8 @@ def measure_link(
     (`sweep.time_of_one`); the largest go alone, from the barrier to the end on the slowest rank.
     Sizes take turns in a random order that all ranks share. The messages of `sweep.stream` follow
     each other as those of a step do, and each is a sample of its size. Times are told over the
-    control plane between exchanges, never during one. The first exchange of each size is not a
+    control plane between exchanges, never during one. Of rounds that the host of a virtual machine
+    disturbed only the quietest count (`statistics.quiet`). The first exchange of each size is not a
     sample: it allocates and connects, and its time only decides what the budget allows.
 
     Concurrent messages are measured where the backend was opened with several channels; without,
@@ -169,17 +173,23 @@ class _Measurement:
         return exchanges_of(sizes, self._concurrent, together)
 
     def take_rounds(self, sizes: Sequence[int], rounds: int) -> Times:
-        """All samples, each of its slowest rank."""
+        """All samples of quiet rounds, each of its slowest rank."""
         self._control.set_state("measuring the link")
-        mine: Times = []
+        mine: list[Times] = []
+        stolen = []
+        taken = StolenTime()
         for number in range(rounds):
-            for exchange in shuffled(self._exchanges(sizes), self._sweep.seed, number):
-                mine.append(self._exchange(exchange))
-        return self._tell(mine)
+            order = shuffled(self._exchanges(sizes), self._sweep.seed, number)
+            mine.append([self._exchange(exchange) for exchange in order])
+            stolen.append(taken.share())
+        counted = [mine[number] for number in self._quiet(stolen)]
+        return self._tell([*itertools.chain(*counted)])
 
     def take_streams(self, rounds: int) -> list[list[tuple[int, float]]]:
-        """Of each round bytes and seconds of messages that follow each other; the first not."""
-        mine = [self._stream() for _ in range(rounds)]
+        """Of quiet rounds bytes and seconds of messages that follow each other; the first not."""
+        taken = StolenTime()
+        every = [(self._stream(), taken.share()) for _ in range(rounds)]
+        mine = [every[number][0] for number in self._quiet([share for _, share in every])]
         told = iter(self._gather([time_s for streamed in mine for _, time_s in streamed]))
         return [[(num_bytes, fmean(next(told))) for num_bytes, _ in streamed] for streamed in mine]
 
@@ -240,6 +250,10 @@ class _Measurement:
         for work in works:
             work.wait(self._deadline_s)
         return exchange, time_of_one(exchange, start_s, [work.event.ended_s for work in works])
+
+    def _quiet(self, stolen: list[float]) -> list[int]:
+        """Which rounds count, by what was taken of the cores of the rank that lost most."""
+        return quietest([max(shares) for shares in self._gather(stolen)], LEAST_ROUNDS)
 
     def _tell(self, mine: Times) -> Times:
         """The same exchanges with the time of all ranks together."""

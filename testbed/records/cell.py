@@ -24,6 +24,8 @@ class StepSamples(msgspec.Struct, kw_only=True):
         exposed_comm_s: time that rank 0 stood waiting for messages after its backward pass.
         exposed_comm_by_rank_s: mean of the same for each rank.
         loss: training loss of rank 0, every step from the first.
+        cores_stolen: share of the cores' time that a virtual machine's host took in each step, of
+            the rank that lost most; medians are over the quietest steps (`statistics.quiet`).
         staleness: server consistency: clocks that the slowest worker was behind, rank 0, each step.
     """
 
@@ -32,6 +34,7 @@ class StepSamples(msgspec.Struct, kw_only=True):
     exposed_comm_s: list[float] = []
     exposed_comm_by_rank_s: list[float] = []
     loss: list[float] = []
+    cores_stolen: list[float] = []
     staleness: list[int] = []
 
 

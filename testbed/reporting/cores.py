@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from testbed.records.cell import Cell
 from testbed.records.disturbed import NOTICED, TOO_MUCH, describe_stolen, stolen_of
 from testbed.reporting.naming import short_name
+from testbed.statistics.quiet import QUIET, quietest
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
 
@@ -26,6 +27,11 @@ def core_words(cell: Cell) -> str:
     stolen = stolen_of(cell)
     if stolen is not None and stolen >= NOTICED:
         words += f"; stolen by the host of this virtual machine: {describe_stolen(cell)}"
+    left_out, num_steps = _num_left_out(cell), len(cell.samples.cores_stolen)
+    if left_out:
+        words += (
+            f"; medians are over the {num_steps - left_out} of {num_steps} steps that lost least"
+        )
     if is_core_bound(cell):
         words += "; the time tells of them as well as of the network"
     return words
@@ -60,6 +66,15 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
             f"more in {len(lost)} of {len(known)} runs, most in {where} ({100 * most:.1f} %): "
             "repeat what lies close together"
         )
+    left_out = [(_num_left_out(cell), len(cell.samples.cores_stolen)) for cell in cells]
+    disturbed = [pair for pair in left_out if pair[0]]
+    if disturbed:
+        notes.append(
+            f"medians are over the steps in which the host took at most {100 * QUIET:.0f} % of the "
+            "cores' time, or the third that lost least: "
+            f"{sum(n for n, _ in disturbed)} of {sum(n for _, n in disturbed)} steps of "
+            f"{len(disturbed)} runs do not count, whatever they took"
+        )
     return notes
 
 
@@ -76,6 +91,11 @@ def describe_again(cells: Sequence[Cell]) -> list[str]:
             f"{len(left)} more runs lost {100 * TOO_MUCH:.0f} % or more and were not run again"
         )
     return notes
+
+
+def _num_left_out(cell: Cell) -> int:
+    stolen = cell.samples.cores_stolen
+    return len(stolen) - len(quietest(stolen))
 
 
 def _name(cell: Cell) -> str:

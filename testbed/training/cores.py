@@ -63,3 +63,26 @@ def shares_of(before: CoreTimes, after: CoreTimes) -> tuple[float | None, float 
     if own_s <= 0:
         return None, None
     return busy_s / own_s, stolen_s / (own_s + stolen_s)
+
+
+class StolenTime:
+    """The share of the cores' time that a host took, from one call to the next.
+
+    Where it never took any since the machine started nothing is asked again: on a machine of its
+    own there is nothing to find, and asking many cores between short steps takes time.
+
+    Example:
+        >>> 0.0 <= StolenTime().share() <= 1.0
+        True
+    """
+
+    def __init__(self) -> None:
+        self._last = read_cores()
+        self._is_shared = self._last.stolen_s > 0
+
+    def share(self) -> float:
+        """Since the last call, or since this was made; 0 where the system counted nothing."""
+        if not self._is_shared:
+            return 0.0
+        before, self._last = self._last, read_cores()
+        return shares_of(before, self._last)[1] or 0.0

@@ -13,6 +13,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     rank: int
     step_time_s: list[float] = []
     exposed_s: list[float] = []
+    stolen: list[float] = []
     loss: list[float] = []
     staleness: list[int] = []
     sent_bytes: int = 0

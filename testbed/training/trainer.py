@@ -20,7 +20,7 @@ from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
 from testbed.training.agreement import AGREE_S, agree_on
 from testbed.training.compressed.compression import Compression, compression_of, refuse_ratios
-from testbed.training.cores import read_cores, shares_of
+from testbed.training.cores import StolenTime, read_cores, shares_of
 from testbed.training.digest import RunningDigest, digest_tensors
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.memory import peak_bytes, reset_peak
@@ -194,7 +194,7 @@ class _Loop:
         first = self._resume()
         before = backend.traffic()
         reset_peak(self._replica.device)
-        cores = read_cores()
+        cores, stolen = read_cores(), StolenTime()
         time_s = 0.0
         for step in range(first, self._total):
             if step - first == self._warmup:
@@ -206,7 +206,9 @@ class _Loop:
             elapsed_s = time.perf_counter() - began_s - self._compared_s()
             exposed_s = self._session.take_exposed_s()
             time_s += elapsed_s
+            taken = stolen.share()
             if step - first >= self._warmup:
+                outcome.stolen.append(taken)
                 outcome.step_time_s.append(elapsed_s)
                 outcome.exposed_s.append(exposed_s)
             if self._session.staleness is not None:

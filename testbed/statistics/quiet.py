@@ -1,0 +1,53 @@
+"""Which of several like measurements others on the same host disturbed least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+QUIET = 0.01
+AT_LEAST = 4
+LEAST_SHARE = 1 / 3
+
+
+def quietest(stolen: Sequence[float], at_least: int = AT_LEAST) -> list[int]:
+    """Indices of the measurements that count, in their order, by what the host took during each.
+
+        stolen_i <= max(1 %, stolen_(k)),   k = max(at_least, ceil(n / 3)),   stolen_(k) k-th least
+
+    Which they are is decided by the stolen time alone, never by what was measured. Where the host
+    took nothing all count; where it always took much the third that lost least.
+
+    Args:
+        stolen: shares [0 .. 1] of the cores' time.
+        at_least: so many count in any case, if there are as many.
+
+    Example:
+        >>> quietest([0.0, 0.2, 0.005, 0.0, 0.09, 0.0])
+        [0, 2, 3, 5]
+        >>> quietest([0.3, 0.1, 0.2], at_least=1)
+        [1]
+        >>> quietest([])
+        []
+    """
+    if not stolen:
+        return []
+    least = max(at_least, math.ceil(LEAST_SHARE * len(stolen)))
+    limit = max(QUIET, sorted(stolen)[min(least, len(stolen)) - 1])
+    return [index for index, share in enumerate(stolen) if share <= limit]
+
+
+def quiet_of(values: Sequence[float], stolen: Sequence[float]) -> list[float]:
+    """The values that count (see `quietest`); all where nothing is known of stolen time.
+
+    Args:
+        values: one for each measurement.
+        stolen: as for `quietest`, or empty.
+
+    Example:
+        >>> quiet_of([1.0, 1.1, 9.0, 1.2, 1.0], [0.0, 0.0, 0.3, 0.0, 0.0]), quiet_of([2.0], [])
+        ([1.0, 1.1, 1.2, 1.0], [2.0])
+    """
+    if not stolen:
+        return list(values)
+    return [values[index] for index in quietest(stolen)]
