@@ -280,7 +280,7 @@ def _bytes_at(exchange: Exchange, place: int) -> int:
 
 
 def _fit(name: str, num_workers: int, times: Times, streamed: Sequence[tuple[int, float]]) -> Link:
-    alone = [(e.num_bytes, t) for e, t in times if e.num_messages == 1]
+    alone = [(e.num_bytes, t) for e, t in times if e.row is None]
     link = fit_link(name, num_workers, [*alone, *streamed], shares_of(streamed))
     samples = [(e.num_messages, e.num_bytes, t) for e, t in times if e.row is not None]
     together = {num_bytes for _, num_bytes, _ in samples}

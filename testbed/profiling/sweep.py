@@ -181,8 +181,12 @@ def shuffled(exchanges: Sequence[Exchange], seed: int, number: int) -> list[Exch
 def time_of_one(exchange: Exchange, begin_s: float, ended_s: Sequence[float]) -> float:
     """What one message (or one on each channel) of an exchange took on this rank.
 
-        row of k > 1:  (E_k - E_1) / (k - 1),   E_i the end of the last channel's i-th message
-        alone:         E_1 - begin
+        row of k > 1:       (E_k - E_1) / (k - 1),   E_i the end of the last channel's i-th message
+        alone:              E_1 - begin
+        a row of given k:   (E_k - begin) / k
+
+    Where several channels are compared with one, all that was sent counts: when the last of the
+    channels has ended its first message, others have moved parts of their second ones.
 
     Args:
         exchange: that was made.
@@ -190,14 +194,15 @@ def time_of_one(exchange: Exchange, begin_s: float, ended_s: Sequence[float]) ->
         ended_s: when each message ended, in the order in which they were submitted.
 
     Example:
-        >>> row = Exchange(1 << 22, 2)
-        >>> time_of_one(row, 0.0, [2.0, 3.0, 4.0, 5.0]), row.num_in_row
-        (2.0, 2)
+        >>> time_of_one(Exchange(1 << 23), 0.0, [2.5, 4.5])
+        2.0
+        >>> time_of_one(Exchange(1 << 22, 2, row=2), 0.0, [1.0, 2.0, 3.0, 4.0])
+        2.0
     """
     across = exchange.num_messages
     ends_s = [max(ended_s[i : i + across]) for i in range(0, len(ended_s), across)]
-    if len(ends_s) == 1:
-        return ends_s[0] - begin_s
+    if len(ends_s) == 1 or exchange.row is not None:
+        return (ends_s[-1] - begin_s) / len(ends_s)
     return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
 
 

@@ -219,3 +219,10 @@ def test_a_first_look_gives_all_ranks_one_figure():
 )
 def test_a_slow_link_is_given_as_long_as_a_step_of_the_run(dilation, step_s, budget_s):
     assert quick(1 << 20, dilation, step_s=step_s).budget_s == budget_s
+
+
+def test_messages_at_once_are_timed_by_all_that_was_sent() -> None:
+    """A line moves 1 message per second; the channel that was ahead after its first stays so."""
+    together = Exchange(1 << 22, 2, row=2)
+    for ended_s in ([1.5, 2.0, 3.75, 4.0], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]):
+        assert time_of_one(together, 0.0, ended_s) == 2.0
