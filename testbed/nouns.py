@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # that its hops would take longer than its bytes. Backend and prediction go by the same number.
 AT_ONCE_BYTES = 16 << 10
 
+# A payload that servers merge is cut into one for each server if its message has so many bytes
+# uncompressed; below that whole keys shared out among servers do as well, with fewer messages.
+CUT_BYTES = 8 << 20
+
 
 class Verb(enum.StrEnum):
     """What a backend can be asked to do; a backend declares which of them it can."""
@@ -86,7 +90,9 @@ class Request:
         note: for INSTALL: the optimizer in words that the server understands (JSON); for MERGE: the
             merger, made by `testbed.compression.mergers.describe`.
         parts: for DELIVER: `parts[r]` goes to rank r; one dimension, one dtype, sizes as they come;
-            the receiver does not know them beforehand.
+            the receiver does not know them beforehand. For MERGE in place of the tensor: a payload
+            of each range of the message's elements, as many as `Capabilities.num_mergers`; `note`
+            then holds their mergers, one in each line.
     """
 
     verb: Verb
@@ -118,7 +124,8 @@ class Combined:
     Attributes:
         tensor: the request's tensor, now holding the result; for MERGE: the one payload for all.
         parts: for GATHER: the tensors of all ranks, in rank order; for DELIVER: what each rank sent
-            here, in rank order, the own part included.
+            here, in rank order, the own part included; for MERGE of parts: one payload for all of
+            each range.
         traffic: bytes that this rank sent and received for it.
         version: for APPLY: number of updates that the returned parameters hold.
         staleness: for APPLY: how many clocks the slowest worker was behind when this rank went on.
@@ -144,6 +151,7 @@ class Capabilities:
         device_types: where tensors may live without being copied by the caller.
         num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.
+        num_mergers: servers that merge, each a range of a message that comes in parts.
         settled: options of the backend that make whoever opens it again choose as was chosen here
             by measuring; None = nothing was.
     """
@@ -154,6 +162,7 @@ class Capabilities:
     device_types: frozenset[str] = frozenset({"cpu"})
     num_helper_processes: int = 0
     exact_order: bool = True
+    num_mergers: int = 1
     settled: object | None = None
 
 

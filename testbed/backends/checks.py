@@ -71,7 +71,7 @@ def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
         >>> len(tensors_of(Request(Verb.DELIVER, parts=(torch.ones(1), torch.ones(2)))))
         2
     """
-    if request.verb is Verb.DELIVER:
+    if request.verb is Verb.DELIVER or (request.verb is Verb.MERGE and request.parts):
         return request.parts
     if request.tensor is None:
         raise UsageError(f"{request} has no tensor; only a barrier and deliver go without")
@@ -85,6 +85,10 @@ def check_parts(request: Request, size: int) -> None:
         UsageError: their number, dimensions or dtypes, or a tensor beside them.
     """
     parts = request.parts
+    if request.verb is Verb.MERGE and parts:
+        if request.tensor is not None:
+            raise UsageError(f"{request} was given a tensor and parts; merge takes one of them")
+        return
     if request.verb is not Verb.DELIVER:
         if parts:
             raise UsageError(f"{request} was given {len(parts)} parts; only deliver takes parts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from testbed.compression.protocol import (
     State,
     can_place,
 )
+from testbed.nouns import shard_bounds
 
 MeanConversation = Generator[Round, Arrived, torch.Tensor]
 
@@ -98,7 +100,24 @@ def gathered_mean(
         out: see `Context.out`; used where it is like `like` and the merger can.
     """
     arrived = yield Round(Form.GATHER, (payload,), merger, last=True)
-    if out is not None and can_place(merger) and _alike(out, like):
+    if out is not None and not (can_place(merger) and _alike(out, like)):
+        out = None
+    if not arrived.pieces:
+        return _mean_of(merger, arrived, like, out)
+    mean = torch.empty_like(like) if out is None else out
+    bounds = pairwise(shard_bounds(like.numel(), len(arrived.pieces)))
+    for piece, (low, high) in zip(arrived.pieces, bounds, strict=True):
+        if can_place(merger):
+            _mean_of(merger, piece, like[low:high], mean[low:high])
+        else:
+            mean[low:high] = _mean_of(merger, piece, like[low:high], None)
+    return mean
+
+
+def _mean_of(
+    merger: Merger, arrived: Arrived, like: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    if out is not None and can_place(merger):
         if arrived.pulled is not None:
             return merger.place_mean(arrived.pulled, out)
         return merger.place(arrived.parts, out)

@@ -115,6 +115,22 @@ class Placing(Merger, Protocol):
         ...
 
 
+@runtime_checkable
+class Cutting(Merger, Protocol):
+    """A merger whose payloads can be cut into payloads of ranges of the message."""
+
+    def cut(
+        self, payload: torch.Tensor, like: torch.Tensor, bounds: tuple[int, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Payloads of the elements `bounds[i] .. bounds[i + 1] - 1`, each as of a message."""
+        ...
+
+
+def can_cut(merger: Merger) -> TypeGuard[Cutting]:
+    """Whether it is `Cutting`, found out once for each class."""
+    return _is_of(type(merger), Cutting)
+
+
 def can_unite(merger: Merger) -> TypeGuard[Uniting]:
     """Whether it is `Uniting`, found out once for each class: asked for every message."""
     return _is_of(type(merger), Uniting)
@@ -166,10 +182,13 @@ class Arrived:
         parts: SUM: the one sum; GATHER: the tensors of all ranks, in rank order; DELIVER: what
             each rank sent here, in rank order.
         pulled: for GATHER with a merger on a server: the server's payload (see `server`).
+        pieces: for GATHER with a merger on several servers: the answer of each, for equal ranges of
+            the message's elements (`nouns.shard_bounds`), instead of both.
     """
 
     parts: tuple[torch.Tensor, ...] = ()
     pulled: torch.Tensor | None = None
+    pieces: tuple[Arrived, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,6 +29,24 @@ class SparseMeans:
     def unpack_mean(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """See `Merger.unpack_mean`."""
         return add_sparse(torch.zeros_like(like), payload)
+
+    def cut(
+        self, payload: torch.Tensor, like: torch.Tensor, bounds: tuple[int, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `Cutting.cut`.
+
+        Example:
+            >>> whole = pack_sparse(torch.tensor([1, 600]), torch.tensor([2.0, 4.0]), 1000)
+            >>> _, second = SparseMerger().cut(whole, torch.zeros(1000), (0, 500, 1000))
+            >>> unpack_sparse(second, torch.zeros(500))
+            (tensor([100]), tensor([4.]))
+        """
+        indices, selected = unpack_sparse(payload, like)
+        ends = torch.searchsorted(indices, torch.tensor(bounds, device=indices.device)).tolist()
+        return tuple(
+            pack_sparse(indices[first:end] - low, selected[first:end], high - low)
+            for (first, end), (low, high) in zip(pairwise(ends), pairwise(bounds), strict=True)
+        )
 
 
 @dataclass(frozen=True)

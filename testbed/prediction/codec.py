@@ -23,17 +23,19 @@ class RoundCost(msgspec.Struct, frozen=True, kw_only=True):
         num_bytes: own payload; of `deliver` all parts but the one for oneself.
         merged_bytes: of `gather` with a merger: the one payload that a server sends back; else 0.
         merge_s: seconds of the server for that, one payload after another.
+        can_cut: the payloads can be cut, so that each server merges a range of a large message.
     """
 
     form: FormName
     num_bytes: float
     merged_bytes: float = 0.0
     merge_s: float = 0.0
+    can_cut: bool = False
 
     def scaled(self, bytes_factor: float, seconds_factor: float) -> RoundCost:
         """With so many times the bytes and the seconds."""
-        return RoundCost(
-            form=self.form,
+        return msgspec.structs.replace(
+            self,
             num_bytes=self.num_bytes * bytes_factor,
             merged_bytes=self.merged_bytes * bytes_factor,
             merge_s=self.merge_s * seconds_factor,
@@ -184,8 +186,8 @@ def _between(low: CodecSample, high: CodecSample, num_elements: float) -> CodecS
         num_elements=num_elements,
         compute_s=tuple(map(line, low.compute_s, high.compute_s)),
         rounds=tuple(
-            RoundCost(
-                form=a.form,
+            msgspec.structs.replace(
+                a,
                 num_bytes=line(a.num_bytes, b.num_bytes),
                 merged_bytes=line(a.merged_bytes, b.merged_bytes),
                 merge_s=line(a.merge_s, b.merge_s),

@@ -13,7 +13,7 @@ from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost, RoundCost
 from testbed.prediction.compressed_wire import Span, Wire, sent_spans
 from testbed.prediction.crossing import forward_end_s
-from testbed.prediction.exchange import round_phases_s, wire_bytes
+from testbed.prediction.exchange import num_mergers, round_phases_s, wire_bytes
 from testbed.prediction.link import Link
 from testbed.prediction.timeline import check_belongs, message_ready_s
 from testbed.prediction.trace import ELEMENT_BYTES, Trace
@@ -114,16 +114,17 @@ def message_cost(
     if ratio is not None:
         factor *= ratio / _own_ratio(codec)
     rounds = [_resized(r, factor, dense_bytes, ratio is not None) for r in sample.rounds]
-    phases = [round_phases_s(r, link, algorithm) for r in rounds]
+    phases = [round_phases_s(r, link, algorithm, dense_bytes) for r in rounds]
+    n = link.num_workers
     return MessageCost(
         encode_s=sample.compute_s[0],
         communication_s=sum(a + b for a, b in phases)
-        + sum(r.merge_s for r in rounds)
+        + sum(r.merge_s / num_mergers(r, n, algorithm, dense_bytes) for r in rounds)
         + sum(sample.compute_s[1:-1]),
         transfer_s=sum(b for _, b in phases),
         decode_s=sample.compute_s[-1],
         sent_bytes=sum(r.num_bytes for r in rounds),
-        wire_bytes=sum(wire_bytes(r, link.num_workers, algorithm) for r in rounds),
+        wire_bytes=sum(wire_bytes(r, n, algorithm, dense_bytes) for r in rounds),
     )
 
 
@@ -138,11 +139,10 @@ def _own_ratio(codec: CodecCost) -> float:
 
 def _resized(each: RoundCost, factor: float, dense_bytes: float, capped: bool) -> RoundCost:
     most = dense_bytes if capped else float("inf")
-    return RoundCost(
-        form=each.form,
+    return msgspec.structs.replace(
+        each,
         num_bytes=min(each.num_bytes * factor, most),
         merged_bytes=min(each.merged_bytes * factor, most),
-        merge_s=each.merge_s,
     )
 
 

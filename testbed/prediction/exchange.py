@@ -10,28 +10,33 @@ A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b
 | gather of m each, all at once (m <= at_once_bytes of a ring) | n - 1 | (n - 1) m |
 | gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S, (n - 1) w)) m |
 | gather of m each, one server merges into m' | 2 | v (m + m') |
+| the same of a message that is cut over S servers | 2 | v (m + m') / S |
 | deliver of m in all, ring and others | 2 (n - 1), the first half for the sizes | m |
 | deliver of m in all, relayed by S servers | 2 | 2 w m |
 
 Servers: w = max(1, n / S) dedicated, (n - 1) / S colocated; v = n dedicated, n - 1 colocated, as
-the one server that owns a key serves all workers.
+the server that owns a key, or a range of it, serves all workers.
 """
 
 from __future__ import annotations
 
+from testbed.nouns import CUT_BYTES
 from testbed.prediction.algorithms import Algorithm, Ring, Server
 from testbed.prediction.codec import RoundCost
 from testbed.prediction.costs import phases_s
 from testbed.prediction.link import Link
 
 
-def round_phases_s(each: RoundCost, link: Link, algorithm: Algorithm) -> tuple[float, float]:
+def round_phases_s(
+    each: RoundCost, link: Link, algorithm: Algorithm, message_bytes: float = 0.0
+) -> tuple[float, float]:
     """Start-up and transfer seconds of one round alone on the link.
 
     Args:
         each: what it hands over, in bytes of each rank.
         link: measured with sums of dense messages; its piece for the same wire bytes counts.
         algorithm: that the link's backend sums by.
+        message_bytes: of the message uncompressed, which decide whether servers share it.
 
     Returns:
         Both 0 with one worker.
@@ -46,7 +51,7 @@ def round_phases_s(each: RoundCost, link: Link, algorithm: Algorithm) -> tuple[f
     n = link.num_workers
     if n == 1 or (each.form == "sum" and each.num_bytes <= 0):
         return 0.0, 0.0
-    startups, wire_bytes = _needs(each, n, algorithm)
+    startups, wire_bytes = _needs(each, n, algorithm, message_bytes)
     dense_bytes = wire_bytes / algorithm.transfers(n)
     # A round of no bytes still has its start-ups: sizes are told in any case.
     startup_s, transfer_s = phases_s(link, max(dense_bytes, 1.0))
@@ -56,12 +61,26 @@ def round_phases_s(each: RoundCost, link: Link, algorithm: Algorithm) -> tuple[f
     )
 
 
-def wire_bytes(each: RoundCost, num_workers: int, algorithm: Algorithm) -> float:
+def wire_bytes(
+    each: RoundCost, num_workers: int, algorithm: Algorithm, message_bytes: float = 0.0
+) -> float:
     """Bytes of a round through the busiest interface, in one direction."""
-    return 0.0 if num_workers == 1 else _needs(each, num_workers, algorithm)[1]
+    return 0.0 if num_workers == 1 else _needs(each, num_workers, algorithm, message_bytes)[1]
 
 
-def _needs(each: RoundCost, n: int, algorithm: Algorithm) -> tuple[float, float]:
+def num_mergers(
+    each: RoundCost, num_workers: int, algorithm: Algorithm, message_bytes: float
+) -> int:
+    """Servers that merge one message: all, if it is large and its payloads can be cut."""
+    if not (isinstance(algorithm, Server) and each.can_cut and message_bytes >= CUT_BYTES):
+        return 1
+    count = algorithm.servers or num_workers
+    return count if algorithm.placement == "dedicated" else min(count, num_workers)
+
+
+def _needs(
+    each: RoundCost, n: int, algorithm: Algorithm, message_bytes: float
+) -> tuple[float, float]:
     """Start-ups one after another, and bytes through the busiest interface."""
     if each.form == "sum":
         return algorithm.startups(n), algorithm.transfers(n) * each.num_bytes
@@ -77,7 +96,7 @@ def _needs(each: RoundCost, n: int, algorithm: Algorithm) -> tuple[float, float]
     if each.form == "deliver":
         return startups, 2 * share * each.num_bytes
     if each.merged_bytes:
-        fan = n if dedicated else n - 1
+        fan = (n if dedicated else n - 1) / num_mergers(each, n, algorithm, message_bytes)
         return startups, fan * (each.num_bytes + each.merged_bytes)
     pull = max((n - 1) * (count - 1) / count, (n - 1) * share)
     return startups, (share + pull) * each.num_bytes

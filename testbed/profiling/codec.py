@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+import msgspec
 import torch
 
 from testbed.compression.chain import resolve_compressor
@@ -21,6 +22,7 @@ from testbed.compression.protocol import (
     Form,
     Round,
     State,
+    can_cut,
 )
 from testbed.compression.server import merge
 from testbed.compression.warmup import ratio_of
@@ -183,6 +185,7 @@ class _Job:
                 num_bytes=statistics.fmean(handed),
                 merged_bytes=merged_bytes,
                 merge_s=merge_s,
+                can_cut=merger is not None and can_cut(merger),
             )
         )
         return answers
@@ -215,8 +218,8 @@ def _summed_up(
             for stage in zip(*(s.compute_s for s in alike), strict=True)
         ),
         rounds=tuple(
-            RoundCost(
-                form=each[0].form,
+            msgspec.structs.replace(
+                each[0],
                 num_bytes=statistics.fmean(r.num_bytes for r in each),
                 merged_bytes=statistics.fmean(r.merged_bytes for r in each),
                 merge_s=of_all(r.merge_s for r in each),

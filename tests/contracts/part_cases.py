@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.compression.gathered import Codec
+from testbed.compression.gathered import Codec, gathered_mean
 from testbed.compression.levels import Levels
 from testbed.compression.mergers import describe
 from testbed.compression.protocol import Context, Merger
@@ -14,7 +17,8 @@ from testbed.compression.selection import Threshold, TopK
 from testbed.compression.server import merge
 from testbed.compression.sign import Sign
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.nouns import Request, Traffic, Verb
+from testbed.nouns import Request, Traffic, Verb, shard_bounds
+from testbed.training.compressed.conversations import arrived_of
 from tests.contracts.cases import (
     DTYPES,
     WITHIN_S,
@@ -165,6 +169,30 @@ def merges(backend: Backend, group: Group, any_order: bool) -> list[int]:
         assert result.tensor is not None
         assert_same(result.tensor, expected.payload, request.key)
     return [expected.payload.numel() for _, expected in jobs]
+
+
+def merges_cut(backend: Backend, group: Group) -> None:
+    """Every server merges its range of a message; together that is the merge of the whole."""
+    num_mergers = backend.capabilities.num_mergers
+    for num_elements in (num_mergers, 700, 300_001):
+        like = torch.zeros(num_elements)
+        payloads = payloads_of(TopK(0.05), group.size, num_elements)
+        bounds = shard_bounds(num_elements, num_mergers)
+        notes = [describe(TopK(0.05), b - a, torch.float32) for a, b in pairwise(bounds)]
+        mine = TopK(0.05).cut(payloads[group.rank], like, bounds)
+        request = Request(
+            Verb.MERGE,
+            key=f"cut {num_elements}",
+            note="\n".join(notes),
+            parts=tuple(part.to(device_of(backend)) for part in mine),
+        )
+        answer = arrived_of(Verb.MERGE, backend.submit(request).wait(WITHIN_S))
+        assert len(answer.pieces) == num_mergers
+        talk = gathered_mean(TopK(0.05), payloads[group.rank], like)
+        next(talk)
+        with pytest.raises(StopIteration) as stop:
+            talk.send(answer)
+        assert_same(stop.value.value, TopK(0.05).combine(payloads, like), request.key)
 
 
 def traffic_of_merges(backend: Backend, group: Group) -> tuple[Traffic, list[int], int]:

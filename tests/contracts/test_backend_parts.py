@@ -54,6 +54,11 @@ def test_merged_payloads_are_the_reference_s(job: Job, pools: PoolKeeper, any_or
 
 
 @pytest.mark.parametrize("job", jobs(MERGING))
+def test_ranges_that_servers_merge_are_the_merge_of_the_whole(job: Job, pool: RankPool) -> None:
+    pool.run(f"{CASES}:merges_cut")
+
+
+@pytest.mark.parametrize("job", jobs(MERGING))
 def test_a_merge_moves_each_payload_up_once_and_one_down(job: Job, pool: RankPool) -> None:
     """The owner's host sends the merged payload to n - 1 others, and they their payloads to it."""
     answers = pool.run(f"{CASES}:traffic_of_merges")

@@ -1,5 +1,7 @@
 """Payloads: bits, indices, values; the fast ways beside the plain ones."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -7,9 +9,13 @@ from hypothesis import strategies as st
 
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
 from testbed.compression.indices import index_bytes, low_bits, pack_indices, unpack_indices
+from testbed.compression.mergers import build
+from testbed.compression.sign import Sign
 from testbed.compression.sparse import as_values, pack_sparse, sparse_bytes, unpack_sparse
 from testbed.compression.sparse_mean import SparseMerger, add_sparse, unite_few
 from testbed.errors import UsageError
+from testbed.nouns import CUT_BYTES, shard_bounds
+from testbed.training.compressed.conversations import for_servers
 
 INT_BITS = 31  # of the widest code that an index needs
 
@@ -175,3 +181,33 @@ def test_uniting_and_combining_are_as_plainly(case, seeds):
     assert torch.equal(merger.combine(tuple(payloads), like), plain)
     for unite in (merger.unite, merger.unite_densely):
         assert torch.equal(unite(tuple(payloads), like), merger.pack_mean(plain))
+
+
+@given(
+    num_elements=st.integers(1, 3000),
+    density=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    num_ranges=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_ranges_of_a_payload_hold_what_the_whole_holds(num_elements, density, num_ranges, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(num_elements, generator=generator)
+    values[torch.rand(num_elements, generator=generator) >= density] = 0.0
+    places = values.nonzero().view(-1)
+    whole = pack_sparse(places, values[places], num_elements)
+    bounds = shard_bounds(num_elements, num_ranges)
+    pieces = SparseMerger().cut(whole, values, bounds)
+    ranges = [torch.zeros(high - low) for low, high in pairwise(bounds)]
+    again = [add_sparse(like, piece) for like, piece in zip(ranges, pieces, strict=True)]
+    assert torch.equal(torch.cat(again), values)
+
+
+def test_only_large_messages_whose_payloads_can_be_cut_are_shared_by_servers():
+    large, small = torch.zeros(CUT_BYTES // 4), torch.zeros(CUT_BYTES // 4 - 1)
+    payload = pack_sparse(torch.tensor([7]), torch.tensor([1.0]), len(large))
+    parts, notes = for_servers(SparseMerger(), payload, large, 3, seed=0)
+    assert [len(part) > 0 for part in parts] == [True, False, False]
+    assert sum(build(note).num_elements for note in notes.split("\n")) == len(large)
+    assert len(for_servers(SparseMerger(), payload, small, 3, seed=0)[0]) == 1
+    assert len(for_servers(SparseMerger(), payload, large, 1, seed=0)[0]) == 1
+    assert len(for_servers(Sign(), payload, large, 3, seed=0)[0]) == 1

@@ -56,6 +56,7 @@ class ZmqPsBackend:
             consistency=options.consistency,
             num_helper_processes=0 if own is None else 1,
             exact_order=options.staleness == 0,
+            num_mergers=options.num_servers(group.size),
         )
         self._group = group
         self._own = own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.backends.zmq_ps.delivering import DeliverExchange
 from testbed.backends.zmq_ps.exchanges import Exchange, GatherExchange, Place, Ticket
-from testbed.backends.zmq_ps.merging import MergeExchange
+from testbed.backends.zmq_ps.merging import CutMergeExchange, MergeExchange
 from testbed.backends.zmq_ps.owners import Owners
 from testbed.compression.mergers import build
 from testbed.nouns import Request, Verb
@@ -17,6 +17,8 @@ def begin(request: Request, ticket: Ticket, place_: Place, owners: Owners) -> Ex
             return GatherExchange(request, ticket, place_)
         case Verb.DELIVER:
             return DeliverExchange(request, ticket, place_)
+        case Verb.MERGE if request.parts:
+            return CutMergeExchange(request, ticket, place_)
         case Verb.MERGE:
             num_bytes = build(request.note).dense_bytes
             owner = owners.owner(request.channel, request.key, num_bytes)

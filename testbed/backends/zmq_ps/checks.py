@@ -63,13 +63,20 @@ def check_request(request: Request, capabilities: Capabilities, size: int) -> No
     if request.verb is Verb.INSTALL:
         parse_optimizer(request.note)
     if request.verb is Verb.MERGE:
-        _check_merger(request)
+        _check_mergers(request, capabilities.num_mergers)
 
 
-def _check_merger(request: Request) -> None:
-    if len(request.note.encode()) > MAX_NOTE_BYTES:
-        raise UsageError(f"{request}: the merger's description is longer than {MAX_NOTE_BYTES}")
-    build(request.note)
+def _check_mergers(request: Request, num_servers: int) -> None:
+    notes = request.note.split("\n") if request.parts else [request.note]
+    if request.parts and not len(request.parts) == len(notes) == num_servers:
+        raise UsageError(
+            f"{request} has {len(request.parts)} parts and {len(notes)} descriptions of mergers; "
+            f"expected {num_servers} each, one for each server"
+        )
+    for note in notes:
+        if len(note.encode()) > MAX_NOTE_BYTES:
+            raise UsageError(f"{request}: the merger's description is longer than {MAX_NOTE_BYTES}")
+        build(note)
 
 
 def _check_tensor(request: Request, tensor: torch.Tensor) -> None:

@@ -1,11 +1,14 @@
-"""A worker's half of MERGE: its payload goes to the server of the key, one payload comes back."""
+"""A worker's half of MERGE: payloads go to the servers that merge them, as many come back."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
 
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.buffers import tensor_of
+from testbed.backends.zmq_ps.buffers import Bytes, bytes_of, tensor_of
 from testbed.backends.zmq_ps.exchanges import AnswersOfAnySize, Place, Ticket
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header
@@ -43,3 +46,55 @@ class MergeExchange(AnswersOfAnySize):
         header = super()._question(piece)
         # Every worker describes the merger once, with its first slice.
         return header if piece.offset else replace(header, note=self.request.note.encode())
+
+
+class CutMergeExchange(AnswersOfAnySize):
+    """Each server merges one range of the message; its number stands in the headers' `root`.
+
+    Args:
+        request: with a payload for each server, and the merger's description in each line.
+        ticket: see `Exchange`.
+        place_: see `Exchange`.
+    """
+
+    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
+        super().__init__(request, ticket, place_)
+        self._merged: dict[int, torch.Tensor] = {}
+        self._lossless = True
+
+    def messages(self) -> Iterator[tuple[int, Header, Bytes | None]]:
+        """The slices of each part, the first of them with its merger; servers take turns."""
+        notes = self.request.note.split("\n")
+        slices = [
+            self._slices(server, part, note)
+            for server, (part, note) in enumerate(zip(self.request.parts, notes, strict=True))
+        ]
+        for turn in itertools.zip_longest(*slices):
+            yield from filter(None, turn)
+
+    def take(self, header: Header, payload: memoryview) -> bool:
+        """What one server merged, in one message."""
+        self._merged[header.root] = tensor_of(payload, header.dtype)
+        self._lossless = not header.flags & Flag.REPACKED
+        return len(self._merged) == len(self.request.parts)
+
+    def result(self) -> Combined:
+        """The merged payloads, in the order of their ranges; the request's own are left."""
+        parts = tuple(self._merged[server] for server in range(len(self.request.parts)))
+        return Combined(parts=parts, traffic=self.traffic, lossless=self._lossless)
+
+    def _slices(
+        self, server: int, part: torch.Tensor, note: str
+    ) -> Iterator[tuple[int, Header, Bytes | None]]:
+        memory = bytes_of(part)
+        for piece in place(self.request.key, part.numel(), 1, 1, self.place.slice_bytes):
+            header = replace(
+                self.header,
+                flags=self.header.flags | Flag.PAYLOAD,
+                root=server,
+                offset=piece.offset,
+                num_elements=piece.num_elements,
+                total_elements=part.numel(),
+                note=b"" if piece.offset else note.encode(),
+            )
+            yield server, header, memory[piece.offset : piece.offset + piece.num_elements]

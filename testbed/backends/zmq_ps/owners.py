@@ -6,7 +6,8 @@ from __future__ import annotations
 class Owners:
     """Each new key goes to the server that has the fewest bytes of its channel so far.
 
-    A payload cannot be cut, so whole keys are shared out, by the bytes of the uncompressed message:
+    Not every payload can be cut, and small ones need not be (`nouns.CUT_BYTES`): their whole keys
+    are shared out, by the bytes of the uncompressed message:
     those are equal on all ranks, those of payloads need not be. All ranks run the requests of a
     channel in one order and those of several channels in any, so each channel counts by itself,
     from another server on. A server has at most one key's bytes per channel more than another.

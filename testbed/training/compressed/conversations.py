@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -19,10 +20,18 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.compression import mergers, server
-from testbed.compression.protocol import Arrived, Compressor, Context, Form, Round
+from testbed.compression.protocol import (
+    Arrived,
+    Compressor,
+    Context,
+    Form,
+    Merger,
+    Round,
+    can_cut,
+)
 from testbed.compression.state import num_bytes
 from testbed.errors import RunFailed
-from testbed.nouns import Combined, Request, Verb
+from testbed.nouns import CUT_BYTES, Combined, Request, Verb, shard_bounds
 from testbed.scheduling.plan import Plan
 from testbed.training.compressed.carrying import States, carried
 from testbed.training.compressed.compression import Compression, compressors_of
@@ -173,17 +182,17 @@ class Conversations:
             talk.add_computed(DECODE, began_s)
             self._end(talk)
             return
+        request = None if self.num_workers == 1 else self._request(talk, given)
         self._settle(talk.outgoing.values.device)
         talk.add_computed(ENCODE, began_s)
-        self._leave(talk, given)
-
-    def _leave(self, talk: Talk, given: Round) -> None:
-        own = answered_alone(given) if self.num_workers == 1 else None
         talk.add_round(given)
-        if own is not None:
+        if request is None:
+            own = answered_alone(given)
             self._decoder.give(lambda: self._guarded(talk, lambda: self._decode(talk, own)))
-            return
-        request = self._request(talk, given)
+        else:
+            self._leave(talk, given, request)
+
+    def _leave(self, talk: Talk, given: Round, request: Request) -> None:
         talk.stage = f"in {request.verb} {request.key!r}"
 
         def hear(work: Work) -> None:
@@ -194,21 +203,26 @@ class Conversations:
 
     def _request(self, talk: Talk, given: Round) -> Request:
         outgoing = talk.outgoing
-        verb, note = _VERBS[given.form], ""
+        verb, note, parts = _VERBS[given.form], "", given.parts
         if self._merges and given.merger is not None and mergers.can_describe(given.merger):
-            like, seed = outgoing.values, outgoing.context.seed
             verb = Verb.MERGE
-            note = mergers.describe(given.merger, like.numel(), like.dtype, seed=seed)
-        delivers = given.form is Form.DELIVER
+            parts, note = for_servers(
+                given.merger,
+                given.parts[0],
+                outgoing.values,
+                self._backend.capabilities.num_mergers,
+                outgoing.context.seed,
+            )
+        whole = len(parts) == 1 and given.form is not Form.DELIVER
         return Request(
             verb,
-            None if delivers else given.parts[0],
+            parts[0] if whole else None,
             key=talk.next_key(),
             step=outgoing.context.step,
             priority=outgoing.priority,
             channel=outgoing.channel,
             note=note,
-            parts=given.parts if delivers else (),
+            parts=() if whole else parts,
         )
 
     def _submit(self, owner: object, submission: _Submission, channel: int, last: bool) -> None:
@@ -289,7 +303,28 @@ def arrived_of(verb: Verb, combined: Combined) -> Arrived:
     if verb is Verb.SUM:
         assert combined.tensor is not None
         return Arrived((combined.tensor,))
-    if verb is Verb.MERGE:
-        assert combined.tensor is not None
+    if verb is not Verb.MERGE:
+        return Arrived(combined.parts)
+    if combined.tensor is not None:
         return server.Pulled(combined.tensor, combined.lossless).arrived()
-    return Arrived(combined.parts)
+    pieces = (server.Pulled(part, combined.lossless).arrived() for part in combined.parts)
+    return Arrived(pieces=tuple(pieces))
+
+
+def for_servers(
+    merger: Merger, payload: torch.Tensor, like: torch.Tensor, num_mergers: int, seed: int
+) -> tuple[tuple[torch.Tensor, ...], str]:
+    """The payload for the server of its key, or cut into one for each; and the mergers in words.
+
+    A single server's link would carry the payloads of all workers, and what they are merged into
+    to all workers, while those of the others are idle.
+    """
+    size = like.numel()
+    if num_mergers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
+        return (payload,), mergers.describe(merger, size, like.dtype, seed=seed)
+    bounds = shard_bounds(size, num_mergers)
+    notes = [
+        mergers.describe(merger, high - low, like.dtype, seed=seed)
+        for low, high in itertools.pairwise(bounds)
+    ]
+    return merger.cut(payload, like, bounds), "\n".join(notes)
