@@ -11,7 +11,7 @@ from testbed.errors import UsageError
 from testbed.prediction.trace import Trace
 from testbed.replay.cursor import ComputeCursor
 from testbed.replay.layout import Run, runs_of
-from testbed.replay.values import Values
+from testbed.replay.values import Values, shift_of
 
 
 class Tape:
@@ -22,6 +22,7 @@ class Tape:
         values: of the gradients.
         scale: mean of the current batch's samples; what makes gradients differ between workers and
             steps.
+        shift: `values.shift_of` it: by which elements are large.
         keeps_buffers: each gradient is written into the same memory in every step; off where
             gradients of several workers are held at once.
     """
@@ -30,10 +31,13 @@ class Tape:
         self.cursor = cursor
         self.values = values
         self.scale = 0.0
+        self.shift = 0
         self.keeps_buffers = True
         self._buffers: dict[int, torch.Tensor] = {}
 
-    def gradient(self, number: int, parameter: torch.Tensor, scale: float) -> torch.Tensor:
+    def gradient(
+        self, number: int, parameter: torch.Tensor, scale: float, shift: int
+    ) -> torch.Tensor:
         """The gradient of a parameter in this step."""
         if not self.keeps_buffers or parameter.grad is not None:
             gradient = torch.empty_like(parameter)
@@ -42,7 +46,7 @@ class Tape:
                 self._buffers[number] = torch.empty_like(parameter)
             # Another tensor of the same memory: autograd takes it over instead of copying it.
             gradient = self._buffers[number].detach()
-        self.values.fill(gradient, number, scale)
+        self.values.fill(gradient, number, scale, shift)
         return gradient
 
 
@@ -59,13 +63,15 @@ class _Recorded(torch.autograd.Function):
         backward_s: float,
     ) -> torch.Tensor:
         ctx.parameter, ctx.tape, ctx.number = parameter, tape, number
-        ctx.backward_s, ctx.scale = backward_s, tape.scale
+        ctx.backward_s, ctx.scale, ctx.shift = backward_s, tape.scale, tape.shift
         return signal.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (upstream,) = grad_outputs
-        gradient = ctx.tape.gradient(ctx.number, ctx.parameter, ctx.scale * float(upstream))
+        gradient = ctx.tape.gradient(
+            ctx.number, ctx.parameter, ctx.scale * float(upstream), ctx.shift
+        )
         ctx.tape.cursor.spend(ctx.backward_s)
         return upstream, gradient, None, None, None
 
@@ -89,8 +95,8 @@ class RecordedModel(nn.Module):
     """A trace as a model: one module per recorded layer, run as a chain in forward order.
 
     Its parameters have the names and sizes of the trace's tensors. A gradient is real memory with
-    real values, the same pattern for each tensor scaled by the mean of the batch's samples (and by
-    the loss's own gradient), and becomes ready when the trace says so. No value is computed from
+    real values, a pattern shifted and scaled by the mean of the batch's samples (and scaled by the
+    loss's own gradient), and becomes ready when the trace says so. No value is computed from
     the parameters: the loss says nothing about training.
 
     Args:
@@ -124,6 +130,7 @@ class RecordedModel(nn.Module):
         """The mean [] of the samples [B], once the recorded forward pass is over."""
         signal = samples.mean()
         self.tape.scale = float(signal)
+        self.tape.shift = shift_of(self.tape.scale)
         for layer, run in zip(self._called, self._runs, strict=True):
             signal = layer(signal, self.tape, self.trace, run)
         return signal

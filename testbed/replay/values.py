@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 
 # Prime, so that no slice or shard of a usual size repeats another one's values; and small enough
@@ -9,10 +11,25 @@ import torch
 PATTERN_ELEMENTS = 262_147
 
 
+def shift_of(batch_mean: float) -> int:
+    """How far the gradients of a batch are shifted along the pattern.
+
+    Workers have other batches, so that their largest elements lie elsewhere, as unlike as those of
+    noise: what sparse payloads of several workers have in common is only by chance.
+
+    Example:
+        >>> shift_of(0.25) == shift_of(0.25), shift_of(0.25) == shift_of(0.25000001)
+        (True, False)
+    """
+    (bits,) = struct.unpack("<q", struct.pack("<d", batch_mean))
+    # Mixed, for numbers that are close to each other differ in few bits.
+    return int(bits * 0x9E3779B97F4A7C15 % (1 << 64) >> 20) % PATTERN_ELEMENTS
+
+
 class Values:
     """A fixed pattern of normal noise, cut and scaled into tensors of any size.
 
-    Element j of tensor i is `scale * pattern[(offset_i + j) mod P]`, P = 262 147.
+    Element j of tensor i is `scale * pattern[(10 007 i + shift + j) mod P]`, P = 262 147.
 
     Args:
         seed: of the pattern.
@@ -38,11 +55,11 @@ class Values:
         return self._cast[key]
 
     @torch.no_grad()
-    def fill(self, tensor: torch.Tensor, number: int, scale: float) -> None:
+    def fill(self, tensor: torch.Tensor, number: int, scale: float, shift: int = 0) -> None:
         """Overwrite a contiguous tensor with the values of tensor `number`, times `scale`."""
         flat = tensor.view(-1)
         pattern = self.pattern(flat.dtype, flat.device)
-        start, offset = 0, number * 10_007 % PATTERN_ELEMENTS
+        start, offset = 0, (number * 10_007 + shift) % PATTERN_ELEMENTS
         while start < len(flat):
             length = min(len(flat) - start, PATTERN_ELEMENTS - offset)
             torch.mul(pattern[offset : offset + length], scale, out=flat[start : start + length])
