@@ -33,7 +33,7 @@ class Verb(enum.StrEnum):
     SPREAD = "spread"  # second half: the folded shards come back into the tensors of all ranks
     GATHER = "gather"  # one-dimensional tensors of unequal sizes come to all ranks, in rank order
     DELIVER = "deliver"  # one one-dimensional part for each rank, sizes known to the sender alone
-    MERGE = "merge"  # a gather whose payloads the server owning the key merges: one payload for all
+    MERGE = "merge"  # a gather whose payloads servers merge into one for all, or one for each range
     BROADCAST = "broadcast"  # the root's tensor replaces those of all others
     BARRIER = "barrier"  # nobody goes on before all have come
     INSTALL = "install"  # rank 0's parameters and the optimizer go to the parameter servers
@@ -151,7 +151,7 @@ class Capabilities:
         device_types: where tensors may live without being copied by the caller.
         num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.
-        num_mergers: servers that merge, each a range of a message that comes in parts.
+        num_mergers: servers that merge, each a range of a message that comes in parts; 1 without.
         settled: options of the backend that make whoever opens it again choose as was chosen here
             by measuring; None = nothing was.
     """

@@ -30,24 +30,6 @@ class SparseMeans:
         """See `Merger.unpack_mean`."""
         return add_sparse(torch.zeros_like(like), payload)
 
-    def cut(
-        self, payload: torch.Tensor, like: torch.Tensor, bounds: tuple[int, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        """See `Cutting.cut`.
-
-        Example:
-            >>> whole = pack_sparse(torch.tensor([1, 600]), torch.tensor([2.0, 4.0]), 1000)
-            >>> _, second = SparseMerger().cut(whole, torch.zeros(1000), (0, 500, 1000))
-            >>> unpack_sparse(second, torch.zeros(500))
-            (tensor([100]), tensor([4.]))
-        """
-        indices, selected = unpack_sparse(payload, like)
-        ends = torch.searchsorted(indices, torch.tensor(bounds, device=indices.device)).tolist()
-        return tuple(
-            pack_sparse(indices[first:end] - low, selected[first:end], high - low)
-            for (first, end), (low, high) in zip(pairwise(ends), pairwise(bounds), strict=True)
-        )
-
 
 @dataclass(frozen=True)
 class SparseMerger(SparseMeans):
@@ -74,6 +56,27 @@ class SparseMerger(SparseMeans):
     def place_mean(self, payload: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """See `Placing.place_mean`."""
         return add_sparse(out.zero_(), payload)
+
+    def cut(
+        self, payload: torch.Tensor, like: torch.Tensor, bounds: tuple[int, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """See `Cutting.cut`.
+
+        Example:
+            >>> whole = pack_sparse(torch.tensor([1, 600]), torch.tensor([2.0, 4.0]), 1000)
+            >>> _, second = SparseMerger().cut(whole, torch.zeros(1000), (0, 500, 1000))
+            >>> unpack_sparse(second, torch.zeros(500))
+            (tensor([100]), tensor([4.]))
+        """
+        width = like.element_size()
+        if payload.numel() == like.numel() * width:
+            return tuple(payload[low * width : high * width] for low, high in pairwise(bounds))
+        indices, selected = unpack_sparse(payload, like)
+        ends = torch.searchsorted(indices, torch.tensor(bounds, device=indices.device)).tolist()
+        return tuple(
+            pack_sparse(indices[first:end] - low, selected[first:end], high - low)
+            for (first, end), (low, high) in zip(pairwise(ends), pairwise(bounds), strict=True)
+        )
 
     def unite(self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
         """See `Uniting.unite`: where they are few, only elements that somebody sent are looked at.

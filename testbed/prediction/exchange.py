@@ -10,12 +10,13 @@ A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b
 | gather of m each, all at once (m <= at_once_bytes of a ring) | n - 1 | (n - 1) m |
 | gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S, (n - 1) w)) m |
 | gather of m each, one server merges into m' | 2 | v (m + m') |
-| the same of a message that is cut over S servers | 2 | v (m + m') / S |
+| the same of a message that is cut over S servers | 2 | max(w, v / S) (m + m') |
 | deliver of m in all, ring and others | 2 (n - 1), the first half for the sizes | m |
 | deliver of m in all, relayed by S servers | 2 | 2 w m |
 
 Servers: w = max(1, n / S) dedicated, (n - 1) / S colocated; v = n dedicated, n - 1 colocated, as
-the server that owns a key, or a range of it, serves all workers.
+the server that owns a key, or a range of it, serves all workers. Ranges have as many elements each;
+as many selected ones only where large values are spread evenly, which is taken for granted here.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def _needs(
         return startups, 2 * share * each.num_bytes
     if each.merged_bytes:
         fan = (n if dedicated else n - 1) / num_mergers(each, n, algorithm, message_bytes)
+        if dedicated:
+            fan = max(1.0, fan)  # a worker's own payload and answer pass through its own interface
         return startups, fan * (each.num_bytes + each.merged_bytes)
     pull = max((n - 1) * (count - 1) / count, (n - 1) * share)
     return startups, (share + pull) * each.num_bytes

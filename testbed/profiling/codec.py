@@ -20,6 +20,7 @@ from testbed.compression.protocol import (
     Conversation,
     Exchanged,
     Form,
+    Merger,
     Round,
     State,
     can_cut,
@@ -27,6 +28,7 @@ from testbed.compression.protocol import (
 from testbed.compression.server import merge
 from testbed.compression.warmup import ratio_of
 from testbed.errors import UsageError
+from testbed.nouns import CUT_BYTES, shard_bounds
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
@@ -176,6 +178,7 @@ class _Job:
             payloads = tuple(given.parts[0] for given in rounds)
             pulled = merge(merger, payloads, like, {}, self._context(len(rounds)))[0].payload
             merge_s, merged_bytes = self._now_s() - start_s, pulled.numel()
+            self._add_cuts(merger, payloads, like, found)
             answers = [Arrived(pulled=pulled) for _ in rounds]
         else:
             answers = carry_out(rounds)
@@ -189,6 +192,22 @@ class _Job:
             )
         )
         return answers
+
+    def _add_cuts(
+        self,
+        merger: Merger,
+        payloads: tuple[torch.Tensor, ...],
+        like: torch.Tensor,
+        found: _Step,
+    ) -> None:
+        """What cutting takes is part of encoding; as many servers as workers are assumed."""
+        if self.num_workers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
+            return
+        bounds = shard_bounds(like.numel(), self.num_workers)
+        for rank, payload in enumerate(payloads):
+            start_s = self._now_s()
+            merger.cut(payload, like, bounds)
+            found.compute_s[-1][rank] += self._now_s() - start_s
 
     def _now_s(self) -> float:
         if self.device.type == "cuda":

@@ -130,7 +130,8 @@ class RecordedModel(nn.Module):
         """The mean [] of the samples [B], once the recorded forward pass is over."""
         signal = samples.mean()
         self.tape.scale = float(signal)
-        self.tape.shift = shift_of(self.tape.scale)
+        # Of the largest sample, which no order of additions changes.
+        self.tape.shift = shift_of(float(samples.amax()))
         for layer, run in zip(self._called, self._runs, strict=True):
             signal = layer(signal, self.tape, self.trace, run)
         return signal

@@ -11,8 +11,8 @@ import torch
 PATTERN_ELEMENTS = 262_147
 
 
-def shift_of(batch_mean: float) -> int:
-    """How far the gradients of a batch are shifted along the pattern.
+def shift_of(sample: float) -> int:
+    """How far the gradients of a batch are shifted along the pattern, by one of its samples.
 
     Workers have other batches, so that their largest elements lie elsewhere, as unlike as those of
     noise: what sparse payloads of several workers have in common is only by chance.
@@ -21,7 +21,7 @@ def shift_of(batch_mean: float) -> int:
         >>> shift_of(0.25) == shift_of(0.25), shift_of(0.25) == shift_of(0.25000001)
         (True, False)
     """
-    (bits,) = struct.unpack("<q", struct.pack("<d", batch_mean))
+    (bits,) = struct.unpack("<q", struct.pack("<d", sample))
     # Mixed, for numbers that are close to each other differ in few bits.
     return int(bits * 0x9E3779B97F4A7C15 % (1 << 64) >> 20) % PATTERN_ELEMENTS
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
 from testbed.compression.indices import index_bytes, low_bits, pack_indices, unpack_indices
-from testbed.compression.mergers import build
-from testbed.compression.sign import Sign
+from testbed.compression.mergers import PARTS, build
+from testbed.compression.protocol import Cutting
 from testbed.compression.sparse import as_values, pack_sparse, sparse_bytes, unpack_sparse
 from testbed.compression.sparse_mean import SparseMerger, add_sparse, unite_few
 from testbed.errors import UsageError
@@ -210,4 +210,9 @@ def test_only_large_messages_whose_payloads_can_be_cut_are_shared_by_servers():
     assert sum(build(note).num_elements for note in notes.split("\n")) == len(large)
     assert len(for_servers(SparseMerger(), payload, small, 3, seed=0)[0]) == 1
     assert len(for_servers(SparseMerger(), payload, large, 1, seed=0)[0]) == 1
-    assert len(for_servers(Sign(), payload, large, 3, seed=0)[0]) == 1
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_only_selections_are_cut(part: type) -> None:
+    """Codes of a quantiser are not: they are no list of elements."""
+    assert issubclass(part, Cutting) == issubclass(part, SparseMerger)

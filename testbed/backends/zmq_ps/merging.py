@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterator
 
 import torch
@@ -16,7 +17,7 @@ from testbed.nouns import Combined, Request
 
 
 class MergeExchange(AnswersOfAnySize):
-    """All slices go to one server, because only whole payloads can be merged.
+    """All slices go to one server, which merges whole payloads.
 
     Args:
         request: with a payload and the merger's description.
@@ -51,6 +52,9 @@ class MergeExchange(AnswersOfAnySize):
 class CutMergeExchange(AnswersOfAnySize):
     """Each server merges one range of the message; its number stands in the headers' `root`.
 
+    Which server has the first range depends on the key: selected elements may crowd in one range
+    of every message, and workers begin at different servers.
+
     Args:
         request: with a payload for each server, and the merger's description in each line.
         ticket: see `Exchange`.
@@ -66,32 +70,33 @@ class CutMergeExchange(AnswersOfAnySize):
         """The slices of each part, the first of them with its merger; servers take turns."""
         notes = self.request.note.split("\n")
         slices = [
-            self._slices(server, part, note)
-            for server, (part, note) in enumerate(zip(self.request.parts, notes, strict=True))
+            self._slices(number, part, note)
+            for number, (part, note) in enumerate(zip(self.request.parts, notes, strict=True))
         ]
         for turn in itertools.zip_longest(*slices):
             yield from filter(None, turn)
 
     def take(self, header: Header, payload: memoryview) -> bool:
-        """What one server merged, in one message."""
+        """What one server merged, in one message; servers differ in nothing but the range."""
         self._merged[header.root] = tensor_of(payload, header.dtype)
-        self._lossless = not header.flags & Flag.REPACKED
+        self._lossless = self._lossless and not header.flags & Flag.REPACKED
         return len(self._merged) == len(self.request.parts)
 
     def result(self) -> Combined:
         """The merged payloads, in the order of their ranges; the request's own are left."""
-        parts = tuple(self._merged[server] for server in range(len(self.request.parts)))
+        parts = tuple(self._merged[number] for number in range(len(self.request.parts)))
         return Combined(parts=parts, traffic=self.traffic, lossless=self._lossless)
 
     def _slices(
-        self, server: int, part: torch.Tensor, note: str
+        self, number: int, part: torch.Tensor, note: str
     ) -> Iterator[tuple[int, Header, Bytes | None]]:
         memory = bytes_of(part)
+        server = (number + zlib.crc32(self.request.key.encode())) % len(self.request.parts)
         for piece in place(self.request.key, part.numel(), 1, 1, self.place.slice_bytes):
             header = replace(
                 self.header,
                 flags=self.header.flags | Flag.PAYLOAD,
-                root=server,
+                root=number,
                 offset=piece.offset,
                 num_elements=piece.num_elements,
                 total_elements=part.numel(),

@@ -87,7 +87,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         operation: what is asked or answered.
         worker: the worker that sends a question, or to which an answer goes.
-        root: source of a broadcast or of a gathered part.
+        root: source of a broadcast or of a gathered part; the range of a message that was cut.
         flags: see `Flag`.
         dtype: one of `DTYPES`.
         frame_count: for GATHER: messages that this worker sends to this server in this exchange.

@@ -185,7 +185,7 @@ class Conversations:
         request = None if self.num_workers == 1 else self._request(talk, given)
         self._settle(talk.outgoing.values.device)
         talk.add_computed(ENCODE, began_s)
-        talk.add_round(given)
+        talk.add_round(given, () if request is None else request.parts)
         if request is None:
             own = answered_alone(given)
             self._decoder.give(lambda: self._guarded(talk, lambda: self._decode(talk, own)))

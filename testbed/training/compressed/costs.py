@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from testbed.compression.lockstep import handed_over_bytes
 from testbed.compression.protocol import Form, Round
 from testbed.compression.sparse import sparse_count
@@ -63,17 +65,23 @@ class Costs:
         """
         return replace(self, rounds_s=(), settled_s=self.communication_s)
 
-    def with_round(self, given: Round, rank: int, element_bytes: int) -> Costs:
+    def with_round(
+        self, given: Round, rank: int, element_bytes: int, cut: Sequence[torch.Tensor] = ()
+    ) -> Costs:
         """With what a round hands over.
 
         Args:
             given: the round.
             rank: this worker.
             element_bytes: of the values.
+            cut: what a gathered payload was cut into, if it was: ranges have shorter indices.
         """
+        is_cut = cut and given.form is Form.GATHER
+        parts_bytes = sum(part.nbytes for part in cut)
         return replace(
             self,
-            sent_bytes=self.sent_bytes + handed_over_bytes(given, rank),
+            sent_bytes=self.sent_bytes
+            + (parts_bytes if is_cut else handed_over_bytes(given, rank)),
             num_sent=self.num_sent + _elements_of(given, self.num_elements, element_bytes),
         )
 

@@ -55,7 +55,8 @@ class Talk(Promise):
             num_elements=outgoing.values.numel(),
         )
         self.traffic = Traffic()
-        self._begun_s = self._started_s = self._ended_s = time.perf_counter()
+        self._begun_s = self._ended_s = time.perf_counter()
+        self._started_s: float | None = None
 
     @property
     def key(self) -> str:
@@ -67,11 +68,11 @@ class Talk(Promise):
         self.num_rounds += 1
         return self.key if self.num_rounds == 1 else f"{self.key} (round {self.num_rounds})"
 
-    def add_round(self, given: Round) -> None:
-        """Count what leaves."""
+    def add_round(self, given: Round, sent: tuple[torch.Tensor, ...]) -> None:
+        """Count what leaves: `sent` where the round's payload was cut."""
         values, context = self.outgoing.values, self.outgoing.context
-        self.costs = self.costs.with_round(given, context.rank, values.element_size())
-        if self.num_rounds == 0:
+        self.costs = self.costs.with_round(given, context.rank, values.element_size(), sent)
+        if self._started_s is None:
             self._started_s = time.perf_counter()
 
     def add_computed(self, what: str, began_s: float) -> None:
@@ -110,7 +111,7 @@ class Talk(Promise):
     @property
     def event(self) -> Event:
         """See `Work.event`."""
-        return self._event(WHOLE, self._begun_s, self._started_s, self._ended_s)
+        return self._event(WHOLE, self._begun_s, self._started_s or self._begun_s, self._ended_s)
 
     def _event(self, verb: str, submitted_s: float, started_s: float, ended_s: float) -> Event:
         outgoing = self.outgoing
