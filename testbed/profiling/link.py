@@ -52,7 +52,8 @@ def measure_link(
 
     Every rank calls it at the same point and gets rank 0's fit. After the backend's own barrier
     messages of one size are submitted in a row, and what each takes behind the first one counts
-    (`sweep.time_of_one`); the largest go alone, from the barrier to the end on the slowest rank.
+    (`sweep.time_of_one`; of several at once, and of the one that they are compared with, all
+    count); the largest go alone, from the barrier to the end on the slowest rank.
     Sizes take turns in a random order that all ranks share. The messages of `sweep.stream` follow
     each other as those of a step do, and each is a sample of its size. Times are told over the
     control plane between exchanges, never during one. Of rounds that the host of a virtual machine
@@ -169,7 +170,7 @@ class _Measurement:
         return round_s * self._sweep.min_repeats <= self._sweep.budget_s
 
     def _exchanges(self, sizes: Sequence[int]) -> list[Exchange]:
-        together = min(self._sweep.concurrent_bytes, sizes[-1])
+        together = max(LEAD_BYTES, min(self._sweep.concurrent_bytes, sizes[-1]))
         return exchanges_of(sizes, self._concurrent, together)
 
     def take_rounds(self, sizes: Sequence[int], rounds: int) -> Times:

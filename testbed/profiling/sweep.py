@@ -73,7 +73,8 @@ class Exchange:
 
         What a message costs in a step is what it adds to those before it: while it is under way,
         the next one waits already, no thread has to be woken for it, and the network has no unused
-        capacity left over from a pause. So the time is counted from the end of the first one.
+        capacity left over from a pause. So the time is counted from the end of the first one, but
+        for rows that compare one message with several at once (see `time_of_one`).
 
         Example:
             >>> [Exchange(num_bytes).num_in_row for num_bytes in (4096, 1 << 22, 1 << 26)]
@@ -209,10 +210,11 @@ def time_of_one(exchange: Exchange, begin_s: float, ended_s: Sequence[float]) ->
 def of_job(exchange: Exchange, times_s: Sequence[float]) -> float:
     """The ranks' times of one exchange as one: of a row the mean, else the slowest rank's.
 
-    A message alone has ended when all ranks have it. Through a row all go in step, and what one
-    rank is late at the first end it is not slower afterwards.
+    A message alone has ended when all ranks have it, as has what is timed from its beginning.
+    Through a row all go in step, and what one rank is late at the first end it is not slower
+    afterwards.
     """
-    if exchange.num_in_row > 1:
+    if exchange.num_in_row > 1 and exchange.row is None:
         return sum(times_s) / len(times_s)
     return max(times_s)
 

@@ -87,7 +87,8 @@ class Cell(msgspec.Struct, kw_only=True):
         num_servers: dedicated server processes (0: none or colocated).
         num_processes: all processes that did work for the cell, colocated servers included.
         num_machines: distinct hosts.
-        step_time_s: median over measured steps; with p5 and p95, and a bootstrap 95 % interval.
+        step_time_s: median over measured steps that count (see `StepSamples.cores_stolen`); of them
+            p5 and p95, too, and a bootstrap 95 % interval.
         samples_per_s: all workers together, from the median step.
         compute_s: median compute time of a step.
         exposed_comm_s: median time per step that communication was not hidden.

@@ -29,9 +29,10 @@ def core_words(cell: Cell) -> str:
         words += f"; stolen by the host of this virtual machine: {describe_stolen(cell)}"
     left_out, num_steps = _num_left_out(cell), len(cell.samples.cores_stolen)
     if left_out:
-        words += (
-            f"; medians are over the {num_steps - left_out} of {num_steps} steps that lost least"
-        )
+        shares = cell.samples.cores_stolen
+        most = max(shares[step] for step in quietest(shares))
+        words += f"; times are of {num_steps - left_out} of {num_steps} steps, "
+        words += f"which lost at most {100 * most:.1f} %"
     if is_core_bound(cell):
         words += "; the time tells of them as well as of the network"
     return words
@@ -70,8 +71,8 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
     disturbed = [pair for pair in left_out if pair[0]]
     if disturbed:
         notes.append(
-            f"medians are over the steps in which the host took at most {100 * QUIET:.0f} % of the "
-            "cores' time, or the third that lost least: "
+            f"step times are of steps in which the host took at most {100 * QUIET:.0f} % of the "
+            "cores' time, or which lost least of their run (four, and a third): "
             f"{sum(n for n, _ in disturbed)} of {sum(n for _, n in disturbed)} steps of "
             f"{len(disturbed)} runs do not count, whatever they took"
         )

@@ -15,8 +15,9 @@ def quietest(stolen: Sequence[float], at_least: int = AT_LEAST) -> list[int]:
 
         stolen_i <= max(1 %, stolen_(k)),   k = max(at_least, ceil(n / 3)),   stolen_(k) k-th least
 
-    Which they are is decided by the stolen time alone, never by what was measured. Where the host
-    took nothing all count; where it always took much the third that lost least.
+    Which they are is decided by the stolen time alone, never by what was measured; but only cores
+    that have work can lose time, so that the two are not wholly independent. Where the host took
+    nothing all count; where it always took much, those that lost least, disturbed as they are.
 
     Args:
         stolen: shares [0 .. 1] of the cores' time.

@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 
+RESOLVED_S = 1.0  # of the cores' time, a hundred times what the system counts in
+
 
 @dataclass(frozen=True)
 class CoreTimes:
@@ -68,6 +70,10 @@ def shares_of(before: CoreTimes, after: CoreTimes) -> tuple[float | None, float 
 class StolenTime:
     """The share of the cores' time that a host took, from one call to the next.
 
+    The system counts in hundredths of a second, so that a single one would be several per cent of a
+    short window, and whether one falls into it is chance: less than a second of all cores together
+    is taken for undisturbed.
+
     Where it never took any since the machine started nothing is asked again: on a machine of its
     own there is nothing to find, and asking many cores between short steps takes time.
 
@@ -81,8 +87,11 @@ class StolenTime:
         self._is_shared = self._last.stolen_s > 0
 
     def share(self) -> float:
-        """Since the last call, or since this was made; 0 where the system counted nothing."""
+        """Since the last call, or since this was made; 0 where that is too short to tell."""
         if not self._is_shared:
             return 0.0
         before, self._last = self._last, read_cores()
-        return shares_of(before, self._last)[1] or 0.0
+        stolen_s = max(0.0, self._last.stolen_s - before.stolen_s)
+        own_s = self._last.busy_s + self._last.idle_s - before.busy_s - before.idle_s
+        whole_s = stolen_s + max(0.0, own_s)
+        return stolen_s / whole_s if whole_s >= RESOLVED_S else 0.0

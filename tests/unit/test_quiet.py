@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from testbed.config import RunConfig
+from testbed.records.cell import Cell
+from testbed.reporting.aggregate import aggregate
+from testbed.reporting.collect import Found
+from testbed.reporting.cores import core_words, describe_cores
+from testbed.scheduling.plan import Plan
 from testbed.statistics.quiet import AT_LEAST, QUIET, quiet_of, quietest
 from testbed.training import cores
 from testbed.training.cores import CoreTimes, StolenTime
+from testbed.training.outcome import Outcome
+from testbed.training.summary import make_cell
 
 SHARES = st.lists(st.floats(0, 1), max_size=40)
 
@@ -61,3 +70,67 @@ def test_a_machine_that_never_lost_anything_is_not_asked_again(monkeypatch: Any)
     taken = StolenTime()
     assert taken.share() == 0.0
     assert len(readings) == 1
+
+
+def test_what_is_too_short_to_tell_counts_as_undisturbed(monkeypatch: Any) -> None:
+    readings = [CoreTimes(9.0, 0.0, 5.0), CoreTimes(9.0, 0.4, 5.1), CoreTimes(9.9, 0.4, 5.2)]
+    monkeypatch.setattr(cores, "read_cores", lambda: readings.pop(0))
+    taken = StolenTime()
+    assert (taken.share(), taken.share()) == (0.0, pytest.approx(0.1))
+
+
+STEPS_S = [1.0, 9.0, 1.1, 1.0, 9.0, 1.2]
+STOLEN = [0.0, 0.3, 0.0, 0.01, 0.2, 0.0]
+
+
+def outcome(rank: int, stolen: list[float]) -> Outcome:
+    return Outcome(
+        rank=rank,
+        step_time_s=STEPS_S,
+        exposed_s=[t / 2 for t in STEPS_S],
+        stolen=stolen,
+        loss=[1.0] * len(STEPS_S),
+        steps=len(STEPS_S),
+        batch_size=1,
+    )
+
+
+def measured() -> Cell:
+    """Of two ranks, each of which lost its cores in another step."""
+    ranks = [[0.0, 0.3, 0.0, 0.01, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.2, 0.0]]
+    return make_cell(
+        RunConfig(backend="gloo"),
+        [outcome(rank, stolen) for rank, stolen in enumerate(ranks)],
+        plan=Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=()),
+        predicted_s=None,
+        link=None,
+        data="made up",
+        consistency="bsp",
+        num_servers=0,
+        num_machines=1,
+        environment={},
+    )
+
+
+def test_a_cell_tells_the_time_of_its_quiet_steps_and_keeps_all() -> None:
+    cell = measured()
+    assert cell.samples.cores_stolen == STOLEN
+    assert cell.samples.step_time_s == STEPS_S
+    assert cell.step_time_s == pytest.approx(1.05)
+    assert (cell.compute_s, cell.exposed_comm_s) == pytest.approx((0.525, 0.525))
+    assert cell.step_time_high_s is not None
+    assert cell.step_time_high_s < 2.0
+
+
+def test_repeats_are_put_together_by_their_quiet_steps() -> None:
+    together = aggregate([Found("here", "one", measured()) for _ in range(2)])[0]
+    assert together.step_time_s == pytest.approx(1.05)
+    assert together.exposed_comm_s == pytest.approx(0.525)
+
+
+def test_a_report_says_how_many_steps_do_not_count() -> None:
+    cell = measured()
+    assert "4 of 6 steps, which lost at most 1.0 %" in core_words(
+        replace(cell, cores_busy=0.5, cores_stolen=0.1)
+    )
+    assert any("2 of 6 steps of 1 runs do not count" in note for note in describe_cores([cell]))
