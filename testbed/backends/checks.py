@@ -74,7 +74,9 @@ def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
     if request.verb is Verb.DELIVER or (request.verb is Verb.MERGE and request.parts):
         return request.parts
     if request.tensor is None:
-        raise UsageError(f"{request} has no tensor; only a barrier and deliver go without")
+        raise UsageError(
+            f"{request} has no tensor; only a barrier, deliver and a merge of parts go without"
+        )
     return (request.tensor,)
 
 
@@ -91,7 +93,9 @@ def check_parts(request: Request, size: int) -> None:
         return
     if request.verb is not Verb.DELIVER:
         if parts:
-            raise UsageError(f"{request} was given {len(parts)} parts; only deliver takes parts")
+            raise UsageError(
+                f"{request} was given {len(parts)} parts; only deliver and merge take parts"
+            )
         return
     if request.tensor is not None:
         raise UsageError(f"{request} was given a tensor; deliver takes parts, one for each rank")
