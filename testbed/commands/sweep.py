@@ -78,8 +78,9 @@ def sweep(
     max_again: Annotated[
         int | None,
         typer.Option(
-            help="how many runs may be run again at the end: those during which the host of this "
-            "virtual machine took 3 % of the cores' time or more; with --resume too"
+            help="how many runs may be run again at the end: those of which the host of this "
+            "virtual machine took 3 % of the cores' time or more, while their link was measured or "
+            "in the steps that count; with --resume too"
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,

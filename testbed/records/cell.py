@@ -25,7 +25,10 @@ class StepSamples(msgspec.Struct, kw_only=True):
         exposed_comm_by_rank_s: mean of the same for each rank.
         loss: training loss of rank 0, every step from the first.
         cores_stolen: share of the cores' time that a virtual machine's host took in each step, of
-            the rank that lost most; medians are over the quietest steps (`statistics.quiet`).
+            the rank that lost most.
+        unsteady: whether the step, or the one before it, awaited in some rank what it would have
+            left to the next one, so that it is unlike the others. Medians are over the steps that
+            count: the quietest of the steady ones (`statistics.counted`).
         staleness: server consistency: clocks that the slowest worker was behind, rank 0, each step.
     """
 
@@ -35,6 +38,7 @@ class StepSamples(msgspec.Struct, kw_only=True):
     exposed_comm_by_rank_s: list[float] = []
     loss: list[float] = []
     cores_stolen: list[float] = []
+    unsteady: list[bool] = []
     staleness: list[int] = []
 
 

@@ -13,8 +13,8 @@ from testbed.records.cell import Cell, CompressionResult, StepSamples
 from testbed.records.report import ReportCell
 from testbed.reporting.collect import Found
 from testbed.reporting.prediction import was_rehearsed
+from testbed.statistics.counted import counted
 from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.quiet import quiet_of
 from testbed.statistics.summary import median_of_known, quantile
 
 _MEDIANS = (
@@ -60,11 +60,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
-        pooled = [
-            *itertools.chain(
-                *(quiet_of(getattr(c.samples, name), c.samples.cores_stolen) for c in ok)
-            )
-        ]
+        pooled = [*itertools.chain(*(_counted_s(c.samples, name) for c in ok))]
         own = median_of_known(getattr(cell, name) for cell in ok)
         values[name] = statistics.median(pooled) if pooled else own
     values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
@@ -93,7 +89,7 @@ def _compression(each: Sequence[CompressionResult]) -> CompressionResult | None:
 
 
 def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:
-    repeats = [_counted_s(cell.samples) for cell in ok if cell.samples.step_time_s]
+    repeats = [_counted_s(cell.samples, "step_time_s") for cell in ok if cell.samples.step_time_s]
     pooled = list(itertools.chain.from_iterable(repeats))
     if not pooled:
         names = ["step_time_s", "step_time_p5_s", "step_time_p95_s", "samples_per_s"]
@@ -116,8 +112,8 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:
     }
 
 
-def _counted_s(samples: StepSamples) -> list[float]:
-    return quiet_of(samples.step_time_s, samples.cores_stolen)
+def _counted_s(samples: StepSamples, name: str) -> list[float]:
+    return counted(getattr(samples, name), samples.cores_stolen, samples.unsteady)
 
 
 def _work(ok: Sequence[Cell]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from testbed.records.cell import Cell
 from testbed.records.disturbed import NOTICED, TOO_MUCH, describe_stolen, stolen_of
 from testbed.reporting.naming import short_name
-from testbed.statistics.quiet import QUIET, quietest
+from testbed.statistics.counted import counted
+from testbed.statistics.quiet import QUIET
+from testbed.sweeping.again import lost_of
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
 
@@ -30,7 +32,7 @@ def core_words(cell: Cell) -> str:
     left_out, num_steps = _num_left_out(cell), len(cell.samples.cores_stolen)
     if left_out:
         shares = cell.samples.cores_stolen
-        most = max(shares[step] for step in quietest(shares))
+        most = max(counted(shares, shares, cell.samples.unsteady))
         words += f"; times are of {num_steps - left_out} of {num_steps} steps, "
         words += f"which lost at most {100 * most:.1f} %"
     if is_core_bound(cell):
@@ -86,17 +88,19 @@ def describe_again(cells: Sequence[Cell]) -> list[str]:
         cells: as for `describe_cores`.
     """
     notes = [f"{_name(cell)}: {cell.again}" for cell in cells if cell.again]
-    left = [c for c in cells if not c.again and (stolen_of(c) or 0.0) >= TOO_MUCH]
+    left = [c for c in cells if not c.again and (lost_of(c) or 0.0) >= TOO_MUCH]
     if notes and left:
         notes.append(
-            f"{len(left)} more runs lost {100 * TOO_MUCH:.0f} % or more and were not run again"
+            f"{len(left)} more runs lost {100 * TOO_MUCH:.0f} % or more of what counts and "
+            "were not run again"
         )
     return notes
 
 
 def _num_left_out(cell: Cell) -> int:
-    stolen = cell.samples.cores_stolen
-    return len(stolen) - len(quietest(stolen))
+    """Of the steady steps those that do not count for what the host took."""
+    stolen, unsteady = cell.samples.cores_stolen, cell.samples.unsteady
+    return len(counted(stolen, (), unsteady)) - len(counted(stolen, stolen, unsteady))
 
 
 def _name(cell: Cell) -> str:

@@ -36,19 +36,3 @@ def quietest(stolen: Sequence[float], at_least: int = AT_LEAST) -> list[int]:
     least = max(at_least, math.ceil(LEAST_SHARE * len(stolen)))
     limit = max(QUIET, sorted(stolen)[min(least, len(stolen)) - 1])
     return [index for index, share in enumerate(stolen) if share <= limit]
-
-
-def quiet_of(values: Sequence[float], stolen: Sequence[float]) -> list[float]:
-    """The values that count (see `quietest`); all where nothing is known of stolen time.
-
-    Args:
-        values: one for each measurement.
-        stolen: as for `quietest`, or empty.
-
-    Example:
-        >>> quiet_of([1.0, 1.1, 9.0, 1.2, 1.0], [0.0, 0.0, 0.3, 0.0, 0.0]), quiet_of([2.0], [])
-        ([1.0, 1.1, 1.2, 1.0], [2.0])
-    """
-    if not stolen:
-        return list(values)
-    return [values[index] for index in quietest(stolen)]

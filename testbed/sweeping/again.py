@@ -1,20 +1,24 @@
 """Runs that the host of a virtual machine disturbed are run once more.
 
 Which are, and which of the two runs counts, is decided by the stolen time alone, never by what was
-measured: else a sweep would choose its results. It still favours some cells: the host can take only
-from cores that want to work, so that cells that keep them busy are repeated more easily than cells
-that mostly wait; and a repeated cell had two chances of a quiet minute. So a report names every
-cell that was repeated, with what both of its runs measured.
+measured: else a sweep would choose its results. Steps that do not count for what the host took
+during them (see `statistics.counted`) do not count here either: a burst that spared enough steps is
+no reason to run again. It still favours some cells: the host can take only from cores that want to
+work, so that cells that keep them busy are repeated more easily than cells that mostly wait; and a
+repeated cell had two chances of a quiet minute. So a report names every cell that was repeated,
+with what both of its runs measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from statistics import fmean
 
 import msgspec
 
 from testbed.records.cell import Cell
-from testbed.records.disturbed import TOO_MUCH, describe_stolen, stolen_of
+from testbed.records.disturbed import LINK_STOLEN, TOO_MUCH, describe_stolen
+from testbed.statistics.counted import counted
 
 
 def to_repeat(cells: Mapping[str, Cell], repeated: Collection[str], most: int) -> list[str]:
@@ -33,10 +37,32 @@ def to_repeat(cells: Mapping[str, Cell], repeated: Collection[str], most: int) -
         >>> to_repeat({"a": cell(0.04), "b": cell(0.001), "c": cell(0.2)}, (), most=5)
         ['c', 'a']
     """
-    stolen = {key: stolen_of(cell) or 0.0 for key, cell in cells.items() if cell.status == "ok"}
+    stolen = {key: lost_of(cell) or 0.0 for key, cell in cells.items() if cell.status == "ok"}
     candidates = [key for key in stolen if stolen[key] >= TOO_MUCH and key not in repeated]
     left = max(0, most - len(repeated))
     return sorted(candidates, key=lambda key: -stolen[key])[:left]
+
+
+def lost_of(cell: Cell) -> float | None:
+    """Share of the cores' time that the host took from what counts; None where it is not known.
+
+    The larger of two: while the link was measured that the prediction is made with, and the mean
+    over the measured steps that count (over all of them, where it was not recorded step by step).
+
+    Example:
+        >>> from testbed.config import RunConfig
+        >>> from testbed.records.cell import StepSamples
+        >>> cell = Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
+        ...             cores_stolen=0.2, link={"cores_stolen": 0.01},
+        ...             samples=StepSamples(cores_stolen=[0.9, 0.0, 0.02, 0.0, 0.0]))
+        >>> lost_of(cell)
+        0.01
+    """
+    shares = cell.samples.cores_stolen
+    counting = counted(shares, shares, cell.samples.unsteady)
+    during_steps = fmean(counting) if counting else cell.cores_stolen
+    known = (during_steps, (cell.link or {}).get(LINK_STOLEN))
+    return max((share for share in known if share is not None), default=None)
 
 
 def choose(first: Cell, second: Cell) -> tuple[Cell, Cell]:
@@ -44,7 +70,7 @@ def choose(first: Cell, second: Cell) -> tuple[Cell, Cell]:
 
     The one that counts tells so in `Cell.again`.
     """
-    lost, lost_then = stolen_of(first), stolen_of(second)
+    lost, lost_then = lost_of(first), lost_of(second)
     known = lost is not None and lost_then is not None
     if second.status == "ok" and known and (lost_then or 0.0) < (lost or 0.0):
         return _told("second", second, first), first

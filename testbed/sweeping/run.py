@@ -170,8 +170,8 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
             print(_why_none(len(repeated), plan.max_again), file=out)
         return
     print(
-        f"{len(keys)} runs again, during which the host of this virtual machine took "
-        f"{100 * TOO_MUCH:.0f} % of the cores' time or more",
+        f"{len(keys)} runs again, of which the host of this virtual machine took "
+        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts",
         file=out,
     )
     store.make_others()
@@ -189,8 +189,8 @@ def _why_none(num_repeated: int, max_again: int) -> str:
     if num_repeated >= max_again:
         return f"{num_repeated} runs were run again before: no more than {max_again} may be"
     return (
-        f"no other run lost {100 * TOO_MUCH:.0f} % of the cores' time or more to the host of this "
-        "virtual machine: none is run again"
+        f"no other run lost {100 * TOO_MUCH:.0f} % of the cores' time or more of what counts to "
+        "the host of this virtual machine: none is run again"
     )
 
 

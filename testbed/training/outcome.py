@@ -14,6 +14,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     step_time_s: list[float] = []
     exposed_s: list[float] = []
     stolen: list[float] = []
+    unsteady: list[bool] = []
     loss: list[float] = []
     staleness: list[int] = []
     sent_bytes: int = 0

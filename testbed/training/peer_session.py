@@ -75,8 +75,9 @@ class PeerSession:
         if self._on_resume is not None:
             self._on_resume()
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Nothing is ever pending."""
+        return False
 
     def take_exposed_s(self) -> float:
         """Seconds that this rank stood waiting since the last call."""

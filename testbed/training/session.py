@@ -162,13 +162,15 @@ class Session:
         self.events = self._waiter.take_events()
         self._end_step()
 
-    def flush(self) -> None:
-        """Update every parameter whose update is still pending."""
-        if self._pending is not None:
-            self._take(list(self._pending.left))
-            self._usage.end()
-            self.events = self._waiter.take_events()
-            self._pending = None
+    def flush(self) -> bool:
+        """Update every parameter whose update is still pending; whether any was."""
+        if self._pending is None:
+            return False
+        self._take(list(self._pending.left))
+        self._usage.end()
+        self.events = self._waiter.take_events()
+        self._pending = None
+        return True
 
     @property
     def step(self) -> int:

@@ -13,8 +13,8 @@ from testbed.prediction.link import Link
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
 from testbed.records.disturbed import LINK_STOLEN
 from testbed.scheduling.plan import Plan
+from testbed.statistics.counted import counted
 from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.quiet import quiet_of
 from testbed.statistics.summary import quantile
 from testbed.training.digest import RunningDigest
 from testbed.training.outcome import Outcome
@@ -55,8 +55,8 @@ def make_cell(
     """
     first = outcomes[0]
     samples = _samples(outcomes, consistency)
-    stolen = samples.cores_stolen
-    steps_s = quiet_of(samples.step_time_s, stolen)
+    stolen, unsteady = samples.cores_stolen, samples.unsteady
+    steps_s = counted(samples.step_time_s, stolen, unsteady)
     interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
     identical, note = judge(config, outcomes, consistency)
@@ -77,8 +77,8 @@ def make_cell(
         step_time_low_s=interval.low if interval is not None else None,
         step_time_high_s=interval.high if interval is not None else None,
         samples_per_s=_samples_per_s(outcomes, consistency, median_s),
-        compute_s=quantile(quiet_of(samples.compute_s, stolen), 0.5),
-        exposed_comm_s=quantile(quiet_of(samples.exposed_comm_s, stolen), 0.5),
+        compute_s=quantile(counted(samples.compute_s, stolen, unsteady), 0.5),
+        exposed_comm_s=quantile(counted(samples.exposed_comm_s, stolen, unsteady), 0.5),
         wire_bytes_per_step=_busiest([o.sent_bytes for o in outcomes], num_servers) / first.steps,
         received_bytes_per_step=_busiest([o.received_bytes for o in outcomes], num_servers)
         / first.steps,
@@ -188,6 +188,7 @@ def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
         exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],
         loss=first.loss,
         cores_stolen=[max(shares) for shares in zip(*(o.stolen for o in outcomes), strict=True)],
+        unsteady=[any(each) for each in zip(*(o.unsteady for o in outcomes), strict=True)],
         staleness=first.staleness,
     )
 

@@ -190,29 +190,31 @@ class _Loop:
 
     def run(self) -> Outcome:
         """Take all steps; returns the measurements."""
-        outcome, backend = self._outcome, self._run.backend
+        outcome, backend, session = self._outcome, self._run.backend, self._session
         first = self._resume()
         before = backend.traffic()
         reset_peak(self._replica.device)
         cores, stolen = read_cores(), StolenTime()
         time_s = 0.0
+        flushed = False
         for step in range(first, self._total):
             if step - first == self._warmup:
                 cores = read_cores()
             began_s = time.perf_counter()
             outcome.loss.append(self._step(step))
-            if self._looks_at_parameters(step + 1):
-                self._session.flush()  # what is still pending belongs to this step's time
+            # What is still pending when somebody looks belongs to this step's time.
+            before_it, flushed = flushed, self._looks_at_parameters(step + 1) and session.flush()
             elapsed_s = time.perf_counter() - began_s - self._compared_s()
-            exposed_s = self._session.take_exposed_s()
+            exposed_s = session.take_exposed_s()
             time_s += elapsed_s
             taken = stolen.share()
             if step - first >= self._warmup:
                 outcome.stolen.append(taken)
+                outcome.unsteady.append(flushed or before_it)
                 outcome.step_time_s.append(elapsed_s)
                 outcome.exposed_s.append(exposed_s)
-            if self._session.staleness is not None:
-                outcome.staleness.append(self._session.staleness)
+            if session.staleness is not None:
+                outcome.staleness.append(session.staleness)
             self._after(step + 1, time_s)
             if step == first or self._looks_at_parameters(step + 1):
                 self._resume_clock()  # what is not measured must not be made up for either

@@ -93,6 +93,16 @@ def test_the_link_of_a_plan_by_priority_or_in_halves_is_fitted_to_rehearsed_step
     assert rehearsed.identical_work  # what was rehearsed left nothing behind in what is trained
 
 
+def test_steps_that_await_what_they_would_have_left_to_the_next_are_told(
+    tmp_path: Path, trace: Path
+) -> None:
+    given = ("--backend", "gloo", "--verify-steps", "5", "--scheduler")
+    crossing = run(tmp_path, trace, *given, "dear:mib=0.1")
+    # Two steps warm up; the parameters are looked at after the fifth and after the last.
+    assert crossing.samples.unsteady == [False] * 2 + [True] * 2 + [False] * 5 + [True]
+    assert not any(run(tmp_path, trace, *given, "wfbp").samples.unsteady)
+
+
 def test_a_plan_that_the_link_decides_is_rehearsed_once_it_is_known(
     tmp_path: Path, trace: Path
 ) -> None:

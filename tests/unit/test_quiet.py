@@ -15,7 +15,8 @@ from testbed.reporting.aggregate import aggregate
 from testbed.reporting.collect import Found
 from testbed.reporting.cores import core_words, describe_cores
 from testbed.scheduling.plan import Plan
-from testbed.statistics.quiet import AT_LEAST, QUIET, quiet_of, quietest
+from testbed.statistics.counted import counted
+from testbed.statistics.quiet import AT_LEAST, QUIET, quietest
 from testbed.training import cores
 from testbed.training.cores import CoreTimes, StolenTime
 from testbed.training.outcome import Outcome
@@ -40,11 +41,29 @@ def test_enough_count_and_none_that_lost_more_than_one_left_out(stolen: list[flo
 
 
 def test_where_nothing_is_known_all_count() -> None:
-    assert quiet_of([3.0, 1.0], []) == [3.0, 1.0]
+    assert counted([3.0, 1.0], []) == [3.0, 1.0]
 
 
 def test_a_disturbed_step_is_left_out_though_it_was_fast() -> None:
-    assert quiet_of([1.0, 2.0, 2.1, 2.2, 2.3], [0.2, 0.0, 0.01, 0.0, 0.0]) == [2.0, 2.1, 2.2, 2.3]
+    assert counted([1.0, 2.0, 2.1, 2.2, 2.3], [0.2, 0.0, 0.01, 0.0, 0.0]) == [2.0, 2.1, 2.2, 2.3]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40))
+def test_unsteady_steps_count_only_where_too_few_are_steady(
+    steps: list[tuple[float, bool]],
+) -> None:
+    stolen, unsteady = [share for share, _ in steps], [u for _, u in steps]
+    chosen = counted(range(len(steps)), stolen, unsteady)
+    assert len(chosen) >= min(AT_LEAST, len(steps))
+    if unsteady.count(False) >= AT_LEAST:
+        assert not any(unsteady[step] for step in chosen)
+
+
+def test_a_quiet_step_that_awaited_its_messages_does_not_take_a_steady_one_s_place() -> None:
+    steps_s = [2.2, 1.60, 1.61, 1.7, 1.8, 2.6]
+    stolen = [0.0, 0.02, 0.05, 0.09, 0.14, 0.0]
+    unsteady = [True, False, False, False, False, True]
+    assert counted(steps_s, stolen, unsteady) == [1.60, 1.61, 1.7, 1.8]
 
 
 def told(monkeypatch: pytest.MonkeyPatch, *stolen_s: float) -> list[int]:

@@ -99,7 +99,7 @@ def test_the_most_disturbed_are_run_again_and_the_quieter_run_counts(tmp_path):
     words = "\n".join(make_report(collect_cells([store.path])).notes)
     assert "second of two runs; the host took 10.0 % during the steps; of the other 30.0 %" in words
     assert "first of two runs; the host took 20.0 % during the steps; of the other 40.0 %" in words
-    assert "1 more runs lost 3 % or more" in words
+    assert "1 more runs lost 3 % or more of what counts" in words
 
 
 def others(store):
