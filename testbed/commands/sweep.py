@@ -83,6 +83,10 @@ def sweep(
             "in the steps that count; with --resume too"
         ),
     ] = None,
+    again_within_min: Annotated[
+        float | None,
+        typer.Option(help="of them those that will be done so many minutes after the beginning"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
         Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
@@ -139,7 +143,8 @@ def sweep(
         }
     )
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
-    changes = {"repeats": repeats, "seed": order_seed, "max_again": max_again, "name": name}
+    again = {"max_again": max_again, "again_within_min": again_within_min}
+    changes = {"repeats": repeats, "seed": order_seed, **again, "name": name}
     study = find_study(recipe)
     if study is not None:
         given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
@@ -147,7 +152,7 @@ def sweep(
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
     wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
-        store = _store_to_resume(wanted, folder, name, max_again)
+        store = _store_to_resume(wanted, folder, name, again)
         if dry_run:
             _print_commands(store.read_plan())
             return
@@ -250,7 +255,7 @@ def _resolve_compressor(text: str) -> object:
 
 
 def _store_to_resume(
-    wanted: Sweep | None, folder: Path | None, name: str | None, max_again: int | None
+    wanted: Sweep | None, folder: Path | None, name: str | None, again: Mapping[str, float | None]
 ) -> Store:
     """The store to go on in; what the command line describes must be what was begun there.
 
@@ -263,8 +268,8 @@ def _store_to_resume(
             f"{store.path} was begun with other cells, repeats or order; go on with "
             f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
         )
-    if max_again is not None:
-        store.write_plan(msgspec.structs.replace(plan, max_again=max_again))
+    if given := {name: value for name, value in again.items() if value is not None}:
+        store.write_plan(msgspec.structs.replace(plan, **given))
     return store
 
 

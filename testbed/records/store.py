@@ -45,6 +45,8 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         cells: the grid, each cell once.
         order: (key, index in `cells`, repeat) of each run, in the order in which they run.
         max_again: how many runs that a virtual machine's host disturbed may be run again.
+        again_within_min: and only those of them that will be done so many minutes after the sweep
+            (or what goes on with it) began; None = all.
         hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
@@ -58,6 +60,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     cells: tuple[RunConfig, ...]
     order: tuple[tuple[str, int, int], ...]
     max_again: int = 0
+    again_within_min: float | None = None
     hostfile: str = ""
     environment: dict[str, Any] = {}
     command: str = ""

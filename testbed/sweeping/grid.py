@@ -33,6 +33,7 @@ class Sweep:
         summary: one line for people.
         max_again: how many runs may be run again at the end, those during which the host of a
             virtual machine took 3 % of the cores' time or more (see `sweeping.again`).
+        again_within_min: and only those that will be done so many minutes after the beginning.
     """
 
     name: str
@@ -41,12 +42,17 @@ class Sweep:
     seed: int = 1
     summary: str = ""
     max_again: int = 0
+    again_within_min: float | None = None
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UsageError(f"repeats is {self.repeats}; expected a number above 0")
         if self.max_again < 0:
             raise UsageError(f"max_again is {self.max_again}; expected a number of runs, or 0")
+        if self.again_within_min is not None and not self.again_within_min > 0:
+            raise UsageError(
+                f"again_within_min is {self.again_within_min}; expected minutes, more than 0"
+            )
         if not self.cells:
             raise UsageError(f"sweep {self.name!r} has no cells; give at least one value per axis")
         if not self.name or set(self.name) & set("/\\\0") or self.name.startswith("."):

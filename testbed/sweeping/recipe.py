@@ -17,7 +17,10 @@ from testbed.errors import UnknownName, UsageError
 from testbed.registry import STUDIES
 from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
 
-_SETTINGS = ("name", "summary", "repeats", "seed", "max_again", "base", "axes", "cells")
+_SETTINGS = (
+    *("name", "summary", "repeats", "seed", "max_again", "again_within_min"),
+    *("base", "axes", "cells"),
+)
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         repeats: how often each cell is run.
         seed: of the order.
         max_again: see `Sweep`.
+        again_within_min: likewise.
         base: fields of every cell.
         axes: field -> list of values; all combinations are run.
         cells: explicit cells, each on top of every combination of the axes.
@@ -39,6 +43,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeats: int = 3
     seed: int = 1
     max_again: int = 0
+    again_within_min: float | None = None
     base: dict[str, Any] = {}
     axes: dict[str, list[Any]] = {}
     cells: list[dict[str, Any]] = []
@@ -98,7 +103,9 @@ def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
     """The sweep of a setup; `name` counts where it has none of its own."""
     cells = expand(setup.base, setup.axes, setup.cells or ({},), known)
     return Sweep(
-        setup.name or name, cells, setup.repeats, setup.seed, setup.summary, setup.max_again
+        *(setup.name or name, cells, setup.repeats, setup.seed, setup.summary),
+        max_again=setup.max_again,
+        again_within_min=setup.again_within_min,
     )
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -50,6 +51,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         cells=sweep.cells,
         order=tuple(order),
         max_again=sweep.max_again,
+        again_within_min=sweep.again_within_min,
         hostfile=hostfile,
         environment=describe_environment(),
         command=shlex.join(arguments),
@@ -133,6 +135,7 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
     """
     out = out or sys.stderr
     plan = store.read_plan()
+    begin_s = time.monotonic()
     with store.locked():
         store.clear_scratch()
         finished = store.finished()
@@ -142,25 +145,52 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
         try:
             with _interruptible():
                 with reporting([config for _, config in pending], out) as reporter:
-                    statuses = [_run_cell(store, runner, reporter, *run) for run in pending]
-                _run_again(store, plan, runner, out)
+                    ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
+                took_s = {key: time_s for key, (_, time_s) in ran.items()}
+                _run_again(store, plan, runner, _Time(begin_s, plan.again_within_min, took_s), out)
         except KeyboardInterrupt:
             print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
             return INTERRUPTED
-    return 1 if "failed" in statuses else 0
+    return 1 if "failed" in [status for status, _ in ran.values()] else 0
 
 
-def _run_cell(store: Store, runner: Runner, reporter: Reporter, key: str, config: RunConfig) -> str:
+@dataclass(frozen=True)
+class _Time:
+    """What is left for runs again.
+
+    Attributes:
+        began_s: when the sweep began, or what goes on with it.
+        within_min: minutes from there; None = without end.
+        took_s: key -> seconds of the first run, of those that ran since then.
+    """
+
+    began_s: float
+    within_min: float | None
+    took_s: Mapping[str, float]
+
+    def suffices(self, key: str) -> bool:
+        """Whether another run will be done; it takes as long as the first, if that is known."""
+        if self.within_min is None:
+            return True
+        needed_s = self.took_s.get(key, max(self.took_s.values(), default=0.0))
+        return time.monotonic() + needed_s <= self.began_s + 60 * self.within_min
+
+
+def _run_cell(
+    store: Store, runner: Runner, reporter: Reporter, key: str, config: RunConfig
+) -> tuple[str, float]:
+    """Its status, and the seconds that it took."""
     reporter.started(config)
     begin_s = time.monotonic()
     cell = runner(config, store.scratch / f"{key}.json", store.cells / f"{key}.log")
     store.write_cell(key, cell)
-    reporter.ended(config, cell.status, time.monotonic() - begin_s, cell.error)
-    return cell.status
+    time_s = time.monotonic() - begin_s
+    reporter.ended(config, cell.status, time_s, cell.error)
+    return cell.status, time_s
 
 
-def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> None:
-    """Repeat what a virtual machine's host disturbed most, as far as the plan lets."""
+def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: _Time, out: TextIO) -> None:
+    """Repeat what a virtual machine's host disturbed most, as far as the plan and time let."""
     cells, configs = store.read_cells(), dict(plan.runs())
     present = {key: cells[key] for key in configs if key in cells}
     repeated = store.repeated()
@@ -169,14 +199,17 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, out: TextIO) -> No
         if plan.max_again:
             print(_why_none(len(repeated), plan.max_again), file=out)
         return
+    end = "" if left.within_min is None else f", as far as {left.within_min:g} minutes reach"
     print(
         f"{len(keys)} runs again, of which the host of this virtual machine took "
-        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts",
+        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts{end}",
         file=out,
     )
     store.make_others()
     with reporting([configs[key] for key in keys], out) as reporter:
         for key in keys:
+            if not left.suffices(key):
+                continue  # the report says how many were left
             reporter.started(configs[key])
             begin_s = time.monotonic()
             result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"

@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import msgspec
@@ -70,8 +71,8 @@ class Host:
         return collect(config, json_path, log_path, "")
 
 
-def new_store(path, max_again=2):
-    sweep = Sweep("tiny", SWEEP.cells, repeats=1, max_again=max_again)
+def new_store(path, max_again=2, within_min=None):
+    sweep = Sweep("tiny", SWEEP.cells, repeats=1, max_again=max_again, again_within_min=within_min)
     return begin(make_plan(sweep), path / "store")
 
 
@@ -115,6 +116,24 @@ def test_nothing_is_run_again_on_a_quiet_machine_or_unasked(tmp_path):
     assert not any("two runs" in note for note in make_report(collect_cells([quiet.path])).notes)
     unasked = begin(make_plan(Sweep("tiny", SWEEP.cells, repeats=1)), tmp_path / "unasked")
     assert len(run_and_count(unasked, {1: [0.5]})) == 4
+
+
+@pytest.mark.parametrize(("within_min", "ran"), [(10.0, [2, 3]), (3.0, [3]), (2.5, [])])
+def test_only_what_will_be_done_in_time_is_run_again(tmp_path, monkeypatch, within_min, ran):
+    """Each run takes ten seconds, that of two workers two minutes."""
+    now_s = 0.0
+
+    class Slow(Host):
+        def __call__(self, config, json_path, log_path):
+            nonlocal now_s
+            now_s += 120.0 if config.workers == 2 else 10.0
+            return super().__call__(config, json_path, log_path)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr("testbed.sweeping.run.time", clock)
+    host = Slow({2: [0.3], 3: [0.2]})
+    run(new_store(tmp_path, within_min=within_min), host)
+    assert host.ran[4:] == ran
 
 
 def run_and_count(store, stolen):

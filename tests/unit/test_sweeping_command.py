@@ -55,6 +55,7 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
         (["quick", "--workers", "0"], "5 combination"),
         (["quick", "--repeats", "0"], "repeats is 0"),
         (["quick", "--max-again", "-1"], "max_again is -1; expected a number of runs"),
+        (["quick", "--again-within-min", "0"], "again_within_min is 0.0; expected minutes"),
         (["quick", "--scheduler", "dear,wfpb"], "schedulers that cannot be run:\n  wfpb: .*wfbp"),
         (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--resume"], "nothing to resume"),
@@ -87,6 +88,8 @@ def test_how_many_may_run_again_is_decided_anew_on_resume(tmp_path):
     store = begin(make_plan(sweep), tmp_path / "mine")
     invoke("sweep", "--resume", store.path, "--max-again", "4", "--dry-run")
     assert store.read_plan().max_again == 4
+    invoke("sweep", "--resume", store.path, "--again-within-min", "9", "--dry-run")
+    assert (store.read_plan().max_again, store.read_plan().again_within_min) == (4, 9.0)
 
 
 def test_hostfile_reaches_every_cell(tmp_path):
