@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -31,6 +33,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
+    app.callback()(_whole)
     app.command()(run)
     app.command()(sweep)
     app.command()(report)
@@ -40,6 +43,21 @@ def make_app() -> typer.Typer:
     app.command()(profile)
     app.command()(simulate)
     return app
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"testbed {version('testbed')}")
+        raise typer.Exit
+
+
+def _whole(
+    wanted: Annotated[
+        bool,
+        typer.Option("--version", help="tell it and end", callback=_tell_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What the command line tells without a verb."""
 
 
 def _conduct(given: list[str]) -> None:
