@@ -11,13 +11,14 @@ from testbed.cluster.facts import Facts
 from testbed.cluster.topology import MTU, QUEUE_BYTES, Topology
 
 
-def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]]) -> Facts:
+def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], awake: str) -> Facts:
     """The facts of a cluster that has just come up.
 
     Args:
         topology: what was built.
         hostfile: Open MPI's.
         tcp: setting -> the values that the nodes have.
+        awake: as `kept_awake` gives it.
     """
     spec = topology.spec
     injects = topology.mechanism == "injected"
@@ -37,6 +38,7 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]]) -
         "cpu_policy": spec.cpu_policy,
         "cores": "shared" if topology.node_cores is None else "pinned",
         "node_cores": topology.node_cores,
+        "cores_awake": awake,
         "links": links,
         "slowest_kernel_bps": spec.slowest_kernel_bps,
         "latency": topology.mechanism or "none",

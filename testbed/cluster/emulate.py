@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.cluster import system
+from testbed.cluster.awake import kept_awake
 from testbed.cluster.changes import Change
 from testbed.cluster.describe import facts_of
 from testbed.cluster.facts import VARIABLE, write_facts
@@ -124,7 +125,8 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
     folder = Path(tempfile.gettempdir()) / f"{prefix}files"
     try:
         folder.mkdir(mode=0o700)
-        yield _bring_up(topology, folder)
+        with kept_awake() as awake:
+            yield _bring_up(topology, folder, awake)
     finally:
         with _undisturbed():
             for name in topology.namespaces:
@@ -132,7 +134,7 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bring_up(topology: Topology, folder: Path) -> Cluster:
+def _bring_up(topology: Topology, folder: Path, awake: str) -> Cluster:
     for name in topology.namespaces:
         system.add_namespace(name)
     _check_policy(topology)
@@ -146,7 +148,7 @@ def _bring_up(topology: Topology, folder: Path) -> Cluster:
     cluster.hostfile.write_text(topology.hostfile())
     cluster.enter.write_text(topology.enter(str(folder / "hosts")))
     cluster.enter.chmod(0o700)
-    write_facts(cluster.facts_path, facts_of(topology, cluster.hostfile, settings))
+    write_facts(cluster.facts_path, facts_of(topology, cluster.hostfile, settings, awake))
     return cluster
 
 
