@@ -71,14 +71,17 @@ def sharing_of(cluster: Mapping[str, Any] | None) -> str:
     """How an emulated cluster's nodes share this machine's cores; empty without one.
 
     Example:
-        >>> sharing_of({"cpu_policy": "batch", "cores": "pinned"}), sharing_of({}), sharing_of(None)
-        ('CPU policy: batch, cores: pinned', 'CPU policy: other, cores: shared', '')
+        >>> sharing_of({"cpu_policy": "batch", "cores": "pinned", "cores_awake": "yes"})
+        'CPU policy: batch, cores: pinned, kept awake'
+        >>> sharing_of({}), sharing_of(None)
+        ('CPU policy: other, cores: shared', '')
     """
     if cluster is None:
         return ""
     # Older records tell nothing of what could not be chosen then.
     policy, cores = cluster.get("cpu_policy", "other"), cluster.get("cores", "shared")
-    return f"CPU policy: {policy}, cores: {cores}"
+    awake = ", kept awake" if cluster.get("cores_awake") == "yes" else ""
+    return f"CPU policy: {policy}, cores: {cores}{awake}"
 
 
 def cluster_words(cell: Cell) -> str:
