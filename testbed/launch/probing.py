@@ -169,13 +169,6 @@ class Probe:
         return needs_profile(self._config.scheduler)
 
     @property
-    def _largest_bytes(self) -> int | None:
-        """Of the messages that will be sent; None where the link is still to decide them."""
-        if self._decides or not self._is_plain:
-            return None
-        return max(stream_of(self._guessed), default=None)
-
-    @property
     def _is_plain(self) -> bool:
         return self._config.compressor == RunConfig().compressor
 
@@ -214,7 +207,7 @@ class Probe:
             num_workers=self._group.size,
             deadline_s=self._group.deadline_s,
             name=self._config.backend,
-            sweep=quick(self._trace.num_bytes, self._dilation, stream, step_s, self._largest_bytes),
+            sweep=quick(self._trace.num_bytes, self._dilation, stream, step_s),
             steps=steps,
             device=self._group.device,
         )

@@ -18,7 +18,7 @@ from testbed.prediction.trace import Trace
 from testbed.profiling.added import Samples, added_s, longest_s
 from testbed.profiling.step import Step, training_step
 from testbed.scheduling.plan import Plan
-from testbed.statistics.quiet import is_quiet, quietest
+from testbed.statistics.quiet import quietest
 from testbed.training.cores import StolenTime
 from testbed.training.replica import Replica, make_replica, sample_order
 from testbed.training.sampling import SampleCursor
@@ -69,8 +69,7 @@ class Rehearsal:
         are all there at once shows what that costs.
         `added_s` of up to `num_steps` steps, in each of the rank that had the most of it: a wait
         for a later rank counts, as it does in training. Of steps that the host of a virtual
-        machine disturbed only the quietest are given, of half as many more where too few were
-        quiet. None where a step takes a minute.
+        machine disturbed only the quietest are given. None where a step takes a minute.
 
         Raises:
             RankLost, DeadlineExceeded: as in training.
@@ -96,9 +95,7 @@ class Rehearsal:
         mine: list[Samples] = []
         taken = StolenTime()
         stolen: list[float] = []
-        for number in range(num_counted + num_counted // 2):
-            if number >= num_counted and is_quiet(_most(stolen, group), LEAST_COUNTED):
-                break
+        for _ in range(num_counted):
             self._step(session)
             stolen.append(taken.share())
             if session.events is not seen:
@@ -123,14 +120,6 @@ def _affordable(step_s: float, most: int, group: Group) -> int:
     mine = min(most, max(LEAST_COUNTED, int(BUDGET_S / step_s)), int(LONGEST_S / step_s))
     told = group.control.all_gather("rehearsal", bytes([mine]), TELL_S, members=group.size)
     return told[0][0]
-
-
-def _most(stolen: list[float], group: Group) -> list[float]:
-    """Of each step the share of the rank whose cores lost most."""
-    mine = msgspec.msgpack.encode(stolen)
-    told = group.control.all_gather("disturbed", mine, TELL_S, members=group.size)
-    ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
-    return [max(shares) for shares in zip(*ranks, strict=True)]
 
 
 def _of_all(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TypeVar
 
 import msgspec
 import torch
@@ -30,15 +29,12 @@ from testbed.profiling.sweep import (
     shuffled,
     time_of_one,
 )
-from testbed.statistics.quiet import is_quiet, quietest
+from testbed.statistics.quiet import quietest
 from testbed.training.cores import StolenTime
 
 KEY = "link"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
 LEAST_ROUNDS = 3  # a median needs more than one
-MORE_ROUNDS = 2  # where fewer were quiet
-
-T = TypeVar("T")
 
 
 def measure_link(
@@ -180,16 +176,21 @@ class _Measurement:
     def take_rounds(self, sizes: Sequence[int], rounds: int) -> Times:
         """All samples of quiet rounds, each of its slowest rank."""
         self._control.set_state("measuring the link")
-        exchanges = self._exchanges(sizes)
-
-        def one_round(number: int) -> Times:
-            return [self._exchange(e) for e in shuffled(exchanges, self._sweep.seed, number)]
-
-        return self._tell([*itertools.chain(*self._quiet_rounds(rounds, one_round))])
+        mine: list[Times] = []
+        stolen = []
+        taken = StolenTime()
+        for number in range(rounds):
+            order = shuffled(self._exchanges(sizes), self._sweep.seed, number)
+            mine.append([self._exchange(exchange) for exchange in order])
+            stolen.append(taken.share())
+        counted = [mine[number] for number in self._quiet(stolen)]
+        return self._tell([*itertools.chain(*counted)])
 
     def take_streams(self, rounds: int) -> list[list[tuple[int, float]]]:
         """Of quiet rounds bytes and seconds of messages that follow each other; the first not."""
-        mine = self._quiet_rounds(rounds, lambda _: self._stream())
+        taken = StolenTime()
+        every = [(self._stream(), taken.share()) for _ in range(rounds)]
+        mine = [every[number][0] for number in self._quiet([share for _, share in every])]
         told = iter(self._gather([time_s for streamed in mine for _, time_s in streamed]))
         return [[(num_bytes, fmean(next(told))) for num_bytes, _ in streamed] for streamed in mine]
 
@@ -251,24 +252,9 @@ class _Measurement:
             work.wait(self._deadline_s)
         return exchange, time_of_one(exchange, start_s, [work.event.ended_s for work in works])
 
-    def _quiet_rounds(self, rounds: int, one_round: Callable[[int], T]) -> list[T]:
-        """Rounds that count; a few more are taken while the host leaves too few in peace.
-
-        What was taken is that of the rank whose cores lost most.
-        """
-        taken = StolenTime()
-        every: list[T] = []
-        stolen: list[float] = []
-        for number in range(rounds + MORE_ROUNDS):
-            if number >= rounds and is_quiet(self._most(stolen), min(rounds, LEAST_ROUNDS)):
-                break
-            every.append(one_round(number))
-            stolen.append(taken.share())
-        return [every[number] for number in quietest(self._most(stolen), LEAST_ROUNDS)]
-
-    def _most(self, values: list[float]) -> list[float]:
-        """For each of my values the largest of all ranks."""
-        return [max(each) for each in self._gather(values)]
+    def _quiet(self, stolen: list[float]) -> list[int]:
+        """Which rounds count, by what was taken of the cores of the rank that lost most."""
+        return quietest([max(shares) for shares in self._gather(stolen)], LEAST_ROUNDS)
 
     def _tell(self, mine: Times) -> Times:
         """The same exchanges with the time of all ranks together."""

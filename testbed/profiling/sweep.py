@@ -106,24 +106,20 @@ def quick(
     dilation: float = 1.0,
     stream: Sequence[int] = (),
     step_s: float = 0.0,
-    largest_bytes: int | None = None,
 ) -> LinkSweep:
     """For the warm-up of a run: 4 KiB to what the run sends, about a second on a local link.
 
     On a slow one it may take as long as a step of the run, up to ten seconds.
 
     Args:
-        max_bytes: of all messages of a step together; at least 4 MiB are tried.
+        max_bytes: the largest message that the run may send; at least 4 MiB are tried.
         dilation: how many times slower than usual the link is.
         stream: bytes of the messages of a step, in their order.
         step_s: what a step will take, as far as is known.
-        largest_bytes: the largest message that the run may send; None = all in one. What it will
-            not send is not tried: the time goes into more rounds.
     """
     largest = max(max_bytes // 4 * 4, 4 << 20)
-    longest = largest if largest_bytes is None else max(largest_bytes, 4 << 20)
     sizes = [4096]
-    while (growth := 2 if sizes[-1] < 4 << 20 else 4) * sizes[-1] <= longest:
+    while (growth := 2 if sizes[-1] < 4 << 20 else 4) * sizes[-1] <= largest:
         sizes.append(growth * sizes[-1])
     return LinkSweep(
         sizes=tuple(sizes),

@@ -36,13 +36,3 @@ def quietest(stolen: Sequence[float], at_least: int = AT_LEAST) -> list[int]:
     least = max(at_least, math.ceil(LEAST_SHARE * len(stolen)))
     limit = max(QUIET, sorted(stolen)[min(least, len(stolen)) - 1])
     return [index for index, share in enumerate(stolen) if share <= limit]
-
-
-def is_quiet(stolen: Sequence[float], at_least: int = AT_LEAST) -> bool:
-    """Whether so many of the measurements lost at most 1 %, so that `quietest` needs no others.
-
-    Example:
-        >>> is_quiet([0.0, 0.2, 0.01], at_least=2), is_quiet([0.0, 0.2, 0.02], at_least=2)
-        (True, False)
-    """
-    return sum(share <= QUIET for share in stolen) >= at_least
