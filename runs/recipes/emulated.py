@@ -26,9 +26,9 @@ SCHEDULERS = (
     "auto",
 )
 
-# Plans by priority keep both cores busy with messages, and their steps drift: they get more steps,
-# and most of all the one with the most messages.
-BY_PRIORITY = {"pace": 13, "bytescheduler": 13, "auto": 13, "p3": 27}
+# Plans by priority keep both cores busy with messages, and their steps differ by more: they get more
+# of them, and most of all the one with the most messages.
+BY_PRIORITY = {"pace": 12, "bytescheduler": 12, "auto": 12, "p3": 17}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")

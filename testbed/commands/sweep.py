@@ -24,7 +24,7 @@ from testbed.reporting.terminal import print_report
 from testbed.spec import split_specs
 from testbed.sweeping.check import check_backends, check_specs
 from testbed.sweeping.executor import Runner, run_command
-from testbed.sweeping.grid import Sweep, expand, parse_values
+from testbed.sweeping.grid import Sweep, check_again, expand, parse_values
 from testbed.sweeping.progress import label
 from testbed.sweeping.recipe import load_recipe, load_toml, recipe_names, with_axes
 from testbed.sweeping.run import (
@@ -85,7 +85,10 @@ def sweep(
     ] = None,
     again_within_min: Annotated[
         float | None,
-        typer.Option(help="of them those that will be done so many minutes after the beginning"),
+        typer.Option(
+            help="only while the next will be done so many minutes after this command "
+            "began, should it take as long as the longest run so far"
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
@@ -269,7 +272,9 @@ def _store_to_resume(
             f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
         )
     if given := {name: value for name, value in again.items() if value is not None}:
-        store.write_plan(msgspec.structs.replace(plan, **given))
+        plan = msgspec.structs.replace(plan, **given)
+        check_again(plan.max_again, plan.again_within_min)
+        store.write_plan(plan)
     return store
 
 

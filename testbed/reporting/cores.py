@@ -29,12 +29,11 @@ def core_words(cell: Cell) -> str:
     stolen = stolen_of(cell)
     if stolen is not None and stolen >= NOTICED:
         words += f"; stolen by the host of this virtual machine: {describe_stolen(cell)}"
-    left_out, num_steps = _num_left_out(cell), len(cell.samples.cores_stolen)
-    if left_out:
-        shares = cell.samples.cores_stolen
-        most = max(counted(shares, shares, cell.samples.unsteady))
-        words += f"; times are of {num_steps - left_out} of {num_steps} steps, "
-        words += f"which lost at most {100 * most:.1f} %"
+    steady, counting = _steps(cell)
+    if len(counting) < len(steady):
+        kind = "steady steps" if any(cell.samples.unsteady) else "steps"
+        words += f"; times are of {len(counting)} of {len(steady)} {kind}, "
+        words += f"which lost at most {100 * max(counting):.1f} %"
     if is_core_bound(cell):
         words += "; the time tells of them as well as of the network"
     return words
@@ -69,13 +68,13 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
             f"more in {len(lost)} of {len(known)} runs, most in {where} ({100 * most:.1f} %): "
             "repeat what lies close together"
         )
-    left_out = [(_num_left_out(cell), len(cell.samples.cores_stolen)) for cell in cells]
-    disturbed = [pair for pair in left_out if pair[0]]
+    numbers = [(len(steady), len(counting)) for steady, counting in map(_steps, cells)]
+    disturbed = [(steady, counting) for steady, counting in numbers if counting < steady]
     if disturbed:
         notes.append(
             f"step times are of steps in which the host took at most {100 * QUIET:.0f} % of the "
             "cores' time, or which lost least of their run (four, and a third): "
-            f"{sum(n for n, _ in disturbed)} of {sum(n for _, n in disturbed)} steps of "
+            f"{sum(all_ - n for all_, n in disturbed)} of {sum(n for n, _ in disturbed)} steps of "
             f"{len(disturbed)} runs do not count, whatever they took"
         )
     return notes
@@ -97,10 +96,10 @@ def describe_again(cells: Sequence[Cell]) -> list[str]:
     return notes
 
 
-def _num_left_out(cell: Cell) -> int:
-    """Of the steady steps those that do not count for what the host took."""
+def _steps(cell: Cell) -> tuple[list[float], list[float]]:
+    """What the host took in the steady steps, and in those of them that count."""
     stolen, unsteady = cell.samples.cores_stolen, cell.samples.unsteady
-    return len(counted(stolen, (), unsteady)) - len(counted(stolen, stolen, unsteady))
+    return counted(stolen, (), unsteady), counted(stolen, stolen, unsteady)
 
 
 def _name(cell: Cell) -> str:

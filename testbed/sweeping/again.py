@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 
 from testbed.records.cell import Cell
-from testbed.records.disturbed import LINK_STOLEN, TOO_MUCH, describe_stolen
+from testbed.records.disturbed import LINK_STOLEN, TOO_MUCH
 from testbed.statistics.counted import counted
 
 
@@ -47,7 +47,8 @@ def lost_of(cell: Cell) -> float | None:
     """Share of the cores' time that the host took from what counts; None where it is not known.
 
     The larger of two: while the link was measured that the prediction is made with, and the mean
-    over the measured steps that count (over all of them, where it was not recorded step by step).
+    over the measured steps that count. Over all of them where steps were too short to tell, where
+    workers do not keep step (their speed is of all steps), and where time to accuracy counts.
 
     Example:
         >>> from testbed.config import RunConfig
@@ -59,7 +60,8 @@ def lost_of(cell: Cell) -> float | None:
         0.01
     """
     shares = cell.samples.cores_stolen
-    counting = counted(shares, shares, cell.samples.unsteady)
+    by_step = any(shares) and cell.consistency == "bsp" and not cell.time_to_accuracy_s
+    counting = counted(shares, shares, cell.samples.unsteady) if by_step else []
     during_steps = fmean(counting) if counting else cell.cores_stolen
     known = (during_steps, (cell.link or {}).get(LINK_STOLEN))
     return max((share for share in known if share is not None), default=None)
@@ -81,10 +83,15 @@ def _told(which: str, counting: Cell, other: Cell) -> Cell:
     if other.status == "failed":
         return msgspec.structs.replace(counting, again="first of two runs; the second failed")
     words = (
-        f"{which} of two runs; the host took {describe_stolen(counting)}; of the other "
-        f"{describe_stolen(other) or 'an unknown share'}, and it measured {_measured(other)}"
+        f"{which} of two runs; of what counts the host took {_share(counting)}; of the other's "
+        f"{_share(other)}, and it measured {_measured(other)}"
     )
     return msgspec.structs.replace(counting, again=words)
+
+
+def _share(cell: Cell) -> str:
+    lost = lost_of(cell)
+    return "an unknown share" if lost is None else f"{100 * lost:.1f} %"
 
 
 def _measured(cell: Cell) -> str:

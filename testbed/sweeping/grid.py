@@ -21,6 +21,18 @@ ANY_NAME: Known = MappingProxyType({})
 FIELDS = tuple(name for name in RunConfig.__struct_fields__ if name != "repeat")
 
 
+def check_again(max_again: int, again_within_min: float | None) -> None:
+    """Raise UsageError unless runs can be run again so often and within that time (`Sweep`)."""
+    if max_again < 0:
+        raise UsageError(f"max_again is {max_again}; expected a number of runs, or 0")
+    if again_within_min is None:
+        return
+    if not again_within_min > 0:
+        raise UsageError(f"again_within_min is {again_within_min}; expected minutes, more than 0")
+    if not max_again:
+        raise UsageError("again_within_min without max_again; say how many runs may be run again")
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What is to be measured.
@@ -47,12 +59,7 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UsageError(f"repeats is {self.repeats}; expected a number above 0")
-        if self.max_again < 0:
-            raise UsageError(f"max_again is {self.max_again}; expected a number of runs, or 0")
-        if self.again_within_min is not None and not self.again_within_min > 0:
-            raise UsageError(
-                f"again_within_min is {self.again_within_min}; expected minutes, more than 0"
-            )
+        check_again(self.max_again, self.again_within_min)
         if not self.cells:
             raise UsageError(f"sweep {self.name!r} has no cells; give at least one value per axis")
         if not self.name or set(self.name) & set("/\\\0") or self.name.startswith("."):

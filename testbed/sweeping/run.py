@@ -27,6 +27,7 @@ from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.order import interleave
 from testbed.sweeping.progress import Reporter, reporting
+from testbed.units import format_seconds
 
 INTERRUPTED = 130
 
@@ -146,8 +147,9 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
             with _interruptible():
                 with reporting([config for _, config in pending], out) as reporter:
                     ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
-                took_s = {key: time_s for key, (_, time_s) in ran.items()}
-                _run_again(store, plan, runner, _Time(begin_s, plan.again_within_min, took_s), out)
+                longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
+                left = _Time(begin_s, plan.again_within_min, longest_s)
+                _run_again(store, plan, runner, left, out)
         except KeyboardInterrupt:
             print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
             return INTERRUPTED
@@ -161,19 +163,19 @@ class _Time:
     Attributes:
         began_s: when the sweep began, or what goes on with it.
         within_min: minutes from there; None = without end.
-        took_s: key -> seconds of the first run, of those that ran since then.
+        longest_s: of the runs since then; each run again is taken to need as much, so that slow
+            cells have the same chance as fast ones.
     """
 
     began_s: float
     within_min: float | None
-    took_s: Mapping[str, float]
+    longest_s: float
 
-    def suffices(self, key: str) -> bool:
-        """Whether another run will be done; it takes as long as the first, if that is known."""
+    def suffices(self) -> bool:
+        """Whether another run will be done."""
         if self.within_min is None:
             return True
-        needed_s = self.took_s.get(key, max(self.took_s.values(), default=0.0))
-        return time.monotonic() + needed_s <= self.began_s + 60 * self.within_min
+        return time.monotonic() + self.longest_s <= self.began_s + 60 * self.within_min
 
 
 def _run_cell(
@@ -207,15 +209,23 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: _Time, out: 
     )
     store.make_others()
     with reporting([configs[key] for key in keys], out) as reporter:
-        for key in keys:
-            if not left.suffices(key):
-                continue  # the report says how many were left
+        for number, key in enumerate(keys):
+            if not left.suffices():
+                print(_why_no_more(len(keys) - number, left), file=out)
+                break
             reporter.started(configs[key])
             begin_s = time.monotonic()
             result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
             cell = runner(configs[key], result, log)
             store.write_pair(key, *choose(cells[key], cell))
             reporter.ended(configs[key], cell.status, time.monotonic() - begin_s, cell.error)
+
+
+def _why_no_more(num_left: int, left: _Time) -> str:
+    return (
+        f"{num_left} of them not: after {left.within_min:g} minutes none may be at work, and one "
+        f"takes up to {format_seconds(left.longest_s)}; again with --resume"
+    )
 
 
 def _why_none(num_repeated: int, max_again: int) -> str:

@@ -75,8 +75,11 @@ class PeerSession:
         if self._on_resume is not None:
             self._on_resume()
 
-    def flush(self) -> bool:
+    def flush(self) -> None:
         """Nothing is ever pending."""
+
+    def take_awaited(self) -> bool:
+        """No step leaves anything to the next one."""
         return False
 
     def take_exposed_s(self) -> float:

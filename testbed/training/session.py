@@ -25,6 +25,7 @@ from testbed.training.exchange.pending import PendingUpdate
 from testbed.training.exchange.reading import ReadWatch
 from testbed.training.exchange.refusals import halves_refused, read_unseen, unused_on_server
 from testbed.training.exchange.start import install, share_start
+from testbed.training.exchange.state_access import before_state_access
 from testbed.training.exchange.step_checks import refuse_closure, refuse_unexchanged
 from testbed.training.exchange.usage import Usage
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
@@ -44,10 +45,8 @@ class Session:
     before a `state_dict()`.
 
     With a backend that runs the optimizer on servers (`Verb.APPLY`), parameters come back instead
-    of gradients, and `optimizer.step()` finds nothing left to do.
-
-    `events` holds the exchanges of the newest step whose exchanges have all ended, in the order in
-    which they were waited for.
+    of gradients, and `optimizer.step()` finds nothing left to do. `events` holds the exchanges of
+    the newest step whose exchanges have all ended, in the order in which they were waited for.
 
     Args:
         model: built alike on all ranks; rank 0's parameters and buffers replace the others'.
@@ -88,6 +87,7 @@ class Session:
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
         self._sending = True
         self._synchronized = False
+        self._awaited = False
         self._leave: Callable[[], None] | None = None
         self._ready_names: list[str] = []
         self._reads: ReadWatch | None = None
@@ -145,7 +145,7 @@ class Session:
         """
         if self._synchronized:
             return
-        self.flush()
+        self._end_pending()
         if not self._alone:
             contribution = self._end_backward()
             if self.plan.halves:
@@ -162,15 +162,17 @@ class Session:
         self.events = self._waiter.take_events()
         self._end_step()
 
-    def flush(self) -> bool:
-        """Update every parameter whose update is still pending; whether any was."""
-        if self._pending is None:
-            return False
-        self._take(list(self._pending.left))
-        self._usage.end()
-        self.events = self._waiter.take_events()
-        self._pending = None
-        return True
+    def flush(self) -> None:
+        """Update every parameter whose update is still pending."""
+        self._awaited |= self._end_pending()
+
+    def take_awaited(self) -> bool:
+        """Whether a step since the last call awaited what it would have left to the next one.
+
+        First and compared steps do, and those before a `flush`; not a training that always waits.
+        """
+        awaited, self._awaited = self._awaited, False
+        return awaited
 
     @property
     def step(self) -> int:
@@ -266,17 +268,7 @@ class Session:
             return
         self._reads = ReadWatch(model, self._about_to_read)
         self._handles += self._reads.handles
-        # Whoever saves or replaces the state wants it with nothing pending.
-        for module in model.modules():
-            self._handles += [
-                module.register_state_dict_pre_hook(self._flush_first),  # type: ignore[no-untyped-call]
-                module.register_load_state_dict_pre_hook(self._flush_first),  # type: ignore[no-untyped-call]
-            ]
-        self._handles.append(self._optimizer.register_state_dict_pre_hook(self._flush_first))
-        self._handles.append(self._optimizer.register_load_state_dict_pre_hook(self._flush_first))
-
-    def _flush_first(self, *ignored: Any) -> None:
-        self.flush()
+        self._handles += before_state_access(model, self._optimizer, self.flush)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         tensor = self._index[id(parameter)]
@@ -309,8 +301,10 @@ class Session:
             crosses = False
         if crosses and not self._synchronized:
             self._defer()
-        else:
-            self.synchronize()
+            return
+        if self.plan.crosses_iteration and not self._synchronized and not self._alone:
+            self._awaited = True
+        self.synchronize()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._in_deferred_step:
@@ -320,18 +314,24 @@ class Session:
     def _in_deferred_step(self) -> bool:
         return self._pending is not None and self._pending.stepping
 
+    def _end_pending(self) -> bool:
+        if self._pending is None:
+            return False
+        self._take(list(self._pending.left))
+        self._usage.end()
+        self.events = self._waiter.take_events()
+        self._pending = None
+        return True
+
     def _defer(self) -> None:
         """Remember the step; each parameter takes it when it is about to be read."""
-        self.flush()
+        self._end_pending()
         contribution = self._end_backward()
         unused = self._usage.prepare(len(self._parameters), contribution.absent, self.step)
         if self.plan.halves:
             contribution.flight.spread()
         self._pending = PendingUpdate(
-            contribution.flight,
-            self._parameters,
-            self.plan.names,
-            self.step,
+            *(contribution.flight, self._parameters, self.plan.names, self.step),
             optimizer=None if self._applies else self._optimizer,
             divisor=self._divisor,
             unused=unused,

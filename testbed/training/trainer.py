@@ -196,21 +196,22 @@ class _Loop:
         reset_peak(self._replica.device)
         cores, stolen = read_cores(), StolenTime()
         time_s = 0.0
-        flushed = False
+        awaited = False
         for step in range(first, self._total):
             if step - first == self._warmup:
                 cores = read_cores()
             began_s = time.perf_counter()
             outcome.loss.append(self._step(step))
-            # What is still pending when somebody looks belongs to this step's time.
-            before_it, flushed = flushed, self._looks_at_parameters(step + 1) and session.flush()
+            if self._looks_at_parameters(step + 1):
+                session.flush()  # what is still pending belongs to this step's time
+            before_it, awaited = awaited, session.take_awaited()
             elapsed_s = time.perf_counter() - began_s - self._compared_s()
             exposed_s = session.take_exposed_s()
             time_s += elapsed_s
             taken = stolen.share()
             if step - first >= self._warmup:
                 outcome.stolen.append(taken)
-                outcome.unsteady.append(flushed or before_it)
+                outcome.unsteady.append(awaited or before_it)
                 outcome.step_time_s.append(elapsed_s)
                 outcome.exposed_s.append(exposed_s)
             if session.staleness is not None:

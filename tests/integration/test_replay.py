@@ -101,6 +101,9 @@ def test_steps_that_await_what_they_would_have_left_to_the_next_are_told(
     # Two steps warm up; the parameters are looked at after the fifth and after the last.
     assert crossing.samples.unsteady == [False] * 2 + [True] * 2 + [False] * 5 + [True]
     assert not any(run(tmp_path, trace, *given, "wfbp").samples.unsteady)
+    # The first step learns the order of what is read, and so must wait.
+    cold = run(tmp_path, trace, *given, "dear:mib=0.1", "--warmup", "0")
+    assert cold.samples.unsteady == [True] * 2 + crossing.samples.unsteady
 
 
 def test_a_plan_that_the_link_decides_is_rehearsed_once_it_is_known(

@@ -75,6 +75,6 @@ def test_a_report_tells_each_run_that_was_repeated_and_how_many_were_not() -> No
     cells = [cell(again="second of two runs; ..."), cell(cores_stolen=0.05), cell()]
     assert describe_again(cells) == [
         "p3 in w/gloo/2: second of two runs; ...",
-        "1 more runs lost 3 % or more and were not run again",
+        "1 more runs lost 3 % or more of what counts and were not run again",
     ]
     assert describe_again(cells[1:]) == []
