@@ -26,8 +26,8 @@ SCHEDULERS = (
     "auto",
 )
 
-# Plans by priority keep both cores busy with messages, and their steps differ by more: they get more
-# of them, and most of all the one with the most messages.
+# Plans by priority keep both cores busy with messages, and their steps differ by more: they get
+# more of them, and most of all the one with the most messages.
 BY_PRIORITY = {"pace": 12, "bytescheduler": 12, "auto": 12, "p3": 17}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
