@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from testbed.commands.simulate_inputs import Wanted, at_workers, parse_workers
+from testbed.commands.simulate_inputs import Wanted, parse_workers
+from testbed.commands.simulate_outcomes import at_workers
 from testbed.errors import UsageError
 from testbed.records.store import write_atomically
 from testbed.spec import split_specs

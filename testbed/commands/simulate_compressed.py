@@ -110,7 +110,9 @@ def compressed_outlook(
     results, pays = [], []
     for link in wanted.links:
         channels = max_channels_of(link.backend)
-        outlook = Outlook(wanted.slowest, link, wanted.algorithm, wanted.specs, channels)
+        outlook = Outlook(
+            *(wanted.slowest, link, wanted.algorithm, wanted.specs, channels), node=wanted.node
+        )
         dense_s, dense_spec = outlook.best_dense()
         for codec in wanted.codecs:
             if codec.num_workers != link.num_workers:
@@ -136,7 +138,9 @@ def compressed_outlook(
                     gain=worth.gain,
                     pays="below" if below else "any" if worth.below_factor else "never",
                     seconds_per_byte=(
-                        at_bandwidth(link, worth.below_factor).seconds_per_byte if below else None
+                        at_bandwidth(link, worth.below_factor, wanted.node).seconds_per_byte
+                        if below
+                        else None
                     ),
                 )
             )

@@ -1,4 +1,4 @@
-"""What `testbed simulate` is asked for, and the simulation of it."""
+"""What `testbed simulate` is asked for, read and checked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from testbed.errors import UsageError
 if TYPE_CHECKING:
     from testbed.prediction.algorithms import Algorithm
     from testbed.prediction.codec import CodecCost
-    from testbed.prediction.extrapolate import HeldOut
+    from testbed.prediction.extrapolate import HeldOut, Node
     from testbed.prediction.link import Link
-    from testbed.prediction.timeline import Timeline
     from testbed.prediction.trace import Trace
-    from testbed.records.simulation import BreakEven, FactorsOf, Simulation
-    from testbed.scheduling.plan import Plan
-
-Outcome = tuple["Plan", "Timeline"]
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
@@ -65,6 +60,7 @@ class Wanted:
         specs: schedulers.
         algorithm_text: as given or taken from the link's backend.
         algorithm: that the links are extrapolated by.
+        node: where several ranks share a machine.
         links: one for each number of workers, with the slowest interface's bandwidth.
         extrapolated: whether the numbers of workers were asked for.
         held_out: predictions of links that were measured too.
@@ -86,6 +82,7 @@ class Wanted:
     break_even: bool
     factors: bool
     overlap_slowdown: float
+    node: Node | None = None
     codecs: tuple[CodecCost, ...] = ()
     codecs_note: str = ""
 
@@ -142,85 +139,11 @@ class Wanted:
             specs=specs,
             algorithm_text=text if node is None else f"{text}, nodes of {node.num_ranks} ranks",
             algorithm=parsed,
-            links=tuple(at_bandwidth(each, slowest_link) for each in links),
+            links=tuple(at_bandwidth(each, slowest_link, node) for each in links),
             extrapolated=workers is not None,
             held_out=tuple(hold_out(measured, parsed, others, node)),
             break_even=break_even,
             factors=factors,
             overlap_slowdown=overlap_slowdown,
+            node=node,
         )
-
-
-def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
-    """Every scheduler on every link, in the order of the links; and the plans with timelines.
-
-    Raises:
-        UnknownName: no such scheduler.
-        UsageError: an option that a scheduler does not have.
-    """
-    from msgspec import UNSET
-
-    from testbed.commands.simulate_compressed import compressed_outlook
-    from testbed.records.simulation import Simulation, SimulationResult
-    from testbed.scheduling.outlook import plan_and_predict
-
-    alone_s = wanted.trace.forward_s + wanted.trace.backward_s
-    results, outcomes = [], []
-    for link in wanted.links:
-        for spec in wanted.specs:
-            outcome = plan_and_predict(spec, wanted.slowest, link)
-            outcomes.append(outcome)
-            results.append(SimulationResult.of(spec, outcome[1], link.num_workers, alone_s))
-    compressed, pays = compressed_outlook(wanted) if wanted.codecs else (UNSET, UNSET)
-    simulation = Simulation(
-        results=tuple(results),
-        compressed=compressed,
-        pays=pays,
-        break_even=_break_even(wanted) if wanted.break_even else UNSET,
-        factors=_factors(wanted, outcomes) if wanted.factors else UNSET,
-    )
-    return simulation, outcomes
-
-
-def _break_even(wanted: Wanted) -> tuple[BreakEven, ...]:
-    from testbed.prediction.extrapolate import at_bandwidth
-    from testbed.records.simulation import BreakEven
-    from testbed.scheduling.outlook import break_even
-
-    def per_byte(link: Link, factor: float | None) -> float | None:
-        return None if factor is None else at_bandwidth(link, factor).seconds_per_byte
-
-    return tuple(
-        BreakEven(
-            scheduler=worth.scheduler,
-            num_workers=link.num_workers,
-            best_gain=worth.best_gain,
-            best_seconds_per_byte=at_bandwidth(link, worth.best_factor).seconds_per_byte,
-            slowest_seconds_per_byte=per_byte(link, worth.from_factor),
-            fastest_seconds_per_byte=per_byte(link, worth.to_factor),
-        )
-        for link in wanted.links
-        for worth in break_even(wanted.specs, wanted.slowest, link)
-    )
-
-
-def _factors(wanted: Wanted, outcomes: Sequence[Outcome]) -> tuple[FactorsOf, ...]:
-    """Of the schedulers whose messages follow one another on one channel within backward.
-
-    Others (priorities, halves, several channels, messages that wait for a tick or for the end of
-    backward) have other reasons for what they take; the table names them.
-    """
-    from testbed.prediction.factors import factors
-    from testbed.records.simulation import FactorsOf
-    from testbed.scheduling.grouping import serial_stops
-
-    found = []
-    for number, (plan, _) in enumerate(outcomes):
-        link = wanted.links[number // len(wanted.specs)]
-        spec = wanted.specs[number % len(wanted.specs)]
-        stops = serial_stops(plan)
-        waits = plan.tick_s is not None or (plan.after_backward and len(plan.messages) > 1)
-        if stops is not None and not waits:
-            terms = factors(wanted.slowest, stops, link, wanted.overlap_slowdown)
-            found.append(FactorsOf.of(spec, link.num_workers, terms))
-    return tuple(found)

@@ -10,7 +10,8 @@ from msgspec import UNSET
 from testbed.units import format_seconds
 
 if TYPE_CHECKING:
-    from testbed.commands.simulate_inputs import Outcome, Wanted
+    from testbed.commands.simulate_inputs import Wanted
+    from testbed.commands.simulate_outcomes import Outcome
     from testbed.records.simulation import Simulation
 
 

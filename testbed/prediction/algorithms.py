@@ -122,8 +122,8 @@ class Tree:
         return 2 * log2(num_workers)
 
     def transfers(self, num_workers: int) -> float:
-        """2: an inner node sends one half up and the other half down, twice."""
-        return 2.0
+        """2: an inner node sends one half up and the other half down, twice; 1 for two workers."""
+        return 2.0 if num_workers > 2 else 1.0
 
 
 @dataclass(frozen=True)

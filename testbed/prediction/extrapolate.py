@@ -123,18 +123,41 @@ def hold_out(
     return [HeldOut(m, extrapolate(link, algorithm, m.num_workers, node)) for m in measured]
 
 
-def at_bandwidth(link: Link, factor: float) -> Link:
-    """The same link with so many times the bandwidth; start-ups stay.
+def at_bandwidth(link: Link, factor: float, node: Node | None = None) -> Link:
+    """The same link with so many times the network's bandwidth; start-ups stay.
+
+        b' = b_node + (b - b_node) / f,   b_node = 0 without nodes
 
     A factor below 1 is also what the slowest of unequal interfaces does to an algorithm whose
-    busiest interface it is (in a ring any): all wait for it.
+    busiest interface it is (in a ring any): all wait for it. What several ranks of a node sum in
+    its memory crosses no interface, and a link within one node stays as it is.
+
+    Args:
+        link: measured or extrapolated.
+        factor: f > 0.
+        node: where several ranks share a machine, as `extrapolate` has it.
 
     Raises:
         UsageError: the factor is not finite and above 0.
+
+    Example:
+        >>> node = Node(Link(backend="x", num_workers=4, latency_s=1e-5, seconds_per_byte=1e-10))
+        >>> link = Link(backend="x", num_workers=16, latency_s=9e-4, seconds_per_byte=7e-10)
+        >>> at_bandwidth(link, 0.5).seconds_per_byte, at_bandwidth(link, 0.5, node).seconds_per_byte
+        (1.4e-09, 1.3e-09)
     """
     if not 0 < factor < inf:
         raise UsageError(f"bandwidth factor is {factor:g}; expected above 0 and finite")
-    return each_piece(link, lambda a, b: (a, b / factor))
+    if node is None:
+        return each_piece(link, lambda a, b: (a, b / factor))
+    if link.num_workers <= node.num_ranks:
+        return link
+
+    def varied(latency_s: float, seconds_per_byte: float) -> tuple[float, float]:
+        inside = min(node.link.seconds_per_byte, seconds_per_byte)
+        return latency_s, inside + (seconds_per_byte - inside) / factor
+
+    return each_piece(link, varied)
 
 
 def slowed(trace: Trace, factor: float) -> Trace:

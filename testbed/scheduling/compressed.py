@@ -9,7 +9,7 @@ from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.crossing import predict
-from testbed.prediction.extrapolate import at_bandwidth
+from testbed.prediction.extrapolate import Node, at_bandwidth
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.prediction.worth import highest_worth
@@ -48,6 +48,7 @@ class Outlook:
         specs: schedulers, for dense and compressed messages alike; the plain ones are added for
             dense messages. Those that give messages ratios (`lags`, `omgs`) are left out there.
         max_channels: over which its backend spreads compressed fifo messages.
+        node: where several ranks share a machine: only the network's bandwidth is varied.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Outlook:
         algorithm: Algorithm,
         specs: Sequence[str],
         max_channels: int = 1,
+        node: Node | None = None,
     ) -> None:
         self._trace, self._link, self._algorithm = trace, link, algorithm
-        self.specs, self._max_channels = tuple(specs), max_channels
+        self.specs, self._max_channels, self._node = tuple(specs), max_channels, node
         self._plans: dict[tuple[str, float], Plan] = {}
         self._compressed: dict[tuple[str, float, str], CompressedTimeline] = {}
         self._dense_s: dict[float, tuple[float, str]] = {}
@@ -72,7 +74,7 @@ class Outlook:
         """
         what = (spec, factor, codec.compressor)
         if what not in self._compressed:
-            link = at_bandwidth(self._link, factor)
+            link = self._at(factor)
             dense = self._plan(spec, factor)
 
             def make(seen: Link) -> Plan:
@@ -85,7 +87,7 @@ class Outlook:
     def best_dense(self, factor: float = 1.0) -> tuple[float, str]:
         """Iteration time and name of the fastest schedule of dense messages."""
         if factor not in self._dense_s:
-            link = at_bandwidth(self._link, factor)
+            link = self._at(factor)
             found = []
             for spec in dict.fromkeys((*self.specs, *PLAIN)):
                 plan = self._plan(spec, factor)
@@ -121,9 +123,12 @@ class Outlook:
             highest_worth(gain),
         )
 
+    def _at(self, factor: float) -> Link:
+        return at_bandwidth(self._link, factor, self._node)
+
     def _plan(self, spec: str, factor: float) -> Plan:
         if (spec, factor) not in self._plans:
-            link = at_bandwidth(self._link, factor)
+            link = self._at(factor)
             self._plans[spec, factor] = make_plan(spec, self._trace, link)
         return self._plans[spec, factor]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from testbed.prediction.crossing import predict
-from testbed.prediction.extrapolate import at_bandwidth
+from testbed.prediction.extrapolate import Node, at_bandwidth
 from testbed.prediction.link import Link
 from testbed.prediction.timeline import Timeline
 from testbed.prediction.trace import Trace
@@ -52,7 +52,9 @@ class Worth:
         return self.best_gain >= WORTH
 
 
-def break_even(specs: Sequence[str], trace: Trace, link: Link) -> list[Worth]:
+def break_even(
+    specs: Sequence[str], trace: Trace, link: Link, node: Node | None = None
+) -> list[Worth]:
     """At which bandwidth each scheduler starts and stops being worth it.
 
     Start-ups stay as they are and the bandwidth is varied in factors of 2; at each, a method's
@@ -65,12 +67,13 @@ def break_even(specs: Sequence[str], trace: Trace, link: Link) -> list[Worth]:
         specs: to be compared.
         trace: of one worker.
         link: gives start-ups, the bandwidth that factors refer to and the number of workers.
+        node: where several ranks share a machine: only the network's bandwidth is varied.
     """
     cache: dict[tuple[str, float], float] = {}
 
     def iteration_s(spec: str, factor: float) -> float:
         if (spec, factor) not in cache:
-            found = plan_and_predict(spec, trace, at_bandwidth(link, factor))[1]
+            found = plan_and_predict(spec, trace, at_bandwidth(link, factor, node))[1]
             cache[spec, factor] = found.iteration_s
         return cache[spec, factor]
 

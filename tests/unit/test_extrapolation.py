@@ -85,7 +85,7 @@ def test_extra_ranks_fold_in_before_and_out_after():
 
 @pytest.mark.parametrize("n", [2, 8, 32])
 def test_trees(n):
-    assert parse_algorithm("tree").transfers(n) == 2
+    assert parse_algorithm("tree").transfers(n) == (1 if n == 2 else 2)
     assert parse_algorithm("binomial").transfers(n) == 2 * log2(n)
     assert parse_algorithm("tree").startups(n) == 2 * log2(n)
     assert parse_algorithm("recursive-doubling").transfers(n) == log2(n)
@@ -171,6 +171,17 @@ def test_a_slow_interface_stretches_transfers_alone():
     found = at_bandwidth(PIECEWISE, 0.5)
     assert found.time_s(50) == pytest.approx(1.0 + 2 * 4.0 * 50)
     assert found.slowdown(2) == PIECEWISE.slowdown(2)
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+def test_memory_inside_a_node_is_no_faster_for_another_network(factor):
+    inside = Link(backend="x", num_workers=4, latency_s=6e-6, seconds_per_byte=2e-10)
+    found = at_bandwidth(TEN_GBIT, factor, Node(inside))
+    network = TEN_GBIT.seconds_per_byte - 2e-10
+    assert found.seconds_per_byte == pytest.approx(2e-10 + network / factor)
+    assert found.latency_s == TEN_GBIT.latency_s
+    within = extrapolate(TEN_GBIT, Ring(), 2, Node(inside))
+    assert at_bandwidth(within, factor, Node(inside)) == within
 
 
 def test_all_wait_for_the_slowest_worker():
