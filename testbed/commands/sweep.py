@@ -70,7 +70,7 @@ def sweep(
     batch_size: Annotated[
         str | None, typer.Option(help="samples per worker and step: 32,64", metavar="LIST")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="measured steps of each cell")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps of each cell, with the warm-up")] = None,
     epochs: Annotated[int | None, typer.Option(help="epochs of each cell, instead")] = None,
     seed: Annotated[str | None, typer.Option(help="seeds of the runs: 1,2", metavar="LIST")] = None,
     repeats: Annotated[int | None, typer.Option(help="how often each cell is run")] = None,

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -19,15 +18,13 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.config import RunConfig
-from testbed.records.disturbed import TOO_MUCH
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
-from testbed.sweeping.again import choose, to_repeat
 from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.order import interleave
 from testbed.sweeping.progress import Reporter, reporting
-from testbed.units import format_seconds
+from testbed.sweeping.second_runs import TimeLeft, run_again
 
 INTERRUPTED = 130
 
@@ -148,34 +145,12 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
                 with reporting([config for _, config in pending], out) as reporter:
                     ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
                 longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
-                left = _Time(begin_s, plan.again_within_min, longest_s)
-                _run_again(store, plan, runner, left, out)
+                left = TimeLeft(begin_s, plan.again_within_min, longest_s)
+                run_again(store, plan, runner, left, out)
         except KeyboardInterrupt:
             print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
             return INTERRUPTED
     return 1 if "failed" in [status for status, _ in ran.values()] else 0
-
-
-@dataclass(frozen=True)
-class _Time:
-    """What is left for runs again.
-
-    Attributes:
-        began_s: when the sweep began, or what goes on with it.
-        within_min: minutes from there; None = without end.
-        longest_s: of the runs since then; each run again is taken to need as much, so that slow
-            cells have the same chance as fast ones.
-    """
-
-    began_s: float
-    within_min: float | None
-    longest_s: float
-
-    def suffices(self) -> bool:
-        """Whether another run will be done."""
-        if self.within_min is None:
-            return True
-        return time.monotonic() + self.longest_s <= self.began_s + 60 * self.within_min
 
 
 def _run_cell(
@@ -189,52 +164,6 @@ def _run_cell(
     time_s = time.monotonic() - begin_s
     reporter.ended(config, cell.status, time_s, cell.error)
     return cell.status, time_s
-
-
-def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: _Time, out: TextIO) -> None:
-    """Repeat what a virtual machine's host disturbed most, as far as the plan and time let."""
-    cells, configs = store.read_cells(), dict(plan.runs())
-    present = {key: cells[key] for key in configs if key in cells}
-    repeated = store.repeated()
-    keys = to_repeat(present, repeated, plan.max_again)
-    if not keys:
-        if plan.max_again:
-            print(_why_none(len(repeated), plan.max_again), file=out)
-        return
-    end = "" if left.within_min is None else f", as far as {left.within_min:g} minutes reach"
-    print(
-        f"{len(keys)} runs again, of which the host of this virtual machine took "
-        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts{end}",
-        file=out,
-    )
-    store.make_others()
-    with reporting([configs[key] for key in keys], out) as reporter:
-        for number, key in enumerate(keys):
-            if not left.suffices():
-                print(_why_no_more(len(keys) - number, left), file=out)
-                break
-            reporter.started(configs[key])
-            begin_s = time.monotonic()
-            result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
-            cell = runner(configs[key], result, log)
-            store.write_pair(key, *choose(cells[key], cell))
-            reporter.ended(configs[key], cell.status, time.monotonic() - begin_s, cell.error)
-
-
-def _why_no_more(num_left: int, left: _Time) -> str:
-    return (
-        f"{num_left} of them not: after {left.within_min:g} minutes none may be at work, and one "
-        f"takes up to {format_seconds(left.longest_s)}; again with --resume"
-    )
-
-
-def _why_none(num_repeated: int, max_again: int) -> str:
-    if num_repeated >= max_again:
-        return f"{num_repeated} runs were run again before: no more than {max_again} may be"
-    return (
-        f"no other run lost {100 * TOO_MUCH:.0f} % of the cores' time or more of what counts to "
-        "the host of this virtual machine: none is run again"
-    )
 
 
 @contextmanager
