@@ -11,10 +11,11 @@ from typing import Final
 
 REQUESTS: Final = Path("/dev/cpu_dma_latency")
 YES: Final = "yes"
+NOT_ASKED: Final = "no: awake=no"
 
 
 @contextlib.contextmanager
-def kept_awake(requests: Path = REQUESTS) -> Iterator[str]:
+def kept_awake(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
     """Inside the block idle cores poll instead of halting; `yes`, or why they do not.
 
     All nodes of an emulated cluster live on the cores of one machine, which work and wait by turns
@@ -24,13 +25,17 @@ def kept_awake(requests: Path = REQUESTS) -> Iterator[str]:
     forgets the request when its holder ends, however it ends.
 
     Args:
+        asked: False = idle cores halt as they always do.
         requests: the kernel's file for requests of a longest wake-up latency; only root may write.
 
     Example:
-        >>> with kept_awake(Path("/nonexistent/requests")) as awake:
+        >>> with kept_awake(requests=Path("/nonexistent/requests")) as awake:
         ...     awake
         'no: No such file or directory'
     """
+    if not asked:
+        yield NOT_ASKED
+        return
     with contextlib.ExitStack() as stack:
         try:
             held = os.open(requests, os.O_WRONLY | os.O_CLOEXEC)

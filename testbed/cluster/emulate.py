@@ -18,7 +18,7 @@ from testbed.cluster.describe import facts_of
 from testbed.cluster.facts import VARIABLE, write_facts
 from testbed.cluster.owner import own_prefix
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
-from testbed.cluster.tcp import tcp_settings
+from testbed.cluster.tcp import send_window_bytes, tcp_settings
 from testbed.cluster.topology import CIDR, DEVICE, Node, Topology
 from testbed.errors import Unavailable, UsageError
 
@@ -70,7 +70,10 @@ class Cluster:
 
         `PRTE_MCA_*` are read by mpirun's own runtime, `OMPI_MCA_*` by the MPI library.
         """
-        shared = ",sm" if self.topology.spec.ranks_per_node > 1 else ""
+        spec = self.topology.spec
+        fastest_bps = max(spec.kernel_bps(node.number, "up") for node in self.topology.nodes)
+        under_way = send_window_bytes(fastest_bps, self.topology.round_trip_s)
+        shared = ",sm" if spec.ranks_per_node > 1 else ""
         return {
             **base,
             VARIABLE: str(self.facts_path),
@@ -81,7 +84,7 @@ class Cluster:
             "OMPI_MCA_btl": f"tcp,self{shared}",
             "OMPI_MCA_btl_tcp_if_include": CIDR,
             "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl_tcp_sndbuf": str(MPI_SEND_WINDOW_BYTES),
+            "OMPI_MCA_btl_tcp_sndbuf": str(max(MPI_SEND_WINDOW_BYTES, under_way)),
             "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
             "OMPI_MCA_mpi_yield_when_idle": "1",
             # Whoever is no root outside is still one here, and may be.
@@ -125,7 +128,7 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
     folder = Path(tempfile.gettempdir()) / f"{prefix}files"
     try:
         folder.mkdir(mode=0o700)
-        with kept_awake() as awake:
+        with kept_awake(spec.awake == "auto") as awake:
             yield _bring_up(topology, folder, awake)
     finally:
         with _undisturbed():
@@ -176,7 +179,8 @@ def _check_policy(topology: Topology) -> None:
 def _set_tcp(topology: Topology) -> dict[str, list[str]]:
     """Give every node TCP settings for a loss-free network; what each setting is on each node."""
     for node in topology.nodes:
-        for key, value in tcp_settings(topology.spec.kernel_bps(node.number, "up")).items():
+        bps = topology.spec.kernel_bps(node.number, "up")
+        for key, value in tcp_settings(bps, topology.round_trip_s).items():
             system.set_sysctl(node.namespace, key, value)
     keys = tcp_settings(topology.spec.slowest_kernel_bps)
     return {

@@ -18,6 +18,7 @@ Direction = Literal["up", "down"]
 Mechanism = Literal["netem", "injected"]
 CpuPolicy = Literal["batch", "other"]
 Cores = Literal["auto", "pinned", "shared"]
+Awake = Literal["auto", "no"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,11 @@ class ClusterSpec:
     Attributes:
         nodes: hosts, each in namespaces of its own, numbered from 1.
         rate: of each node's link, each direction, as `10gbit`.
-        dilation: how many times slower everything happens here than on the emulated cluster.
-        latency: of a message, one way, as `50us`.
+        dilation: how many times slower links, latencies and a replayed workload's compute are here
+            than on the emulated cluster. What hosts do themselves (start a message, add, encode) is
+            as fast as it is, so that it seems to take a tenth with dilation 10.
+        latency: as `50us`. With netem of every packet, one way; `injected`, of every exchange: it
+            waits once before it starts, however many messages its algorithm is made of.
         jitter: the latency varies by up to so much in both directions.
         loss: share of packets that are lost, as `0.1%`; needs netem.
         latency_by: `netem` or `injected`; None = netem where the kernel has it.
@@ -38,6 +42,8 @@ class ClusterSpec:
         cores: `pinned` = each node's processes keep to its share of this machine's cores, an error
             where these cannot be dealt out evenly (see `cores.dealt`); `shared` = any node's may be
             on any core; `auto` = pinned where they can be dealt out.
+        awake: `auto` = idle cores of this machine poll instead of halting while the cluster is up,
+            where that is allowed (see `awake.kept_awake`); `no` = they halt as they always do.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
         links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
             or `rate.3=1gbit` for both.
@@ -61,6 +67,7 @@ class ClusterSpec:
     ranks_per_node: int = 1
     cpu_policy: CpuPolicy = "batch"
     cores: Cores = "auto"
+    awake: Awake = "auto"
     change: str = ""
     links: tuple[tuple[Direction, int, str], ...] = ()
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -67,14 +68,19 @@ def clean_up_after_the_dead() -> list[str]:
     for name in dead:
         remove_namespace(name)
     root = Path(tempfile.gettempdir())
-    folders = [p.name for p in root.glob(f"{PREFIX}*") if p.is_dir() and p.stat().st_uid == _uid()]
+    folders = [path.name for path in root.glob(f"{PREFIX}*") if _is_own_folder(path)]
     for name in abandoned(folders):
         shutil.rmtree(root / name, ignore_errors=True)
     return dead
 
 
-def _uid() -> int:
-    return os.geteuid()
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is this user's folder; another cluster may be taking its own away meanwhile."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def set_sysctl(namespace: str, key: str, value: str) -> None:

@@ -85,6 +85,13 @@ class Topology:
         return f"{self.prefix}switch"
 
     @property
+    def round_trip_s(self) -> float:
+        """Real seconds that packets spend in the latency of both ways, at most; 0 without netem."""
+        if self.mechanism != "netem":
+            return 0.0
+        return 2 * (self.spec.latency_s + self.spec.jitter_s) * self.spec.dilation
+
+    @property
     def namespaces(self) -> tuple[str, ...]:
         """All of them."""
         return (self.switch, *(node.namespace for node in self.nodes))

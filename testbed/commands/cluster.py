@@ -22,10 +22,13 @@ def cluster(
         str | None, typer.Option(help="of each link, each direction", show_default="10gbit")
     ] = None,
     dilation: Annotated[
-        float | None, typer.Option(help="how many times slower all is here", show_default="1")
+        float | None,
+        typer.Option(
+            help="how many times slower links and replayed compute are here", show_default="1"
+        ),
     ] = None,
     latency: Annotated[
-        str | None, typer.Option(help="of a message, one way, as 50us", show_default="none")
+        str | None, typer.Option(help="one way, as 50us", show_default="none")
     ] = None,
     jitter: Annotated[
         str | None, typer.Option(help="latency varies by up to so much", show_default="none")
@@ -57,7 +60,14 @@ def cluster(
     machine's cores, and who computes keeps one until it waits or its slice is over) or `other` (the
     policy under which the testbed was started), `cores=pinned` (each node keeps to its share of the
     cores, an equal number; those left over stay idle), `shared`, or `auto`, pinned where they can
-    be dealt out.
+    be dealt out; `awake=no` (idle cores halt; `auto`: as root they poll while the cluster is up, on
+    the whole machine, so that no message waits for a core to wake).
+
+    Dilation makes links, latencies and replayed compute slower, not what this machine's processes
+    do themselves: a message's start and encoding look 1 / dilation as long as they are. Latency is
+    each packet's where the kernel has netem; else (injected) every exchange waits once, however
+    many messages it is made of. Changes count from the command's start, which loads, plans and
+    warms up before it measures.
 
     Needs root, or a kernel that lets users make namespaces.
 

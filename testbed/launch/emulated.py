@@ -13,6 +13,7 @@ from testbed.cluster.access import enter_user_namespace, find_way
 from testbed.cluster.emulate import emulated
 from testbed.cluster.following import changing
 from testbed.cluster.spec import parse_cluster
+from testbed.errors import RunFailed
 from testbed.launch import tree
 
 GRACE_S = 10.0
@@ -34,6 +35,7 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
     Raises:
         UsageError: the specification is wrong.
         Unavailable: no cluster can be had here; says why.
+        RunFailed: a change of links that was asked for could not be made.
     """
     spec = parse_cluster(spec_text)
     if find_way() == "user namespace":
@@ -41,6 +43,7 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
         enter_user_namespace(again)
     children: list[subprocess.Popen[bytes]] = []
     ending = tree.Ending(0)
+    unchanged: RunFailed | None = None
     with tree.interruptible() as ears, contextlib.ExitStack() as stack:
         try:
             with ears.open():
@@ -49,13 +52,16 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
                 stack.callback(tree.end_all, children, GRACE_S)
                 environment = cluster.environment(with_own_programs(tree.base_environment()))
                 children.append(tree.start(cluster.command(command), environment))
-                stack.enter_context(changing(cluster))
-                ending = tree.wait_all(children, grace_s)
+                failure = stack.enter_context(changing(cluster))
+                ending = tree.wait_all(children, grace_s, lambda: failure() is not None)
+                unchanged = failure()
         except tree.Interrupted as error:
             sys.stderr.write(f"testbed: {error}; the cluster is taken down\n")
             sys.stderr.flush()
     if ears.asked is not None:
         return 128 + ears.asked
+    if unchanged is not None:
+        raise unchanged
     return ending.status if ending.status >= 0 else 128 - ending.status
 
 

@@ -22,6 +22,7 @@ class Setting:
         cpu_policy: under which its nodes share this machine's cores.
         cores: whether any node's threads may be on any of them (`shared`) or each node keeps to its
             share (`pinned`).
+        awake: whether idle cores polled instead of halting.
     """
 
     rate_bps: float
@@ -29,6 +30,7 @@ class Setting:
     latency_s: float = 0.0
     cpu_policy: str = "batch"
     cores: str = "pinned"
+    awake: bool = True
 
     def __post_init__(self) -> None:
         if not (self.rate_bps > 0 and self.dilation > 0 and self.latency_s >= 0):
@@ -75,14 +77,15 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
 
 
 def _sharing(setting: Setting) -> str:
-    return f"cpu_policy={setting.cpu_policy},cores={setting.cores}"
+    awake = "auto" if setting.awake else "no"
+    return f"cpu_policy={setting.cpu_policy},cores={setting.cores},awake={awake}"
 
 
 def setting_of(record: Mapping[str, Any]) -> Setting:
     """The setting in the record that a link or a cell keeps of its cluster (`cluster`).
 
-    Records that tell no CPU policy, or nothing of cores, are of a time when there was the usual one
-    only, and cores were shared.
+    Records that tell no CPU policy, or nothing of cores or whether they were kept awake, are of a
+    time when there was the usual policy only, and cores were shared and halted.
 
     Raises:
         UsageError: latency is made by netem there: a message crosses the network several times,
@@ -91,8 +94,8 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
     Example:
         >>> ways = {"node": 1, "up_bps": 1e9, "down_bps": 5e8}
         >>> setting = setting_of({"links": [ways], "dilation": 10.0, "latency": "none"})
-        >>> setting.rate_bps, setting.cpu_policy, setting.cores
-        (500000000.0, 'other', 'shared')
+        >>> setting.rate_bps, setting.cpu_policy, setting.cores, setting.awake
+        (500000000.0, 'other', 'shared', False)
     """
     if record.get("latency") == "netem":
         raise UsageError(
@@ -105,4 +108,5 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
         record["latency_s"] if record.get("latency") == "injected" else 0.0,
         record.get("cpu_policy", "other"),
         record.get("cores", "shared"),
+        record.get("cores_awake") == "yes",
     )

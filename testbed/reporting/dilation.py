@@ -20,6 +20,7 @@ _TIMES = (
     "compute_s",
     "exposed_comm_s",
     "predicted_step_time_s",
+    "predicted_unrehearsed_s",
     "training_time_s",
 )
 
@@ -80,7 +81,8 @@ def sharing_of(cluster: Mapping[str, Any] | None) -> str:
         return ""
     # Older records tell nothing of what could not be chosen then.
     policy, cores = cluster.get("cpu_policy", "other"), cluster.get("cores", "shared")
-    awake = ", kept awake" if cluster.get("cores_awake") == "yes" else ""
+    told = cluster.get("cores_awake")
+    awake = "" if told is None else ", kept awake" if told == "yes" else ", not kept awake"
     return f"CPU policy: {policy}, cores: {cores}{awake}"
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import threading
+import time
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,8 @@ from testbed import Workload
 DIGIT_SHAPE, NUM_CLASSES = 16, 4
 
 
-def build(fault: str = "none", rank: int = 1, at: int = 3) -> Workload:
+def build(fault: str = "none", rank: int = 1, at: int = 3, note: str = "") -> Workload:
+    """`note`: file that is told when the fault was committed; a node that is cut off is mute."""
     torch.set_num_threads(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(DIGIT_SHAPE, 32), torch.nn.ReLU(), torch.nn.Linear(32, NUM_CLASSES)
@@ -27,6 +30,8 @@ def build(fault: str = "none", rank: int = 1, at: int = 3) -> Workload:
     def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         value = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
         if next(calls) == at and own_rank() == rank:
+            if note:
+                Path(note).write_text(str(time.time()))
             return value * commit(fault)
         return value
 

@@ -17,11 +17,15 @@ import pytest
 from testbed.cluster.access import lacking
 from testbed.cluster.owner import PREFIX
 from testbed.cluster.system import NETNS_FOLDER
+from testbed.launch.emulated import GRACE_S
 from tests.harness.runs import FAULTY, end_family, testbed
 
 HARNESS = Path(__file__).parents[1] / "harness"
 HEADERS = 1514 / 1448  # Ethernet, IP and TCP with time stamps around 1448 bytes of payload
 WITHIN_S = 60.0
+DEADLINE_S = 6
+SPARE_S = 10.0  # for processes to end on a busy machine; what hangs takes until the harness ends it
+STREAM_PORT = 7001  # of between_nodes.sh
 
 pytestmark = [
     pytest.mark.mpi,
@@ -42,11 +46,11 @@ def folders(pid: int) -> list[Path]:
 
 
 @contextmanager
-def sleeping_cluster(*more: str) -> Iterator[subprocess.Popen[str]]:
-    """`testbed cluster` around a command that is up and sleeps."""
+def sleeping_cluster(*more: str, then: str = "sleep 1000") -> Iterator[subprocess.Popen[str]]:
+    """`testbed cluster` around a command that is up and sleeps, or does something else for long."""
     command = [sys.executable, "-m", "testbed", "cluster", "--nodes", "2", *more]
     with subprocess.Popen(
-        [*command, "--", "sh", "-c", "hostname; exec sleep 1000"],
+        [*command, "--", "sh", "-c", f"hostname; exec {then}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -95,21 +99,26 @@ def test_a_failed_run_in_a_cluster_tells_its_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "backend",
-    ["mpi-ring", *(pytest.param(b, marks=pytest.mark.slow) for b in ("gloo", "mpi", "zmq-ps"))],
+    [
+        "mpi-ring",
+        *(pytest.param(b, marks=pytest.mark.slow) for b in ("gloo", "mpi", "zmq-ps", "peer:ddp")),
+    ],
 )
 def test_a_node_that_is_cut_off_is_named_within_the_deadline(backend: str, tmp_path: Path) -> None:
-    record = tmp_path / "cell.json"
+    record, note = tmp_path / "cell.json", tmp_path / "cut"
     done = testbed(
         "run",
-        *("--workload", f"{FAULTY}:build:fault=cut,rank=1,at=3", "--verify-steps", "0"),
+        *("--workload", f"{FAULTY}:build:fault=cut,rank=1,at=3,note={note}", "--verify-steps", "0"),
         *("--cluster", "nodes=2,rate=1gbit", "--backend", backend, "--steps", "1000"),
-        *("--deadline", "6", "--json", str(record)),
+        *("--deadline", str(DEADLINE_S), "--json", str(record)),
     )
     assert done.status == 1, done.err
     assert "RankLost: rank 1 " in done.err
     cell = json.loads(record.read_text())
     assert cell["status"] == "failed"
     assert "rank 1" in cell["error"]
+    # The record is written once all ranks have ended, by themselves or after the grace they have.
+    assert record.stat().st_mtime - float(note.read_text()) < DEADLINE_S + GRACE_S + SPARE_S
 
 
 @as_root
@@ -137,9 +146,15 @@ def test_a_cluster_that_is_interrupted_is_taken_down(signum: signal.Signals) -> 
 
 
 def test_two_clusters_at_once_do_not_hear_each_other() -> None:
-    with sleeping_cluster() as other:
+    # In both, node 2 has the same address and listens on the port; it ends once it was sent enough.
+    receiving = f"{sys.executable} {HARNESS / 'stream.py'} receive {STREAM_PORT} 4096"
+    listens = f'"$TESTBED_ENTER" node2 "{receiving}"'
+    with sleeping_cluster(then=listens) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "listening\n"
         done = testbed("cluster", "--nodes", "2", "--", *stream(1, 2, 1 << 20), within_s=WITHIN_S)
         assert done.status == 0, done.err
+        assert float(done.out) > 0
         assert other.poll() is None
 
 
@@ -212,6 +227,14 @@ def test_measured_rates_are_those_asked_for(
     done = testbed("cluster", "--spec", spec, "--", *command, within_s=WITHIN_S)
     assert done.status == 0, done.err
     assert float(done.out) * HEADERS / bps == pytest.approx(1, abs=0.05)
+
+
+def test_a_change_that_cannot_be_made_fails_the_run() -> None:
+    away = "ip link delete tb0; exec sleep 1000"  # with its other end, whose rate is to change
+    spec = "nodes=2,rate=400mbit,change=2s:1:50mbit"
+    done = testbed("cluster", "--spec", spec, "--", "sh", "-c", away, within_s=WITHIN_S)
+    assert done.status == 1
+    assert "the change of links at 2 s was not made: `ip -n " in done.err
 
 
 def test_changes_are_recorded_with_the_result() -> None:

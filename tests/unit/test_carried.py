@@ -63,12 +63,15 @@ def test_the_slowest_way_of_any_node_is_the_rate_and_netem_is_refused():
     ]
     record = {"links": links, "dilation": 2.0, "latency": "injected", "latency_s": 1e-3}
     old = setting_of(record)  # of a time without others
-    assert old == Setting(1e9, 2.0, 1e-3, "other", "shared")
-    now = {**record, "cpu_policy": "batch", "cores": "pinned"}
+    assert old == Setting(1e9, 2.0, 1e-3, "other", "shared", awake=False)
+    now = {**record, "cpu_policy": "batch", "cores": "pinned", "cores_awake": "yes"}
     assert setting_of(now) == Setting(1e9, 2.0, 1e-3)
-    with pytest.raises(UsageError, match="under cpu_policy=other,cores=shared and the cluster has"):
+    with pytest.raises(UsageError, match="cores=shared,awake=no and the cluster has"):
         carried(LINK, old, Setting(1e9))
-    with pytest.raises(UsageError, match="add cpu_policy=batch,cores=shared to --cluster"):
+    with pytest.raises(UsageError, match="add cpu_policy=batch,cores=shared,awake=auto to"):
         carried(LINK, setting_of({**now, "cores": "shared"}), Setting(1e9))
+    for halted in ("no: Permission denied", "no: awake=no"):
+        with pytest.raises(UsageError, match="cores=pinned,awake=no and the cluster has"):
+            carried(LINK, setting_of({**now, "cores_awake": halted}), Setting(1e9))
     with pytest.raises(UsageError, match="leave out --link"):
         setting_of({**record, "latency": "netem"})

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.backends.protocol import BackendKind
 from testbed.cluster.changes import parse_changes
+from testbed.cluster.emulate import Cluster
 from testbed.cluster.facts import Facts
 from testbed.cluster.owner import abandoned, own_prefix
 from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
+from testbed.cluster.tcp import tcp_settings
 from testbed.cluster.topology import Topology
 from testbed.commands.place import check_places, cluster_text, in_cluster
 from testbed.config import RunConfig
@@ -104,6 +108,18 @@ def test_netem_delays_one_way_and_stretched() -> None:
     text = " ".join(delaying[0])
     assert text.endswith("delay 500us 100us loss 0.1%")
     assert not [c for c in Topology("p-", spec, "injected").build() if "netem" in c]
+
+
+def test_what_is_on_its_way_fits_the_window_and_only_where_packets_are_delayed() -> None:
+    spec = parse_cluster("nodes=2,rate=10gbit,latency=1ms,jitter=250us,dilation=10")
+    delayed = Topology("p-", spec, "netem")
+    assert delayed.round_trip_s == pytest.approx(25e-3)
+    assert Topology("p-", spec, "injected").round_trip_s == 0
+    window = int(tcp_settings(1e9, delayed.round_trip_s)["ipv4/tcp_wmem"].split()[-1])
+    assert window == pytest.approx(1e9 / 8 * 26e-3)
+    for mechanism, least in (("netem", window), ("injected", 1 << 20)):
+        cluster = Cluster(Topology("p-", spec, mechanism), Path("nowhere"))
+        assert cluster.environment({})["OMPI_MCA_btl_tcp_sndbuf"] == str(least)
 
 
 def test_only_what_a_dead_owner_left_is_abandoned() -> None:
