@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from testbed.backends.protocol import BackendKind
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
 from testbed.commands.place import check_one_place, check_places, cluster_text, in_cluster
+from testbed.commands.run_checks import (
+    check_compressor,
+    check_device,
+    check_files,
+    check_inputs,
+    check_workload,
+    make_config,
+    parse_targets,
+)
 from testbed.config import RunConfig, reproduce, to_arguments
-from testbed.errors import Unavailable, UsageError
 from testbed.launch import tree
 from testbed.launch.emulated import run_in_cluster
 from testbed.launch.job import Job, run_job
@@ -23,9 +30,7 @@ from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.launch.threads import threads_of
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
-from testbed.registry import WORKLOADS
 from testbed.scheduling.protocol import resolve_scheduler
-from testbed.spec import parse_spec
 from testbed.units import parse_seconds
 
 
@@ -132,7 +137,12 @@ def run(
     ] = None,
     plan: Annotated[str | None, typer.Option(help="run this plan (testbed.plan/1)")] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="profile first, and predict the step time")
+        bool,
+        typer.Option(
+            "--predict",
+            help="profile first, and predict the step time; where --link gives no link, plans that "
+            "the link decides, by priority or in halves are rehearsed for a few steps of a replay",
+        ),
     ] = False,
     hostfile: Annotated[
         Path | None, typer.Option(help="Open MPI hostfile: start the ranks on these hosts")
@@ -198,140 +208,6 @@ def run(
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
     raise typer.Exit(_start(config, role, hostfile, interface, json))
-
-
-def parse_targets(text: str | None) -> tuple[float, ...]:
-    """Accuracies to note, from `0.95,0.97`."""
-    try:
-        return tuple(float(piece) for piece in (text or "").split(",") if piece)
-    except ValueError as error:
-        raise UsageError(
-            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
-        ) from error
-
-
-def make_config(given: dict[str, Any]) -> RunConfig:
-    """A checked configuration.
-
-    Raises:
-        UsageError: a value is not allowed; says which are.
-    """
-    for name, hint in get_type_hints(RunConfig).items():
-        allowed = get_args(hint) if get_origin(hint) is Literal else ()
-        if name in given and allowed and given[name] not in allowed:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is {given[name]!r}; expected {' or '.join(allowed)}")
-    try:
-        return msgspec.convert(given, RunConfig)
-    except msgspec.ValidationError as error:
-        cause = error.__cause__
-        raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
-
-
-def check_workload(text: str, dilation: float = 1.0) -> None:
-    """Fail before any process is started if the workload cannot be had, or not at this dilation.
-
-    Raises:
-        UnknownName, UsageError, Unavailable: as loading it would.
-    """
-    from testbed.own_spec import parse_own_model
-    from testbed.workload_kinds import check_dilation, kind_options, workload_availability
-
-    check_dilation(text, dilation)
-    own = parse_own_model(text)
-    if own is not None:
-        if not own.path.is_file():
-            raise UsageError(f"workload is {text!r}, but there is no file {str(own.path)!r}")
-        return
-    spec = parse_spec(text)
-    lacking = workload_availability(spec.name)
-    if lacking is not None:
-        raise Unavailable("workload", spec.name, *lacking)
-    kind_options(WORKLOADS.load(spec.name), spec.options)
-
-
-def check_compressor(config: RunConfig, kind: BackendKind, options: object) -> None:
-    """Fail before any process is started if the compressor cannot be had, or not with these.
-
-    Raises:
-        UnknownName, UsageError: names the compressor, and what does not go with it.
-    """
-    if config.compressor == RunConfig().compressor:
-        return
-    from testbed.compression.chain import resolve_compressor
-
-    compressor, what = resolve_compressor(config.compressor), f"--compressor {config.compressor}"
-    if kind.schedule(options) is not None:
-        raise UsageError(
-            f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
-            "gradients by itself; use another backend"
-        )
-    if config.precision == "fp16":
-        raise UsageError(
-            f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
-            "is kept from step to step; use bf16 or float32"
-        )
-    if getattr(options, "repack", False) and (config.checkpoint or config.resume_from):
-        raise UsageError(
-            f"with {config.backend!r} servers keep what they did not send back, which no "
-            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
-        )
-    if compressor.claims.carries_momentum and config.optimizer != "sgd":
-        raise UsageError(
-            f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
-            "sgd, or give the compressor momentum=0"
-        )
-
-
-def check_files(json: Path | None, hostfile: Path | None) -> None:
-    """Fail before any process is started if a file cannot be read or written.
-
-    Raises:
-        UsageError: names the option and the path.
-    """
-    if json is not None and not json.resolve().parent.is_dir():
-        raise UsageError(f"--json is {str(json)!r}, but there is no folder {str(json.parent)!r}")
-    if hostfile is not None and not hostfile.is_file():
-        raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
-
-
-def check_inputs(config: RunConfig, num_workers: int | None) -> None:
-    """Fail before any process is started if what a plan is made from cannot be had.
-
-    Args:
-        config: of the run.
-        num_workers: how many there will be; None = a launcher decides.
-
-    Raises:
-        UsageError: names the option and the file, or the rank that is not there.
-    """
-    for option, path in (("--link", config.link), ("--plan", config.plan)):
-        if path is not None and not Path(path).is_file():
-            raise UsageError(f"{option} is {path!r}, but there is no such file")
-    if config.trace is not None:
-        from testbed.prediction.shipped import find_trace
-
-        find_trace(config.trace)
-    if config.slow is not None:
-        from testbed.training.slowdown import parse_slowdowns
-
-        parse_slowdowns(config.slow, num_workers)
-
-
-def check_device(device: str) -> None:
-    """Fail before any process is started if there is no such device.
-
-    Raises:
-        UsageError: says what is there.
-    """
-    if device == "cpu":
-        return
-    import torch
-
-    if not device.startswith("cuda"):
-        raise UsageError(f"--device is {device!r}; expected cpu or cuda")
-    if not torch.cuda.is_available():
-        raise UsageError(f"--device is {device!r}, but no CUDA device is visible; use cpu")
 
 
 def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:

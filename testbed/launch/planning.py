@@ -53,6 +53,7 @@ class Planned:
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
         link: likewise; of a rehearsed plan with what its messages took in those steps.
+        fitted: the link without what rehearsed steps added to it; None = they added nothing.
         overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
         dilation: how many times slower than trace and link everything is here.
@@ -65,6 +66,7 @@ class Planned:
     replan: Replan | None = None
     trace: Trace | None = None
     link: Link | None = None
+    fitted: Link | None = None
     overhead: Overhead = field(default_factory=Overhead)
     micro_batches: int = 1
     dilation: float = 1.0
@@ -147,11 +149,13 @@ def _prepare(
     plan = msgspec.json.decode(shared, type=Plan)
     if probe is not None:
         link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
+    seen = as_in_steps(link, by_message=is_rehearsed(plan))
     return Planned(
         plan,
         replan,
         trace,
-        as_in_steps(link, by_message=is_rehearsed(plan)),
+        seen,
+        None if seen is link else link,
         overhead,
         config.accumulate,
         dilation,

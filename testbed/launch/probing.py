@@ -20,7 +20,7 @@ from testbed.prediction.in_steps import LEAST_AGREEING, agreed, missing_s, ratio
 from testbed.prediction.link import Link
 from testbed.prediction.trace import Trace
 from testbed.profiling.first_look import first_look
-from testbed.profiling.link import measure_link
+from testbed.profiling.link import link_of_steps, measure_link
 from testbed.profiling.sweep import quick
 from testbed.records.disturbed import LINK_STOLEN
 from testbed.scheduling.plan import Plan
@@ -92,8 +92,9 @@ class Probe:
     def link(self) -> Link:
         """The link for messages up to all gradients in one, measured beside what the workload does.
 
-        Where a plan is rehearsed it is fitted to the messages of the guessed plan's steps: of few,
-        if the link will decide the plan, which is rehearsed then (see `link_of`). What the fit
+        Where a plan is rehearsed it is fitted to the messages of the guessed plan's steps: to them
+        alone, which training follows at once, if that is the plan; also to them, of few steps, if
+        the link will decide the plan, which is rehearsed then (see `link_of`). What the fit
         leaves out of them is kept in the link's `missing_s`; a plan is made without it, so that
         `auto` compares all alike.
         """
@@ -101,10 +102,23 @@ class Probe:
         steps: Steps = []
         if is_rehearsed(self._guessed) and self._rehearses(self._guessed):
             steps = self._costs(self._guessed, FEW_COUNTED if self._decides else NUM_COUNTED)
+            known = self._known(steps)
+            if known is not None:
+                return known
         else:
             stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
         step_s = self._step_s()
         return self._beside_load(partial(self._measured, stream, steps, step_s), step_s)
+
+    def _known(self, steps: Steps) -> Link | None:
+        """The link of a rehearsed plan that is the run's; None where something is left to measure.
+
+        What lies between a rehearsal and the training that it tells of is time in which a machine
+        may grow slower or faster.
+        """
+        if self._decides or self._guessed.num_channels > 1:
+            return None
+        return link_of_steps(self._config.backend, self._of_run.size, steps)
 
     def link_of(self, plan: Plan, link: Link) -> Link:
         """The link with what the messages of the plan that it led to take; closes the probe.

@@ -21,7 +21,7 @@ from testbed.cluster.spec import dilation_of
 from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control, Loss
-from testbed.errors import TestbedError, UsageError
+from testbed.errors import RankLost, TestbedError, UsageError
 from testbed.launch.choosing import group_for
 from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
@@ -103,9 +103,8 @@ def end_soon_after_loss(who: str, group: Group) -> None:
     """
 
     def end(loss: Loss) -> None:
-        sys.stderr.write(
-            f"testbed: {who}: ended while {group.control.state}; {loss.who} is lost: {loss.why}\n"
-        )
+        error = RankLost(loss.who, loss.why, f"this rank was {group.control.state}, and is ended")
+        sys.stderr.write(f"testbed: {who}: RankLost: {error}\n")
         sys.stderr.flush()
         os._exit(1)
 
@@ -205,7 +204,11 @@ def _work(
     make = build or (lambda: _build(config))
     workload = make()
     planned = prepare(config, role, group, workload, make)
-    predicted_s = predicted_step_s(planned, config.compressor) if group.rank == 0 else None
+    predicted_s = unrehearsed_s = None
+    if group.rank == 0:
+        predicted_s = predicted_step_s(planned, config.compressor)
+        before = replace(planned, link=planned.fitted)
+        unrehearsed_s = predicted_step_s(before, config.compressor)
     backend = open_backend(planned.role or role, group_for(planned.plan, group))
     run = Run(
         config,
@@ -230,6 +233,7 @@ def _work(
         outcomes,
         plan=planned.plan,
         predicted_s=predicted_s,
+        unrehearsed_s=unrehearsed_s,
         link=planned.link,
         data=workload.data,
         consistency=role.kind.consistency(role.options),

@@ -100,12 +100,40 @@ def measure_link(
     if backend.rank == 0:
         link = _fit(name, num_workers, times, streams)
         if steps:
-            kept = {**link.extra, "missing_s": missing_s(link, steps)}
-            link = msgspec.structs.replace(link, extra=kept)
+            link = _with_missing_s(link, steps)
     told = control.all_gather(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )
     return msgspec.json.decode(told[0], type=Link)
+
+
+def link_of_steps(
+    name: str, num_workers: int, steps: Sequence[Sequence[tuple[int, float]]]
+) -> Link | None:
+    """The link that explains messages of timed steps, nothing else measured; None of one size.
+
+    What it leaves out of each step is in `Link.extra` under `missing_s`, as `measure_link` has it.
+
+    Args:
+        name: of the backend, for the link.
+        num_workers: two or more.
+        steps: of each step the bytes and seconds of its messages.
+
+    Example:
+        >>> steps = [[(1000, 2e-3), (2000, 3e-3)], [(1000, 2e-3), (2000, 3.5e-3)]]
+        >>> link = link_of_steps("x", 2, steps)
+        >>> f"{link.latency_s:.2g} {[round(1e3 * s, 1) for s in link.extra['missing_s']]}"
+        '0.00075 [-0.1, 0.1]'
+    """
+    streamed = [*itertools.chain(*steps)]
+    if len({num_bytes for num_bytes, _ in streamed}) < 2:
+        return None
+    return _with_missing_s(_fit(name, num_workers, [], streamed), steps)
+
+
+def _with_missing_s(link: Link, steps: Sequence[Sequence[tuple[int, float]]]) -> Link:
+    kept = {**link.extra, "missing_s": missing_s(link, steps)}
+    return msgspec.structs.replace(link, extra=kept)
 
 
 def _fitting_s(deadline_s: float) -> float:

@@ -120,6 +120,8 @@ class Cell(msgspec.Struct, kw_only=True):
         plan_digest: digest of the plan that all ranks carried out.
         plan_reason: in words, why the scheduler planned so.
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
+        predicted_unrehearsed_s: the same without what rehearsed steps of the very plan added to the
+            link: what the model says of steps that nobody has rehearsed (null: nothing was added).
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
@@ -182,6 +184,7 @@ class Cell(msgspec.Struct, kw_only=True):
     plan_digest: str = ""
     plan_reason: str = ""
     predicted_step_time_s: float | None = None
+    predicted_unrehearsed_s: float | None = None
     link: dict[str, Any] | None = None
     compression: CompressionResult | None = None
     staleness_max: int | None = None

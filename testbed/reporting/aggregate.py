@@ -22,6 +22,7 @@ _MEDIANS = (
     "received_bytes_per_step",
     "final_loss",
     "predicted_step_time_s",
+    "predicted_unrehearsed_s",
     "num_messages",
     "test_accuracy",
     "training_time_s",

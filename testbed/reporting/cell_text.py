@@ -43,6 +43,10 @@ def describe_cell(cell: Cell) -> str:
             lines.append(
                 f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured){how}"
             )
+        if cell.predicted_unrehearsed_s is not None:
+            missed = cell.predicted_unrehearsed_s / cell.step_time_s - 1
+            before = format_seconds(cell.predicted_unrehearsed_s)
+            lines.append(f"                {before} ({100 * missed:+.1f} %) without rehearsing")
     if cell.samples_per_s is not None:
         lines.append(f"  throughput    {cell.samples_per_s:,.0f} samples/s")
     if cell.wire_bytes_per_step is not None:

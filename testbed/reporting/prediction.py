@@ -9,6 +9,7 @@ from testbed.records.cell import Cell
 from testbed.records.report import PredictionError, ReportCell
 
 REHEARSED = "rehearsed steps"
+BEFORE = "those plans before rehearsing"
 
 
 def prediction_error(cell: Cell) -> float | None:
@@ -21,17 +22,22 @@ def prediction_error(cell: Cell) -> float | None:
         >>> prediction_error(cell)
         -0.25
     """
-    if cell.predicted_step_time_s is None or not cell.step_time_s:
+    return _missed(cell, cell.predicted_step_time_s)
+
+
+def _missed(cell: Cell, predicted_s: float | None) -> float | None:
+    if predicted_s is None or not cell.step_time_s:
         return None
-    return cell.predicted_step_time_s / cell.step_time_s - 1
+    return predicted_s / cell.step_time_s - 1
 
 
 def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
     """Over all predicted cells, then by backend and by scheduler (without their options).
 
-    Where some links were fitted to messages of rehearsed steps, also by what the link was fitted
-    to: there less is left to predict. Nothing where fewer than two cells were predicted: the table
-    says it all.
+    Where some links were brought to messages of rehearsed steps, also by what the link was fitted
+    to: there less is left to predict; and what the model says of those cells without rehearsing, as
+    it must of clusters that nobody has. Nothing where fewer than two cells were predicted: the
+    table says it all.
     """
     known = [(cell, error) for cell in cells if (error := prediction_error(cell)) is not None]
     if len(known) < 2:
@@ -49,6 +55,13 @@ def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
             _sum_up(family, name, [(c, e) for c, e in known if name_of(c) == name])
             for name in names
         ]
+    before = [
+        (cell, error)
+        for cell, _ in known
+        if (error := _missed(cell, cell.predicted_unrehearsed_s)) is not None
+    ]
+    if before:
+        rows.append(_sum_up("link", BEFORE, before))
     return rows
 
 

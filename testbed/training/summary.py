@@ -32,6 +32,7 @@ def make_cell(
     *,
     plan: Plan,
     predicted_s: float | None,
+    unrehearsed_s: float | None = None,
     link: Link | None,
     data: str,
     consistency: str,
@@ -46,6 +47,7 @@ def make_cell(
         outcomes: of all workers, in rank order.
         plan: that was carried out.
         predicted_s: step time that the model gives; None = no profile.
+        unrehearsed_s: the same without what rehearsed steps added to the link; None = nothing.
         link: that it was given; None = no profile.
         data: where the samples came from.
         consistency: of the backend.
@@ -101,6 +103,7 @@ def make_cell(
         plan_digest=plan.digest(),
         plan_reason=plan.reason,
         predicted_step_time_s=predicted_s,
+        predicted_unrehearsed_s=unrehearsed_s,
         link=None if link is None else _described(link),
         compression=_compression(outcomes),
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)

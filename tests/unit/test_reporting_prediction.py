@@ -19,6 +19,7 @@ def cell(
     measured_s: float,
     predicted_s: float | None,
     link: dict[str, Any] | None = None,
+    unrehearsed_s: float | None = None,
 ) -> Found:
     made = Cell(
         backend=backend,
@@ -27,6 +28,7 @@ def cell(
         num_workers=4,
         step_time_s=measured_s,
         predicted_step_time_s=predicted_s,
+        predicted_unrehearsed_s=unrehearsed_s,
         config=RunConfig(backend=backend, scheduler=scheduler),
         link=link,
     )
@@ -60,13 +62,17 @@ def test_errors_are_summed_up_over_all_by_backend_and_by_scheduler() -> None:
 
 
 def test_errors_on_links_fitted_to_rehearsed_steps_are_told_apart() -> None:
-    rehearsed = cell("gloo", "p3", 1.0, 1.05, {"missing_s": [1e-4]})
-    rows = make_report(Collected((*CELLS, rehearsed), ())).prediction_errors
+    rehearsed = cell("gloo", "p3", 1.0, 1.05, {"missing_s": [1e-4]}, unrehearsed_s=0.75)
+    made = make_report(Collected((*CELLS, rehearsed), ()))
+    rows = made.prediction_errors
     found = {r.name: (r.num_cells, r.median) for r in rows if r.family == "link"}
     assert found == {
         "rehearsed steps": (1, pytest.approx(0.05)),
         "messages in rows": (3, pytest.approx(0.02)),
+        "those plans before rehearsing": (1, pytest.approx(0.25)),
     }
+    told = "rehearsed steps 5.0 % / +5.0 %, those plans before rehearsing 25.0 % / -25.0 %"
+    assert told in to_markdown(made)
 
 
 def test_the_report_tells_them_in_words() -> None:

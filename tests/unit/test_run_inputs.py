@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.commands.run import check_inputs
+from testbed.commands.run_checks import check_inputs
 from testbed.config import RunConfig
 from testbed.errors import UsageError
 
