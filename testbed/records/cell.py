@@ -121,7 +121,8 @@ class Cell(msgspec.Struct, kw_only=True):
         plan_reason: in words, why the scheduler planned so.
         predicted_step_time_s: what trace and link say a step takes (null: no profile was made).
         predicted_unrehearsed_s: the same without what rehearsed steps of the very plan added to the
-            link: what the model says of steps that nobody has rehearsed (null: nothing was added).
+            link (null: nothing was added). Under plans by priority or in halves the link stays
+            fitted to messages of such steps, so that less is taken away than rehearsing gave.
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);
