@@ -50,7 +50,7 @@ def distribute(
     until they are means over the workers. Rank 0's parameters and buffers replace those of the
     others at once. The rest of the loop stays as it is; give each rank its own samples
     (`session.backend.rank` of `session.backend.size`). When the process ends the session ends with
-    it, or call `close()`.
+    it, or call `close()`. Without a launcher the process trains alone, and says so on stderr.
 
     With a scheduler that crosses the iteration (`dear`, `pace`, `bytescheduler`, `p3`)
     `optimizer.step()` does not wait: each layer is updated just before it is called again. A
@@ -110,6 +110,8 @@ def distribute(
         )
     measured = _measured(scheduler, trace, link)
     role = assign_role(who_am_i(), kind, options, None)
+    if role.identity.launcher == "alone":
+        _begin_alone()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     group = join(role, interface=interface, deadline_s=deadline_s, device=str(device))
     opened: Backend | None = None
@@ -143,6 +145,15 @@ def distribute(
     session.on_close(leave)
     atexit.register(_end, session, group.control)
     return session
+
+
+def _begin_alone() -> None:
+    sys.stderr.write(
+        "testbed: found no launcher (mpirun, torchrun, srun): this process trains alone and "
+        "exchanges nothing\n"
+    )
+    # Open MPI without a launcher leaves its shared memory behind, 16 MiB for each process.
+    os.environ.setdefault("OMPI_MCA_btl", "^sm")
 
 
 def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None) -> Measured | None:

@@ -21,9 +21,19 @@ class UnknownName(UsageError):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"no {what} {name!r}; known: {', '.join(names) or 'none'}{hint}")
+        told = f"no {what} {name!r}; known: {', '.join(names) or 'none'}"
+        super().__init__(told + closest(name, names))
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which of the known ones it resembles, if any.
+
+    Example:
+        >>> closest("node", ["nodes", "rate"]), closest("x", ["nodes", "rate"])
+        ("; did you mean 'nodes'?", '')
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Unavailable(TestbedError):

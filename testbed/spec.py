@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from testbed.errors import UsageError
+from testbed.errors import UsageError, closest
 
 T = TypeVar("T")
 
 # Metadata of the field of an options dataclass that a first value without a key sets.
 BARE_OPTION: Mapping[str, Any] = types.MappingProxyType({"bare": True})
 
+_IN_WORDS: Mapping[Any, str] = {int: "a whole number, as in 4", float: "a number, as in 0.5"}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -101,7 +102,8 @@ def parse_options(part: str, options: Mapping[str, str], into: type[T]) -> T:
             raise _not_key_value(part, text)
         if name not in fields:
             known = ", ".join(sorted(fields)) or "none"
-            raise UsageError(f"{part!r} has no option {key!r}; known options: {known}")
+            told = f"{part!r} has no option {key!r}; known options: {known}"
+            raise UsageError(told + closest(name, sorted(fields)))
         values[name] = _convert(part, name, text, hints[name])
     return into(**values)
 
@@ -126,4 +128,5 @@ def _convert(part: str, key: str, text: str, kind: Any) -> Any:
     try:
         return kind(text)
     except ValueError as error:
-        raise UsageError(f"{part}: {key} is {text!r}; expected {kind.__name__}") from error
+        wanted = _IN_WORDS.get(kind, kind.__name__)
+        raise UsageError(f"{part}: {key} is {text!r}; expected {wanted}") from error

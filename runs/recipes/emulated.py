@@ -29,7 +29,7 @@ SCHEDULERS = (
 # Steps of plans that cross the iteration are settled one step later: the first two are compared
 # with one process. Those by priority keep both cores busy with messages, and their steps differ by
 # more: they get more of them, and most of all the one with the most messages.
-CROSSING = {"dear": 9, "pace": 12, "bytescheduler": 13, "auto": 12, "p3": 18}
+CROSSING = {"dear": 9, "pace": 12, "bytescheduler": 13, "auto": 12, "p3": 16}
 
 # Where each message costs a millisecond to start, whoever merges well wins.
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
@@ -38,7 +38,7 @@ BASE = {
     "workload": "replay:resnet50-v100",
     "workers": 4,
     "cluster": CLUSTER,
-    "steps": 8,
+    "steps": 7,
     "warmup": 2,
     "verify_steps": 2,
     "threads": 1,

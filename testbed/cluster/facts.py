@@ -25,6 +25,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         latency_s: real seconds that the testbed itself waits before each exchange; 0 = none.
         jitter_s: largest deviation from them.
         record: for the results: rates asked and set, how latency is made, the host's kernel.
+        failure: which change of links could not be made, and why; empty while all were made.
     """
 
     spec: str
@@ -34,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.0
     jitter_s: float = 0.0
     record: dict[str, Any] = {}
+    failure: str = ""
 
 
 def find_facts(environment: Mapping[str, str] = os.environ) -> Facts | None:

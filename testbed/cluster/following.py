@@ -39,6 +39,7 @@ def changing(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
             except Exception as error:  # whatever it is, the run has to hear of it
                 told = f"cluster: the change of links at {change.at_s:g} s was not made: {error}"
                 failures.append(RunFailed(told))
+                _tell(cluster, told)
                 return
 
     thread = threading.Thread(target=follow, name="links", daemon=True)
@@ -48,6 +49,12 @@ def changing(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
     finally:
         ended.set()
         thread.join(system.COMMAND_S)
+
+
+def _tell(cluster: Cluster, failure: str) -> None:
+    """Those who are about to write their results hear of it, too."""
+    facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
+    write_facts(cluster.facts_path, msgspec.structs.replace(facts, failure=failure))
 
 
 def _note(cluster: Cluster, change: Change) -> None:

@@ -68,7 +68,22 @@ def check_one_place(here: Facts | None, hostfile: Path | None) -> None:
 
 
 def in_cluster(cell: Cell, facts: Facts | None) -> Cell:
-    """The cell with the cluster that it was measured in."""
+    """The cell with the cluster that it was measured in.
+
+    Where the cluster was not the one that was asked for, the cell has failed, and nothing measured
+    stays in it.
+    """
     if facts is None:
         return cell
+    if facts.failure and cell.status == "ok":
+        cell = Cell(
+            status="failed",
+            backend=cell.backend,
+            workload=cell.workload,
+            num_workers=cell.num_workers,
+            config=cell.config,
+            environment=cell.environment,
+            command=cell.command,
+            error=facts.failure,
+        )
     return msgspec.structs.replace(cell, dilation=facts.dilation, cluster=facts.record)

@@ -269,6 +269,9 @@ def _finish(cell: Cell | None, json: Path | None) -> int:
     cell = in_cluster(cell, find_facts(os.environ))
     if json is not None:
         write_atomically(json, encode_cell(cell))
+    if cell.status == "failed":
+        sys.stderr.write(f"testbed: the run failed: {cell.error}\n")
+        return 1
     from testbed.reporting.cell_text import describe_cell
 
     sys.stdout.write(describe_cell(cell))

@@ -79,13 +79,14 @@ def unpack_indices(packed: torch.Tensor, num_elements: int, count: int) -> torch
         return torch.empty(0, dtype=torch.int64, device=packed.device)
     low = low_bits(num_elements, count)
     if packed_bytes(num_elements, 1) <= _delta_bytes(num_elements, count, low):
-        return set_places(unpack_codes(packed, num_elements, 1))
+        return set_places(unpack_codes(packed, num_elements, 1).view(torch.bool))
     cut = packed_bytes(count, low)
     indices = unpack_codes(packed[:cut], count, low).to(torch.int64)
     top = (num_elements - 1) >> low
     if top == 0:
         return indices
-    places = set_places(unpack_codes(packed[cut:], count + top, 1))
+    marks = unpack_codes(packed[cut:], count + top, 1).view(torch.bool)
+    places = set_places(marks)  # of bytes NumPy would find them half as fast
     return indices + ((places - torch.arange(count, device=packed.device)) << low)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,24 @@ def test_a_trace_of_another_model_is_refused(files: tuple[Path, Path]) -> None:
         testbed.distribute(
             model, optimizer, "gloo", scheduler="optimal", trace=files[0], link=files[1]
         )
+
+
+def test_a_script_without_a_launcher_says_that_it_trains_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    testbed.distribute(model, optimizer, "gloo").close()
+    assert "this process trains alone" in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+def test_a_script_without_a_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
+    words = (
+        "import torch, testbed; m = torch.nn.Linear(2, 2); "
+        "o = torch.optim.SGD(m.parameters(), lr=0.1); testbed.distribute(m, o, 'mpi-ring').close()"
+    )
+    there = {**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, env=there)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -185,6 +185,24 @@ def test_whatever_runs_on_a_node_keeps_to_its_cores_where_they_go_round(cores: s
     assert done.out.splitlines() == [" ".join(map(str, node)) for node in dealt]
 
 
+@pytest.mark.parametrize("asked", ["auto", "no"])
+def test_cores_are_kept_awake_where_that_is_allowed(asked: str) -> None:
+    tell = f"{sys.executable} {HARNESS / 'core_latency.py'}"
+    before = testbed("cluster", "--spec", "nodes=1,awake=no", "--", "sh", "-c", tell)
+    done = testbed(
+        *("cluster", "--spec", f"nodes=1,awake={asked}", "--"),
+        *("sh", "-c", f'{tell}; cat "$TESTBED_CLUSTER"'),
+    )
+    assert (before.status, done.status) == (0, 0), done.err
+    latency_us, facts = done.out.split("\n", 1)
+    held = json.loads(facts)["record"]["cores_awake"]
+    if asked == "auto" and os.access("/dev/cpu_dma_latency", os.W_OK):
+        assert (latency_us, held) == ("0", "yes")
+    else:
+        assert latency_us == before.out.strip()
+        assert held.startswith("no")
+
+
 def test_cores_that_do_not_go_round_are_refused_when_asked_for() -> None:
     nodes = len(os.sched_getaffinity(0)) + 1
     if nodes == 2:
@@ -230,10 +248,12 @@ def test_measured_rates_are_those_asked_for(
 
 
 def test_a_change_that_cannot_be_made_fails_the_run() -> None:
-    away = "ip link delete tb0; exec sleep 1000"  # with its other end, whose rate is to change
+    away = "ip link delete tb0"  # with its other end, whose rate is to change
+    told = 'until grep -q "was not made" "$TESTBED_CLUSTER"; do sleep 0.1; done; echo told'
     spec = "nodes=2,rate=400mbit,change=2s:1:50mbit"
-    done = testbed("cluster", "--spec", spec, "--", "sh", "-c", away, within_s=WITHIN_S)
-    assert done.status == 1
+    command = ("sh", "-c", f"{away}; {told}; exec sleep 1000")
+    done = testbed("cluster", "--spec", spec, "--", *command, within_s=WITHIN_S)
+    assert (done.status, done.out) == (1, "told\n")
     assert "the change of links at 2 s was not made: `ip -n " in done.err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,6 +178,15 @@ def test_tables_divide_by_the_dilation_and_records_do_not() -> None:
     assert shown.samples_per_s == 320.0
     assert shown.time_to_accuracy_s == {"0.9": 5.0, "0.99": None}
     assert undilated(cell) is cell
+
+
+def test_what_was_measured_on_another_cluster_than_asked_for_is_no_result() -> None:
+    cell = Cell(backend="mpi", workload="w", num_workers=2, config=RunConfig(), step_time_s=2.0)
+    facts = Facts(spec="nodes=2", dilation=1.0, places=2, hostfile="", failure="link 1 stayed up")
+    kept = in_cluster(cell, facts)
+    assert (kept.status, kept.error, kept.step_time_s) == ("failed", "link 1 stayed up", None)
+    earlier = msgspec.structs.replace(cell, status="failed", error="rank 1 was lost")
+    assert in_cluster(earlier, facts).error == "rank 1 was lost"
 
 
 @given(factor=st.floats(0.01, 100), num_bytes=st.integers(1, 1 << 30))

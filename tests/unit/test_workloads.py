@@ -31,7 +31,7 @@ def test_options_are_converted_to_the_types_of_their_defaults():
     ("spec", "message"),
     [
         ("resnet20:colour=1", "known options: batch_size, image_size, num_classes, num_samples"),
-        ("resnet20:batch_size=many", "batch_size is 'many'; expected int"),
+        ("resnet20:batch_size=many", "batch_size is 'many'; expected a whole number"),
         ("vgg16:bn=perhaps", "bn is 'perhaps'; expected 1 or 0"),
         ("resnet20:batch_size", "is not key=value"),
     ],
@@ -230,7 +230,7 @@ def test_an_own_loss_is_a_function_of_model_and_batch_or_a_criterion(own):
         (":pair", r"needs width; write .*:pair:width=\.\.\."),
         (":build:colour=red", "known options: bias, mode, rate, width"),
         (":build:seed=3", "has no option 'seed'"),
-        (":build:width=wide", "width is 'wide'; expected int"),
+        (":build:width=wide", "width is 'wide'; expected a whole number"),
         (":odd:sizes=3", "option 'sizes' of odd is annotated"),
         (":number", r"returned a int; expected a function that returns a model and a dataset"),
         (":four", "returned a tuple of 4"),
