@@ -77,17 +77,30 @@ def _start(sizes: dict[str, int], backend: Backend, group: Group, plan: Plan) ->
 
 
 def two_at_once(backend: Backend, group: Group, plan: Plan) -> list[Event]:
-    """A step's events. The last rank gives `a` only when the exchange of `b` has ended."""
+    """A step's events. The last rank gives `a` only when the exchange of `b` has ended everywhere.
+
+    The other ranks give `b` only when their exchange of `a` is under way.
+    """
     watched = Watched(backend, lambda request: None)
     trainee = _start({"b": LARGE, "a": LARGE}, watched, group, plan)
-    order = ("b", "a")
+    a, b = trainee.model.weight("a"), trainee.model.weight("b")
+    ended = "the exchange of b has ended"
+
+    def b_has_ended(_: torch.Tensor) -> None:
+        watched.work_of("b.weight", trainee.session.step).wait(WITHIN_S)
+        meet(group, ended)
+
+    def a_is_under_way(_: torch.Tensor) -> None:
+        watched.await_start("a.weight", trainee.session.step, WITHIN_S)
+
     if group.rank == group.size - 1:
         order = ("a", "b")  # so that the gradient of b comes first here
-        trainee.model.weight("a").register_hook(
-            lambda gradient: (
-                watched.work_of("b.weight", trainee.session.step).wait(WITHIN_S) and None
-            )
-        )
+        a.register_hook(b_has_ended)
+    else:
+        order = ("b", "a")
+        b.register_hook(a_is_under_way)
+        # This hook runs after the session's, which was registered before.
+        b.register_post_accumulate_grad_hook(b_has_ended)
     trainee.step(order)
     trainee.session.close()
     meet(group, "two at once")
