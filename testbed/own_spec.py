@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import UsageError
+from testbed.errors import UsageError, closest
 from testbed.spec import parse_spec
 
 
@@ -41,3 +42,43 @@ def parse_own_model(spec_text: str) -> OwnModel | None:
             f"{match[1]}:build or {match[1]}:build:key=value,..."
         )
     return OwnModel(Path(match[1]), spec.name, spec.options)
+
+
+_BINDS_UNSEEN = {"exec", "globals", "vars", "setattr", "__getattr__", "*"}
+
+
+def check_function(own: OwnModel) -> None:
+    """Refuse a function that the file surely does not have, without running the file.
+
+    A file that may get names by other ways than its text shows is left to whoever runs it, as is
+    one that is no Python.
+
+    Raises:
+        UsageError: names the function, and what it may have been meant to be.
+        OSError: the file cannot be read.
+    """
+    try:
+        tree = ast.parse(own.path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    names = _names_in(tree)
+    if own.function in names or names & _BINDS_UNSEEN:
+        return
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
+    raise UsageError(
+        f"'{own.path}' has no function {own.function!r}; it has: "
+        f"{', '.join(sorted(functions)) or 'none'}{closest(own.function, functions)}"
+    )
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    """All names in a text, and `*` where it imports whatever another file has."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found

@@ -48,7 +48,7 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     Raises:
         UnknownName, UsageError, Unavailable: as loading it would.
     """
-    from testbed.own_spec import parse_own_model
+    from testbed.own_spec import check_function, parse_own_model
     from testbed.workload_kinds import check_dilation, kind_options, workload_availability
 
     check_dilation(text, dilation)
@@ -56,6 +56,7 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     if own is not None:
         if not own.path.is_file():
             raise UsageError(f"workload is {text!r}, but there is no file {str(own.path)!r}")
+        check_function(own)
         return
     spec = parse_spec(text)
     lacking = workload_availability(spec.name)

@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from testbed.errors import Unavailable, UnknownName, UsageError
 from testbed.models import transformer
 from testbed.models.samples import DatasetSamples, TensorSamples
 from testbed.own_model import EXAMPLE
-from testbed.own_spec import parse_own_model
+from testbed.own_spec import check_function, parse_own_model
 from testbed.registry import WORKLOADS
 from testbed.workload_kinds import workload_availability
 from testbed.workloads import as_samples, load_workload
@@ -278,3 +279,30 @@ def test_the_example_in_the_messages_works(tmp_path):
 def test_names_without_a_python_file_are_registered_ones():
     assert parse_own_model("resnet50:image_size=64") is None
     assert parse_own_model("a/b.py:make:x=1").options == {"x": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("def build():\n    return 1\n", False),
+        ("def built():\n    return 1\n", True),
+        ("from nets import make as build\n", False),
+        ("from nets import *\n", False),
+        ("globals()['bu' + 'ild'] = print\n", False),
+        ("if True:\n    build = lambda: 1\n", False),
+        ("class Net:\n    def built(self): ...\n", True),
+        ("def broken(:\n", False),
+    ],
+)
+def test_a_function_that_a_file_surely_lacks_is_refused_unrun(
+    text: str, refused: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "my_model.py"
+    file.write_text(f"{text}\nraise RuntimeError('this was run')\n" if "(:" not in text else text)
+    own = parse_own_model(f"{file}:build")
+    if not refused:
+        check_function(own)
+        return
+    with pytest.raises(UsageError, match="has no function 'build'; it has: ") as told:
+        check_function(own)
+    assert ("did you mean 'built'" in str(told.value)) == text.startswith("def built")
