@@ -17,6 +17,7 @@ from testbed.compression.protocol import (
     Conversation,
     State,
 )
+from testbed.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,21 @@ class BySize:
     Attributes:
         inner: for the large ones.
         options: see `BySizeOptions`.
+
+    Raises:
+        UsageError: the inner one does the optimizer's momentum, which small messages then lacked.
     """
 
     inner: Compressor
     options: BySizeOptions
+
+    def __post_init__(self) -> None:
+        if self.inner.claims.carries_momentum:
+            raise UsageError(
+                "by-size stands before a compressor that does the momentum of SGD itself, so that "
+                "small messages would train without any; leave by-size out (of few elements "
+                "dgc sends few bytes), or give the compressor momentum=0"
+            )
 
     @property
     def claims(self) -> Claims:
@@ -53,7 +65,6 @@ class BySize:
         return Claims(
             mean_of_sent=self.inner.claims.mean_of_sent and self.options.small == "none",
             keeps=self.inner.claims.keeps,
-            carries_momentum=self.inner.claims.carries_momentum,
         )
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:

@@ -56,7 +56,7 @@ class Cast:
         name: `fp16` or `bf16`.
 
     Raises:
-        NonFiniteGradient: in fp16 a value above 65504 P.
+        NonFiniteGradient: in fp16 a value above 65504 P, or a mean above 65504.
 
     Reference:
         Micikevicius et al., 2018, ICLR (mixed precision). Departs: no loss scaling; see `bf16`.
@@ -79,12 +79,11 @@ class Cast:
         require_values(values, context)
         narrow = (values / context.num_workers).to(self.dtype)
         if self.name == "fp16" and bool(narrow.isinf().any()):
-            raise NonFiniteGradient(
-                f"message {context.key!r} exceeds fp16 (65504 times the number of ranks) in step "
-                f"{context.step} on rank {context.rank}; use bf16, or scale the loss down"
-            )
+            raise _beyond_fp16("a value over the number of ranks", context)
         sent = narrow.to(values.dtype, copy=True)
         arrived = yield Round(Form.SUM, (narrow,), last=True)
+        if self.name == "fp16" and bool(arrived.parts[0].isinf().any()):
+            raise _beyond_fp16("the mean over the ranks", context)
 
         def subtract_sent(given: torch.Tensor) -> torch.Tensor:
             return given.sub_(sent, alpha=context.num_workers)
@@ -94,3 +93,10 @@ class Cast:
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """See `Compressor.payload_bytes`."""
         return ByteRange(2 * num_elements, 2 * num_elements)
+
+
+def _beyond_fp16(what: str, context: Context) -> NonFiniteGradient:
+    return NonFiniteGradient(
+        f"message {context.key!r} exceeds fp16: {what} is above 65504 in step {context.step} on "
+        f"rank {context.rank}; use bf16, or scale the loss down"
+    )

@@ -50,7 +50,7 @@ class GTopK:
 
     Reference:
         Shi et al., 2019, ICDCS (gTop-k). Departs: `conserving` is the default; any number of
-        ranks.
+        ranks. Keeps nothing by itself: the paper's residual is `ef+gtopk`.
     """
 
     ratio: float = 0.01

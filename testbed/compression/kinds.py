@@ -74,8 +74,12 @@ RANDOMK = _itself(
 DGC = _itself(
     "dgc", "deep gradient compression (ratio, momentum, clip, masking, warmup_steps)", Dgc
 )
-GTOPK = _itself("gtopk", "global top-k by pairwise merging (ratio, residual)", GTopK)
-OKTOPK = _itself("oktopk", "top-k reduced in balanced regions (ratio, every, rebalance)", OkTopK)
+GTOPK = _itself(
+    "gtopk", "global top-k by pairwise merging; write ef+gtopk (ratio, residual)", GTopK
+)
+OKTOPK = _itself(
+    "oktopk", "top-k in balanced regions; write ef+oktopk (ratio, every, rebalance)", OkTopK
+)
 SIGN = _codec(
     "sign",
     "signs by majority vote (vote, scaled, bucket)",

@@ -25,7 +25,7 @@ class Levels:
         bits: for each value; s = 2^(bits - 1) - 1 levels above 0.
         bucket: values that share a scale; 0: all of a message.
         norm: S is the bucket's Euclidean norm (`l2`) or largest magnitude (`max`).
-        clip_sigmas: magnitudes are first clipped to so many standard deviations; 0: not.
+        clip_sigmas: magnitudes are first clipped to so many standard deviations about 0; 0: not.
     """
 
     bits: int
@@ -42,7 +42,10 @@ class Levels:
         """See `Quantiser.code`."""
         wide = values.to(working_dtype(values.dtype))
         if self.clip_sigmas and wide.numel() > 1:
-            limit = self.clip_sigmas * wide.std(correction=0)
+            peak = wide.abs().amax()
+            # About 0, as gradients are taken to be: of equal values none is an outlier.
+            sigma = peak * (wide / peak).square_().mean().sqrt() if peak else peak
+            limit = self.clip_sigmas * sigma
             wide = wide.clamp(-limit, limit)
         scales = self._scales(wide)
         num_levels = self._num_levels()
@@ -113,7 +116,8 @@ class TernGradOptions:
     clipping.
 
     Attributes:
-        clip_sigmas: magnitudes are clipped to so many standard deviations; 0: not.
+        clip_sigmas: magnitudes are clipped to so many standard deviations about 0 (root of the
+            mean square); 0: not.
         bucket: values that share a scale; 0: all of a message.
 
     Reference:

@@ -24,7 +24,8 @@ class OneBit:
 
     Bytes: 8 ceil(n / bucket) + ceil(n / 8) (float64: 16 for each bucket). A delta-contraction
     with delta = sum over buckets of (n+ m+^2 + n- m-^2), over |x|^2. The paper always has error
-    feedback: write `ef+onebit`.
+    feedback: write `ef+onebit`. On a server the mean goes back dense; `zmq-ps:repack=1` sends it
+    as signs again.
 
     Attributes:
         bucket: values that share the two means; 0: all of a message.

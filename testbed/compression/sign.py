@@ -65,8 +65,12 @@ class EfSignOptions:
         UsageError: a bucket of less than 8.
 
     Reference:
-        Karimireddy et al., 2019, ICML (EF-signSGD); with `vote`, Zheng et al., 2019, NeurIPS.
-        Departs: the scale is a bucket's, not a layer's.
+        Karimireddy et al., 2019, ICML (EF-signSGD); the vote is that of Bernstein et al., 2019,
+        ICLR. Departs: the scale is a bucket's, not a layer's; what a vote overrules is lost, so
+        that with `vote` nothing is promised of error feedback (Zheng et al., 2019, NeurIPS, keep
+        it on the server: that is `zmq-ps:repack=1` without `vote`).
+
+    On a server the mean goes back dense: `zmq-ps:repack=1` sends it as signs again.
     """
 
     vote: bool = False

@@ -219,6 +219,9 @@ def test_16_bits_are_averaged_before_they_overflow():
     torch.testing.assert_close(mean, torch.full((3,), 60_000.0), rtol=1e-3, atol=0)
     with pytest.raises(NonFiniteGradient, match=r"exceeds fp16.*use bf16"):
         feed("fp16", [[torch.full((3,), 70_000.0)]])
+    # Halves fit, their sum does not.
+    with pytest.raises(NonFiniteGradient, match=r"the mean over the ranks is above 65504"):
+        feed("fp16", [[torch.full((3,), 1e5)] * 2], 2)
     (mean,), _ = feed("bf16", [[torch.full((3,), 1e30)] * 4], 4)
     torch.testing.assert_close(mean, torch.full((3,), 1e30), rtol=4e-3, atol=0)
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from testbed.compression.chain import resolve_compressor
 from testbed.compression.protocol import Context
+from testbed.compression.server import merge
+from testbed.compression.sparse import sparse_bytes, unpack_sparse
 from testbed.compression.state import num_bytes
 from testbed.errors import NonFiniteGradient, UsageError
 from tests.harness.compressors import PLAIN, SPECS, WRAPPERS, job, keeping, messages
@@ -116,6 +118,7 @@ def test_bytes_are_those_of_the_formula(spec, num_workers):
         before = list(ranks.given_bytes)
 
 
+# The other two hand over several payloads in a step, none of which is longer than a dense one.
 @pytest.mark.parametrize("spec", [s for s in SPECS if "oktopk" not in s and "gtopk" not in s])
 def test_a_payload_never_grows_beyond_the_dense_one(spec):
     compressor = resolve_compressor(spec)
@@ -148,6 +151,74 @@ def test_empty_single_equal_and_zero_messages(spec, num_elements):
             assert bool(torch.isfinite(done[0].mean).all())
             if fill == 0 and "sign" not in spec:
                 assert not done[0].mean.any()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_with_what_is_kept_equal_values_arrive(spec):
+    """What a step lets fall of a constant message comes with a later one, or counts as kept."""
+    ranks = job(keeping(spec), 2, shapes=((8,),))
+    values = [torch.full((8,), -2.5)] * 2
+    delivered = torch.zeros(8)
+    for _ in range(80):
+        delivered += ranks.exchange(values)[0].mean
+    assert bool((delivered < 0).all()), delivered
+
+
+@pytest.mark.parametrize("num_workers", RANKS)
+def test_oktopk_of_few_elements_is_summed_as_it_is(num_workers):
+    for num_elements in (0, 1, 3):
+        ranks = job("oktopk", num_workers, shapes=((num_elements,),))
+        values = messages(num_workers, 0, num_elements)
+        dense = job("none", num_workers, shapes=((num_elements,),)).exchange(values)
+        assert torch.equal(ranks.exchange(values)[0].mean, dense[0].mean)
+        assert ranks.given_bytes == [4 * num_elements] * num_workers
+
+
+@pytest.mark.parametrize("spec", ["threshold:value=3.0", "topk-sampled:ratio=0.02", "topk"])
+def test_bytes_are_those_of_what_was_really_selected(spec):
+    num_elements = 60_000
+    ranks = job(spec, 2, shapes=((num_elements,),))
+    for step in range(3):
+        values = messages(2, step, num_elements)
+        before = list(ranks.given_bytes) or [0, 0]
+        done = ranks.exchange(values)
+        for rank, result in enumerate(done):
+            left = result.subtract_sent(values[rank].clone())
+            selected = int((left != values[rank]).sum())
+            if spec.startswith("threshold"):
+                assert selected == int((values[rank].abs() >= 3.0).sum())
+            expected = sparse_bytes(num_elements, selected, 4)
+            assert ranks.given_bytes[rank] - before[rank] == expected
+
+
+def test_bytes_of_dgc_are_those_of_what_was_really_selected():
+    num_elements = 60_000
+    ranks = job("dgc:ratio=0.02", 2, shapes=((num_elements,),))
+    for step in range(3):
+        before = list(ranks.given_bytes) or [0, 0]
+        ranks.exchange(messages(2, step, num_elements))
+        for rank, state in enumerate(ranks.states):
+            selected = int((state["v"] == 0).sum())
+            expected = sparse_bytes(num_elements, selected, 4)
+            assert ranks.given_bytes[rank] - before[rank] == expected
+
+
+def test_a_server_sends_back_no_more_than_the_union_of_the_selections():
+    codec = resolve_compressor("topk:ratio=0.01").codec
+    values = messages(4, 0, 60_000)
+    parts = tuple(codec.encode(v, Context()).payload for v in values)
+    union = torch.zeros(60_000, dtype=torch.bool)
+    for part in parts:
+        union[unpack_sparse(part, values[0])[0]] = True
+    pulled, _ = merge(codec, parts, values[0], {}, Context())
+    assert pulled.payload.numel() == sparse_bytes(60_000, int(union.sum()), 4)
+
+
+@pytest.mark.parametrize("small", ["none", "bf16"])
+def test_by_size_refuses_what_carries_the_momentum(small):
+    with pytest.raises(UsageError, match=r"leave by-size out .* or give the compressor momentum=0"):
+        resolve_compressor(f"by-size:small={small}+dgc")
+    assert resolve_compressor("by-size+dgc:momentum=0").claims.keeps
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "ef+topk"])
@@ -191,3 +262,47 @@ def test_draws_depend_on_seed_and_step_alone(spec):
 def test_every_registered_compressor_is_under_these_laws():
     assert set(WRAPPERS) == {"ef", "warmup", "by-size"}
     assert set(PLAIN) <= set(SPECS)
+
+
+def descend(spec, gradients_at, start, rate, num_steps):
+    """Plain SGD from `start` on the mean of what each rank's gradient function gives."""
+    point = torch.tensor(start, dtype=torch.float64)
+    ranks = job(spec, len(gradients_at), shapes=((point.numel(),),))
+    for _ in range(num_steps):
+        values = [gradient(point) for gradient in gradients_at]
+        point = point - rate * ranks.exchange(values)[0].mean
+    return point
+
+
+def test_scaled_signs_never_leave_a_line_unless_what_they_lost_is_kept():
+    """f(x) = |x1 + x2| / 4 + |x1 - x2|: signs of its gradient are (1, -1) or (-1, 1) alone.
+
+    Karimireddy et al., 2019, ICML: the sum of both coordinates stays as it was, for ever.
+    """
+
+    def gradient(x):
+        along, across = torch.sign(x[0] + x[1]) / 4, torch.sign(x[0] - x[1])
+        # 16 times both, so that codes are shorter than numbers.
+        return torch.stack([along + across, along - across]).repeat(16)
+
+    def sum_of_both(spec):
+        end = descend(spec, [lambda x: gradient(x[:2])], [1.0, 0.5] * 16, 0.01, 2000)
+        return abs(float(end[0] + end[1]))
+
+    assert sum_of_both("sign:vote=0,scaled=1,bucket=0") == pytest.approx(1.5)
+    assert sum_of_both("ef-sign:bucket=0") < 0.1
+
+
+def test_the_largest_elements_alone_may_cancel_for_ever_unless_the_others_are_kept():
+    """Two ranks whose largest elements are opposite: their sum is nothing, the others never go."""
+    pulls = torch.zeros(64, dtype=torch.float64)
+    pulls[0] = 10.0
+
+    def ranks(sign):
+        return lambda x: (x - 1.0).index_fill(0, torch.tensor([0]), 0.0) + sign * pulls
+
+    gradients = [ranks(1.0), ranks(-1.0)]
+    without = descend("topk:ratio=0.01", gradients, [0.0] * 64, 0.01, 3000)
+    kept = descend("ef+topk:ratio=0.01", gradients, [0.0] * 64, 0.01, 3000)
+    assert torch.equal(without, torch.zeros(64, dtype=torch.float64))
+    assert float((kept[1:] - 1.0).abs().max()) < 0.1
