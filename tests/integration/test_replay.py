@@ -204,10 +204,11 @@ def test_in_a_dilated_cluster_compute_is_stretched(tmp_path: Path, trace: Path) 
     assert cell.step_time_s >= 0.9 * 5 * (24e-3 + 10e-3)
     assert cell.predicted_step_time_s is not None
     assert cell.predicted_step_time_s >= 5 * 24e-3
-    # The link is told in the time of the cluster: 8 ns for each byte that crosses 1 Gbit/s.
+    # The link is told in the time of the cluster, 8 ns for each byte that crosses 1 Gbit/s: nearer
+    # to that than to five times as much or as little, whatever else the machine was doing.
     assert cell.link is not None
     largest = (cell.link["pieces"] or [cell.link])[-1]
-    assert largest["seconds_per_byte"] >= 0.8 * 8e-9
+    assert 8e-9 / 5**0.5 < largest["seconds_per_byte"] < 8e-9 * 5**0.5
 
 
 @in_cluster
