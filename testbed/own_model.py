@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from testbed.errors import UsageError
-from testbed.own_spec import OwnModel
+from testbed.own_spec import OwnModel, no_function
 from testbed.spec import parse_options
 from testbed.workload import Workload
 
@@ -79,10 +79,7 @@ def _find(own: OwnModel) -> Callable[..., Any]:
     build = getattr(module, own.function, None)
     if not callable(build):
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-        raise UsageError(
-            f"'{own.path}' has no function {own.function!r}; it has: "
-            f"{', '.join(sorted(names)) or 'none'}; {_EXPECTED}"
-        )
+        raise UsageError(f"{no_function(own, names)}; {_EXPECTED}")
     return typing.cast("Callable[..., Any]", build)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +65,19 @@ def check_function(own: OwnModel) -> None:
     if own.function in names or names & _BINDS_UNSEEN:
         return
     functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
-    raise UsageError(
-        f"'{own.path}' has no function {own.function!r}; it has: "
-        f"{', '.join(sorted(functions)) or 'none'}{closest(own.function, functions)}"
-    )
+    raise UsageError(no_function(own, functions))
+
+
+def no_function(own: OwnModel, functions: Iterable[str]) -> str:
+    """That a file lacks the function, which it has, and which of them was perhaps meant.
+
+    Example:
+        >>> no_function(OwnModel(Path("nets.py"), "buidl", {}), ["build"])
+        "'nets.py' has no function 'buidl'; it has: build; did you mean 'build'?"
+    """
+    known = sorted(functions)
+    told = f"'{own.path}' has no function {own.function!r}; it has: {', '.join(known) or 'none'}"
+    return told + closest(own.function, known)
 
 
 def _names_in(tree: ast.AST) -> set[str]:
