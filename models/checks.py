@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 
 def check_at_least(name: str, least: int, **options: int) -> None:

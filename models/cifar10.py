@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 from .samples import Batch, TensorSamples
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from testbed.workload import Samples, Workload, WorkloadKind
+from testbed.workloads.workload import Samples, Workload, WorkloadKind
 
 from .checks import check_at_least
 from .cifar10 import load_cifar10

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from testbed.errors import UsageError
-from testbed.workload import Workload, WorkloadKind
+from testbed.base.errors import UsageError
+from testbed.workloads.workload import Workload, WorkloadKind
 
 from .checks import check_at_least
 from .samples import TensorSamples

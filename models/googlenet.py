@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 from .classifiers import IMAGENET, Recipe, image_classifier
 from .layers import Branches, PooledClassifier, conv_bn, init_he_

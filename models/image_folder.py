@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from testbed.errors import Unavailable, UsageError
+from testbed.base.errors import Unavailable, UsageError
 
 from .samples import Batch
 

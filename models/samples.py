@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from testbed.errors import UsageError
-from testbed.workload import Samples
+from testbed.base.errors import UsageError
+from testbed.workloads.workload import Samples
 
 Batch = tuple[torch.Tensor, ...]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from testbed.errors import UsageError
-from testbed.workload import Samples
+from testbed.base.errors import UsageError
+from testbed.workloads.workload import Samples
 
 from .samples import SYNTHETIC_POOL, Batch, PooledSamples, as_index
 

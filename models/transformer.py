@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from testbed.errors import UsageError
-from testbed.workload import Samples, Workload, WorkloadKind
+from testbed.base.errors import UsageError
+from testbed.workloads.workload import Samples, Workload, WorkloadKind
 
 from .checks import check_at_least
 from .samples import Batch, spread_subset

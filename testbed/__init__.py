@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from testbed.adopt import distribute
     from testbed.training.session import Session
-    from testbed.workload import Workload
+    from testbed.workloads.workload import Workload
 
 __all__ = ["Session", "Workload", "distribute"]
 
 _HOME = {
     "Session": "testbed.training.session",
     "distribute": "testbed.adopt",
-    "Workload": "testbed.workload",
+    "Workload": "testbed.workloads.workload",
 }
 
 

@@ -11,16 +11,15 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.errors import UsageError
+from testbed.base.files import load_link, load_trace
+from testbed.base.plan import Plan
 from testbed.control.protocol import Control
-from testbed.errors import UsageError
-from testbed.launch.choosing import group_for
 from testbed.launch.join import assign_role, join, open_backend, resolve_backend, who_am_i
-from testbed.prediction.files import load_link, load_trace
-from testbed.scheduling.plan import Plan
+from testbed.launch.plan_options import group_for
 from testbed.scheduling.protocol import make_plan, needs_profile
-from testbed.training.agreement import AGREE_S
-from testbed.training.compressed.compression import compression_of, refuse_ratios
-from testbed.training.plans import Replan, replanner
+from testbed.training.compressed.spec import compression_of, refuse_ratios
+from testbed.training.exchange.setup import AGREE_S, Replan, replanner
 from testbed.training.session import Session
 
 LEAVE_S = 3600.0

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from testbed.base.errors import TestbedError, UsageError
 from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
 from testbed.commands.list import list_parts
@@ -18,8 +19,7 @@ from testbed.commands.report import report
 from testbed.commands.run import run
 from testbed.commands.simulate import simulate
 from testbed.commands.sweep import sweep
-from testbed.errors import TestbedError, UsageError
-from testbed.launch.conduct import allocation
+from testbed.launch.allocation import allocation
 from testbed.launch.join import who_am_i
 
 

@@ -132,7 +132,7 @@ def test_no_torch_no_mpi_no_zmq_until_they_are_needed(module: str) -> None:
 
 def test_a_replay_is_checked_without_loading_torch() -> None:
     code = (
-        "import sys; from testbed.commands.run_checks import check_workload; "
+        "import sys; from testbed.commands.checks import check_workload; "
         "check_workload('replay:resnet50-v100', 10.0); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

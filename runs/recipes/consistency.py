@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.sweeping.grid import Sweep, expand
 
 # Two ways in which one worker is slowed. In fits: it stands still in every second step, while the

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
+from testbed.base.errors import RankLost, RunFailed, TestbedError
+from testbed.base.types import Combined, Request, Traffic
 from testbed.control.protocol import Loss
-from testbed.errors import RankLost, RunFailed, TestbedError
-from testbed.nouns import Combined, Request, Traffic
 
 
 class ChannelThreads:

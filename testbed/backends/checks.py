@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from testbed.errors import UsageError
-from testbed.nouns import Capabilities, Request, Verb
+from testbed.base.errors import Disagreement, UsageError
+from testbed.base.types import Capabilities, Request, Verb
 
 SUMMABLE = (
     torch.float64,
@@ -107,3 +107,25 @@ def check_parts(request: Request, size: int) -> None:
     if len({(part.dtype, part.device) for part in parts}) > 1:
         given = ", ".join(f"{part.dtype} on {part.device}" for part in parts)
         raise UsageError(f"{request}: parts are {given}; expected one dtype and device")
+
+
+# What ranks must have in common before their parts can be put together.
+
+
+def one_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """The dtype that all ranks gave.
+
+    Args:
+        dtypes: of each rank, in rank order.
+
+    Raises:
+        Disagreement: they differ; names each rank's.
+
+    Example:
+        >>> one_dtype([torch.uint8, torch.uint8])
+        torch.uint8
+    """
+    if len(set(dtypes)) > 1:
+        given = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in enumerate(dtypes))
+        raise Disagreement(f"the ranks gave different dtypes ({given}); expected one dtype")
+    return dtypes[0]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import Backend, Group, Work
-from testbed.nouns import Combined, Request, Traffic, Verb
+from testbed.base.types import Combined, Request, Traffic, Verb
 
 CLOSE_SHARE = 0.5
 # Only the loss of a rank ends the wait for the inner backend: how long is too long is for whoever

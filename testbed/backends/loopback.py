@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.backends.agreement import one_dtype
 from testbed.backends.channels import ChannelThreads
-from testbed.backends.checks import check_request
+from testbed.backends.checks import check_request, one_dtype
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
+from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
+from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb, shard_bounds
 from testbed.control.inproc import InprocControl
 from testbed.control.protocol import Loss
-from testbed.errors import DeadlineExceeded, RankLost, UsageError
-from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb, shard_bounds
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from testbed.base.types import Capabilities, Combined, Event, Request, Traffic
 from testbed.control.protocol import Control
-from testbed.nouns import Capabilities, Combined, Event, Request, Traffic
 
 if TYPE_CHECKING:
     import torch

@@ -24,8 +24,8 @@ import msgspec
 
 from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
+from testbed.base.errors import RankLost, UsageError
 from testbed.control.protocol import Loss
-from testbed.errors import RankLost, UsageError
 
 # Verb, key and step: what tells a request from the others that wait on its channel.
 _Identity = tuple[str, str, int]

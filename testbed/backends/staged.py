@@ -18,7 +18,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.backends.work import PendingWork
-from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
 
 # Their sizes come as they come, and their answers are new tensors.
 OF_ANY_SIZE = frozenset({Verb.GATHER, Verb.DELIVER, Verb.MERGE})

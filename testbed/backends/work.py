@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from testbed.errors import DeadlineExceeded
-from testbed.nouns import Combined, Event, Request
+from testbed.base.errors import DeadlineExceeded
+from testbed.base.types import Combined, Event, Request
 
 
 class PendingWork:

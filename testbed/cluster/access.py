@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from testbed.base.errors import Unavailable
 from testbed.cluster.system import NETNS_FOLDER, refusal, start_on_pid
-from testbed.errors import Unavailable
 
 TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
 IN_USER_NAMESPACE = "TESTBED_USER_NAMESPACE"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.units import parse_rate, parse_seconds
+from testbed.base.errors import UsageError
+from testbed.base.units import parse_rate, parse_seconds
 
 DOWN = "down"
 

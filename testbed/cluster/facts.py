@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 VARIABLE: Final = "TESTBED_CLUSTER"
 

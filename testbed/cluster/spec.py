@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from testbed.base.errors import UsageError
+from testbed.base.parts import parse_options, parse_spec
+from testbed.base.units import parse_rate, parse_seconds
 from testbed.cluster.changes import Change, parse_changes
-from testbed.errors import UsageError
-from testbed.spec import parse_options, parse_spec
-from testbed.units import parse_rate, parse_seconds
 
 MAX_NODES = 250
 

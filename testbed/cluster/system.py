@@ -4,16 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from testbed.cluster.owner import PREFIX, abandoned
-from testbed.errors import RunFailed, UsageError
+from testbed.base.errors import RunFailed, UsageError
+
+# Names that tell whose a namespace is, so that what a dead owner left can be told from the rest.
+#
+#     testbed-<pid>-<start of that process>-<part>
+#
+# A pid alone comes back one day; with the time at which its process started it does not.
+
+PREFIX = "testbed-"
+_START_FIELD = 19  # of /proc/PID/stat, counted behind the name's closing bracket
+
+
+def process_start(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks since boot; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else fields[_START_FIELD]
+
+
+def own_prefix(number: int = 0) -> str:
+    """The prefix of this process's names; clusters of one process differ by their number."""
+    pid = os.getpid()
+    return f"{PREFIX}{pid}-{process_start(pid)}-{number}"
+
+
+def abandoned(
+    names: Iterable[str], start_of: Callable[[int], str | None] = process_start
+) -> list[str]:
+    """Those of our names whose owner no longer lives; names of another form are nobody's concern.
+
+    Example:
+        >>> abandoned(["testbed-7-100-0n1", "testbed-8-200-0n1", "vpn"], {7: "100", 8: "9"}.get)
+        ['testbed-8-200-0n1']
+    """
+    found = []
+    for name in names:
+        match = re.match(rf"{PREFIX}(\d+)-(\d+)-", name)
+        if match is not None and start_of(int(match[1])) != match[2]:
+            found.append(name)
+    return found
+
 
 NETNS_FOLDER = Path("/run/netns")
 COMMAND_S = 30.0
@@ -117,3 +160,44 @@ def start_on_pid(words: Sequence[str]) -> None:
         os.execvp(words[0], list(words))
     except OSError as error:
         raise UsageError(f"{words[0]} cannot be run: {error.strerror}") from error
+
+
+# TCP settings of an emulated node; pure.
+
+SEND_WINDOW_S = 1e-3
+LEAST_SEND_WINDOW_BYTES = 1 << 16
+
+
+def send_window_bytes(kernel_bps: float, round_trip_s: float = 0.0) -> int:
+    """Bytes that one connection may have under way and in queues.
+
+        W = R / 8 (1 ms + 2 l),   R bit/s in the kernel, l the latency of one way there
+
+    What a link carries in a millisecond: no loss ever tells senders to slow down here, so without
+    a bound each would fill the queues with megabytes, connections would share a link by how much
+    they queued, and an urgent message would stand behind all of it. What a latency keeps on the way
+    (bandwidth times round trip) comes on top, or no connection would fill its link.
+
+    Args:
+        kernel_bps: the link's rate.
+        round_trip_s: 2 l, where netem makes latency.
+
+    Example:
+        >>> send_window_bytes(1e9), send_window_bytes(1e6), send_window_bytes(1e9, 0.02)
+        (125000, 65536, 2625000)
+    """
+    return max(LEAST_SEND_WINDOW_BYTES, round(kernel_bps / 8 * (SEND_WINDOW_S + round_trip_s)))
+
+
+def tcp_settings(kernel_bps: float, round_trip_s: float = 0.0) -> dict[str, str]:
+    """Path below `/proc/sys/net` -> value, for a node whose link has this rate.
+
+    `reno` is the one congestion control that a namespace may always choose; on a network without
+    loss it does nothing but grow. A pause for computing is no reason to begin slowly again.
+    """
+    window = send_window_bytes(kernel_bps, round_trip_s)
+    return {
+        "ipv4/tcp_congestion_control": "reno",
+        "ipv4/tcp_slow_start_after_idle": "0",
+        "ipv4/tcp_wmem": f"4096 {LEAST_SEND_WINDOW_BYTES} {window}",
+    }

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from testbed.base.errors import UsageError
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import parse_cluster
-from testbed.errors import UsageError
-from testbed.launch.emulated import run_in_cluster
+from testbed.launch.allocation import run_in_cluster
 
 
 def cluster(

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import msgspec
 import typer
 
+from testbed.base.errors import UsageError
+from testbed.base.parts import split_specs
+from testbed.base.units import parse_bytes, parse_seconds
 from testbed.cluster.facts import find_facts
+from testbed.commands.checks import check_one_place, check_places, cluster_text
 from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
-from testbed.commands.place import check_one_place, check_places, cluster_text
-from testbed.errors import UsageError
-from testbed.launch import tree
-from testbed.launch.emulated import run_in_cluster
+from testbed.launch import processes
+from testbed.launch.allocation import run_in_cluster
+from testbed.launch.host import threads_of
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
-from testbed.launch.threads import threads_of
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
 from testbed.records.comm import CommConfig
 from testbed.records.store import write_atomically
-from testbed.spec import split_specs
-from testbed.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from testbed.records.comm import CommResult
@@ -144,7 +144,7 @@ def comm(
     more = fit_arguments(output) if fit else []
     if inside is not None and here is None:
         again = _arguments(config, interface, json, more)
-        raise typer.Exit(run_in_cluster(inside, tree.own_command(*again), config.deadline))
+        raise typer.Exit(run_in_cluster(inside, processes.own_command(*again), config.deadline))
     identity = who_am_i()
     if identity.launcher != "alone":
         role = assign_role(identity, kind, None, workers)
@@ -271,7 +271,7 @@ def _start(
     size = config.workers + role.num_servers
     threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
-        tree.own_command(*_arguments(config, interface, json, more)),
+        processes.own_command(*_arguments(config, interface, json, more)),
         size,
         threads,
         role.kind.needs_mpi,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from testbed.base.errors import UsageError
 from testbed.cluster.facts import Facts, find_facts
-from testbed.errors import UsageError
 
 if TYPE_CHECKING:
     from testbed.backends.protocol import Backend, Group
+    from testbed.base.link import Link
     from testbed.launch.join import Role
     from testbed.microbench.contestants import Contestant
-    from testbed.prediction.link import Link
     from testbed.records.comm import CommConfig
 
 MAX_CHANNELS = 4
@@ -83,8 +83,8 @@ def fit_member(
     import torch
 
     from testbed.launch.join import announce_identity, join
-    from testbed.launch.telling import telling_of
-    from testbed.launch.worker import as_member, place_device, share_cores
+    from testbed.launch.lifecycle import as_member, place_device, share_cores
+    from testbed.launch.progress import telling_of
     from testbed.microbench.member import serve_all
 
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -170,7 +170,7 @@ def as_in_cluster(link: Link, facts: Facts | None) -> Link:
     """The link of the emulated cluster: measured times over the dilation, which `extra` tells."""
     if facts is None:
         return link
-    from testbed.prediction.dilation import stretched_link
+    from testbed.prediction.extrapolate import stretched_link
 
     told = {"dilation": facts.dilation, "cluster": facts.record}
     faster = stretched_link(link, 1 / facts.dilation)
@@ -178,7 +178,7 @@ def as_in_cluster(link: Link, facts: Facts | None) -> Link:
 
 
 def _show(link: Link, note: str, path: Path | None) -> None:
-    from testbed.prediction.files import save_link
+    from testbed.base.files import save_link
     from testbed.profiling.table import link_table
 
     text = link_table(link)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.errors import Unavailable, UnknownName
-from testbed.prediction.shipped import load_shipped_trace, shipped_traces
-from testbed.registry import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, Registry
+from testbed.base.errors import Unavailable, UnknownName
+from testbed.base.files import load_shipped_trace, shipped_traces
+from testbed.base.parts import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, Registry
 
 
 def list_parts(

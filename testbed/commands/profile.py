@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from testbed.config import Precision, RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import Precision, RunConfig
+from testbed.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from testbed.prediction.trace import Trace
+    from testbed.base.trace import Trace
 
 
 def profile(
@@ -71,7 +71,7 @@ def profile(
 
     sys.stdout.write(trace_table(trace))
     if output is not None:
-        from testbed.prediction.files import save_trace
+        from testbed.base.files import save_trace
 
         save_trace(trace, output)
 
@@ -84,10 +84,10 @@ def profile_workload(config: RunConfig, *, warmup: int, repeats: int) -> Trace:
     """
     import torch
 
+    from testbed.profiling.overhead import training_step
     from testbed.profiling.recorder import record_trace
-    from testbed.profiling.step import training_step
     from testbed.training.replica import make_replica
-    from testbed.workloads import load_workload
+    from testbed.workloads.load import load_workload
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)

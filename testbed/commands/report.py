@@ -12,7 +12,7 @@ import typer
 
 from testbed.records.report import encode_report
 from testbed.records.store import write_atomically
-from testbed.reporting.collect import collect_cells
+from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report

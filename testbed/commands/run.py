@@ -10,28 +10,31 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from testbed.base.config import RunConfig, reproduce, to_arguments
+from testbed.base.units import parse_seconds
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
-from testbed.commands.place import check_one_place, check_places, cluster_text, in_cluster
-from testbed.commands.run_checks import (
+from testbed.commands.checks import (
     check_compressor,
     check_device,
     check_files,
     check_inputs,
+    check_one_place,
+    check_places,
     check_workload,
+    cluster_text,
+    in_cluster,
     make_config,
     parse_targets,
 )
-from testbed.config import RunConfig, reproduce, to_arguments
-from testbed.launch import tree
-from testbed.launch.emulated import run_in_cluster
+from testbed.launch import processes
+from testbed.launch.allocation import run_in_cluster
+from testbed.launch.host import threads_of
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
-from testbed.launch.threads import threads_of
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.scheduling.protocol import resolve_scheduler
-from testbed.units import parse_seconds
 
 
 def run(
@@ -197,7 +200,9 @@ def run(
     check_device(config.device)
     if config.cluster is not None and here is None:
         again = _arguments(config, interface, json)
-        raise typer.Exit(run_in_cluster(config.cluster, tree.own_command(*again), config.deadline))
+        raise typer.Exit(
+            run_in_cluster(config.cluster, processes.own_command(*again), config.deadline)
+        )
     if identity.launcher != "alone":
         role = assign_role(identity, kind, options, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
@@ -238,7 +243,7 @@ def _start(
     size = config.workers + role.num_servers
     threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
-        tree.own_command(*_arguments(config, interface, json)),
+        processes.own_command(*_arguments(config, interface, json)),
         size,
         threads,
         role.kind.needs_mpi,

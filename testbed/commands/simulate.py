@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from testbed.commands.simulate_inputs import Wanted, parse_workers
-from testbed.commands.simulate_outcomes import at_workers
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.base.parts import split_specs
 from testbed.records.store import write_atomically
-from testbed.spec import split_specs
+from testbed.simulation import Wanted, at_workers, parse_workers
 
 if TYPE_CHECKING:
+    from testbed.base.plan import Plan
     from testbed.prediction.timeline import Timeline
     from testbed.records.simulation import Simulation
-    from testbed.scheduling.plan import Plan
 
 ALL: Final = (
     "sequential",
@@ -137,9 +136,9 @@ def simulate(
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
-    from testbed.commands.simulate_compressed import with_codecs
     from testbed.commands.simulate_text import curves_page, report
     from testbed.records.simulation import encode_simulation
+    from testbed.simulation import with_codecs
 
     check_plot(plot)
     if json is not None and json != "-":
@@ -225,7 +224,7 @@ def check_output(option: str, path: Path) -> None:
 
 
 def _save_plans(path: Path, simulation: Simulation, outcomes: list[tuple[Plan, Timeline]]) -> None:
-    from testbed.scheduling.plan_file import encode_plan
+    from testbed.base.plan import encode_plan
 
     several_workers = len({r.num_workers for r in simulation.results}) > 1
     for result, (plan, _) in zip(simulation.results, outcomes, strict=True):

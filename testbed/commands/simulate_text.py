@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from testbed.units import format_seconds
+from testbed.base.units import format_seconds
 
 if TYPE_CHECKING:
-    from testbed.commands.simulate_inputs import Wanted
-    from testbed.commands.simulate_outcomes import Outcome
     from testbed.records.simulation import Simulation
+    from testbed.simulation import Outcome, Wanted
 
 
 def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) -> str:
     """All tables and drawings."""
     from testbed.records.compressed import compressed_table, pays_table
-    from testbed.records.outlook import break_even_table, factors_table, held_out_text
+    from testbed.records.tables import break_even_table, factors_table, held_out_text
 
     several = len(wanted.links) > 1
     parts = [_head(wanted)]
@@ -41,7 +40,7 @@ def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) 
 
 def curves_page(wanted: Wanted, simulation: Simulation, suffix: str) -> str:
     """Iteration time, scaling factor and speed-up over the number of workers, as HTML or SVG."""
-    from testbed.records.outlook import by_workers, workers_of
+    from testbed.records.tables import by_workers, workers_of
     from testbed.reporting.svg import Chart, html_page, svg_page
 
     results = simulation.results
@@ -92,9 +91,9 @@ def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]
 
 
 def _over_workers(simulation: Simulation) -> list[str]:
-    from testbed.records.outlook import by_workers, workers_of, workers_table
+    from testbed.records.tables import by_workers, workers_of, workers_table
     from testbed.records.text import time_text
-    from testbed.reporting.chart import text_chart
+    from testbed.reporting.svg import text_chart
 
     results = simulation.results
     labels = [str(n) for n in workers_of(results)]

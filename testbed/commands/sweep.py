@@ -12,21 +12,26 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.parts import BACKENDS, STUDIES, WORKLOADS, split_specs
 from testbed.cluster.spec import parse_cluster
-from testbed.config import RunConfig
-from testbed.errors import UsageError
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
-from testbed.registry import BACKENDS, STUDIES, WORKLOADS
-from testbed.reporting.collect import collect_cells
+from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
-from testbed.spec import split_specs
-from testbed.sweeping.check import check_backends, check_specs
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, check_again, expand, parse_values
 from testbed.sweeping.progress import label
-from testbed.sweeping.recipe import load_recipe, load_toml, recipe_names, with_axes
+from testbed.sweeping.recipe import (
+    check_backends,
+    check_specs,
+    load_recipe,
+    load_toml,
+    recipe_names,
+    with_axes,
+)
 from testbed.sweeping.run import (
     INTERRUPTED,
     begin,
@@ -252,7 +257,7 @@ def _resolve_scheduler(text: str) -> object:
 
 
 def _resolve_compressor(text: str) -> object:
-    from testbed.compression.chain import resolve_compressor  # needs torch
+    from testbed.compression.registry import resolve_compressor  # needs torch
 
     return resolve_compressor(text)
 

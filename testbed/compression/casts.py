@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from testbed.compression.checks import require_values
+from testbed.base.errors import NonFiniteGradient
+from testbed.compression.common import require_values
 from testbed.compression.protocol import (
     ByteRange,
     Claims,
@@ -18,7 +19,6 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.errors import NonFiniteGradient
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.compression.checks import (
+from testbed.compression.common import (
     count_of,
     require_between,
     require_ratio,
@@ -21,10 +21,10 @@ from testbed.compression.protocol import (
     Exchanged,
     State,
 )
-from testbed.compression.selection import sampled_bytes, sampled_indices
 from testbed.compression.sparse import pack_sparse
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.compression.warmup import density_at
+from testbed.compression.topk import sampled_bytes, sampled_indices
+from testbed.compression.wrappers import density_at
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import torch
 
-from testbed.compression.checks import require_values
+from testbed.base.types import shard_bounds
+from testbed.compression.common import require_values
 from testbed.compression.protocol import (
     Arrived,
     ByteRange,
@@ -23,7 +24,6 @@ from testbed.compression.protocol import (
     State,
     can_place,
 )
-from testbed.nouns import shard_bounds
 
 MeanConversation = Generator[Round, Arrived, torch.Tensor]
 

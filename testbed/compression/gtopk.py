@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from testbed.compression.checks import count_of, require_ratio, require_values
+from testbed.compression.common import count_of, require_ratio, require_values
 from testbed.compression.protocol import (
     ByteRange,
     Claims,
@@ -19,9 +19,8 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.compression.select import largest
-from testbed.compression.selection import zeroing
-from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.sparse import largest, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.topk import zeroing
 
 Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]
 

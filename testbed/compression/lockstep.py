@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from testbed.base.errors import Disagreement
 from testbed.compression.protocol import (
     Arrived,
     Compressor,
@@ -17,7 +18,6 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.errors import Disagreement
 
 Answer = Callable[[Sequence[Round]], list[Arrived]]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.compression.checks import (
+from testbed.compression.common import (
     count_of,
     require_between,
     require_ratio,
@@ -25,9 +25,8 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.compression.select import above, largest
-from testbed.compression.selection import zeroing
-from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.sparse import above, largest, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.topk import zeroing
 
 Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]
 # A count this far from k means that a threshold has gone stale.

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.compression.checks import count_of, require_ratio, require_values
-from testbed.compression.draws import generator
+from testbed.compression.common import count_of, generator, require_ratio, require_values
 from testbed.compression.protocol import (
     ByteRange,
     Claims,

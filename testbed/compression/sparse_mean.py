@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from testbed.compression.select import above, set_places
-from testbed.compression.sparse import pack_sparse, sparse_count, unpack_sparse
+from testbed.compression.sparse import above, pack_sparse, set_places, sparse_count, unpack_sparse
 
 _SPARSE = 4  # elements for each one that was sent, above which a pass over all costs more
 

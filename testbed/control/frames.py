@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from testbed.errors import TestbedError
+from testbed.base.errors import TestbedError
 
 _LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 << 20

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from testbed.base.errors import DeadlineExceeded, RankLost
 from testbed.control.protocol import Loss
-from testbed.errors import DeadlineExceeded, RankLost
 
 
 class InprocHub:

@@ -10,10 +10,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from testbed.base.errors import DeadlineExceeded, RankLost, RunFailed
 from testbed.control.frames import OTHERS_ALONE, Frame, FrameReader, encode
 from testbed.control.hub import Hub
 from testbed.control.protocol import Loss
-from testbed.errors import DeadlineExceeded, RankLost, RunFailed
 
 
 class TcpControl:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 Launcher = Literal["testbed", "torchrun", "openmpi", "pmix", "pmi", "slurm", "alone"]
 

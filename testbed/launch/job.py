@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.launch import local, mpirun, tree
-from testbed.launch.shared_memory import shared_memory
+from testbed.launch import mpirun, processes
+from testbed.launch.mpirun import shared_memory
+
+# Starts the ranks of a job as processes of this machine, without any MPI.
+
+
+def rank_environment(
+    base: Mapping[str, str], rank: int, size: int, hub: tuple[str, int], token: str, threads: int
+) -> dict[str, str]:
+    """The variables that make a process rank `rank` of a job of `size`."""
+    return {
+        **base,
+        "TESTBED_RANK": str(rank),
+        "TESTBED_SIZE": str(size),
+        "TESTBED_LOCAL_RANK": str(rank),
+        "TESTBED_LOCAL_SIZE": str(size),
+        "TESTBED_HUB": f"{hub[0]}:{hub[1]}",
+        "TESTBED_TOKEN": token,
+        "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(threads)),
+    }
+
+
+def start_ranks(
+    command: Sequence[str], size: int, threads: int, errors: int | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """Start `size` processes of one command; rank 0 inherits the control plane's socket."""
+    token = secrets.token_hex(16)
+    base = processes.base_environment()
+    children: list[subprocess.Popen[bytes]] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as failing:
+        failing.callback(processes.end_all, children)
+        for rank in range(size):
+            environment = rank_environment(
+                base, rank, size, listener.getsockname()[:2], token, threads
+            )
+            descriptors: tuple[int, ...] = ()
+            if rank == 0:
+                environment["TESTBED_LISTENER"] = str(listener.fileno())
+                descriptors = (listener.fileno(),)
+            children.append(
+                processes.start(command, environment, pass_fds=descriptors, errors=errors)
+            )
+        failing.pop_all()  # all have started: they are the caller's
+    return children
 
 
 @dataclass(frozen=True)
@@ -67,23 +111,23 @@ def run_job(job: Job, deadline_s: float) -> Over:
     children: list[subprocess.Popen[bytes]] = []
     said: list[str] = []
     ending = None
-    with tree.interruptible() as ears, _memory(job) as shared:
-        tee = tree.Tee()
+    with processes.interruptible() as ears, _memory(job) as shared:
+        tee = processes.Tee()
         try:
             children += _start(job, shared, tee.write_fd)
             with ears.open():
-                ending = tree.wait_all(children, deadline_s, failing=tee.heard)
-        except tree.Interrupted as error:
+                ending = processes.wait_all(children, deadline_s, failing=tee.heard)
+        except processes.Interrupted as error:
             sys.stderr.write(f"testbed: {error}; ending all ranks\n")
             sys.stderr.flush()
         finally:
-            tree.end_all(children)
+            processes.end_all(children)
             said += tee.close(timeout_s=5)
     interrupted = None if ears.asked is None else 128 + ears.asked
     if ending is None or ending.status == 0:
         return Over(interrupted or 0)
     who = "mpirun" if job.by_mpirun else f"rank {ending.culprit}, the first to end,"
-    words = f"{who} {tree.status_of(ending.status)}"
+    words = f"{who} {processes.status_of(ending.status)}"
     return Over(interrupted or (2 if ending.status == 2 else 1), words, tuple(said))
 
 
@@ -99,6 +143,6 @@ def _memory(job: Job) -> Iterator[Path | None]:
 
 def _start(job: Job, shared: Path | None, errors: int) -> list[subprocess.Popen[bytes]]:
     if not job.by_mpirun:
-        return local.start_ranks(job.command, job.size, job.threads, errors)
+        return start_ranks(job.command, job.size, job.threads, errors)
     hosts = mpirun.Hosts.given(job.hostfile, job.one_machine)
     return [mpirun.start_ranks(job.command, job.size, job.threads, hosts, errors, shared)]

@@ -13,15 +13,14 @@ from typing import Any, TextIO
 import msgspec
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
+from testbed.base.errors import Disagreement, Unavailable, UsageError
+from testbed.base.parts import BACKENDS, parse_options, parse_spec
 from testbed.cluster.facts import find_facts
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
-from testbed.errors import Disagreement, Unavailable, UsageError
+from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity, identify
-from testbed.launch.network import choose_address
 from testbed.launch.rendezvous import meet
-from testbed.registry import BACKENDS
-from testbed.spec import parse_options, parse_spec
 
 START_S = 120.0
 

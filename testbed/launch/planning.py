@@ -10,38 +10,34 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.protocol import Group, OwnSchedule
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.files import find_trace, load_link
+from testbed.base.link import Link
+from testbed.base.plan import Plan, load_plan
+from testbed.base.trace import Trace
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
-from testbed.config import RunConfig
-from testbed.errors import UsageError
-from testbed.launch.choosing import plan_for, why_whole
-from testbed.launch.compressed import (
+from testbed.launch.codec_cost import (
     CodecHere,
     codec_here,
     compressed_iteration_s,
     compressed_plan,
 )
 from testbed.launch.join import Role
-from testbed.launch.probing import Probe, from_rank_0
+from testbed.launch.link_probe import Probe, from_rank_0
+from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.rehearsal import is_rehearsed, rehearsal_of, second_copy
-from testbed.prediction.carried import carried, setting_of
-from testbed.prediction.crossing import predict
-from testbed.prediction.dilation import stretched_link
-from testbed.prediction.files import load_link
-from testbed.prediction.in_steps import as_in_steps
-from testbed.prediction.link import Link
-from testbed.prediction.shipped import find_trace
-from testbed.prediction.trace import Trace
-from testbed.profiling.overhead import Overhead, measure_overhead
+from testbed.prediction.cross_iteration import predict
+from testbed.prediction.extrapolate import carried, setting_of, stretched_link
+from testbed.prediction.rehearsal_fit import as_in_steps
+from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
-from testbed.profiling.step import training_step
-from testbed.scheduling.overlapped import overlapped
-from testbed.scheduling.plan import Plan
-from testbed.scheduling.plan_file import load_plan
 from testbed.scheduling.protocol import needs_profile
-from testbed.training.plans import Replan, replanner
-from testbed.training.step import update
-from testbed.workload import Workload
+from testbed.scheduling.under_compressor import overlapped
+from testbed.training.exchange.setup import Replan, replanner
+from testbed.training.replica import update
+from testbed.workloads.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
+from typing import TypeVar
 
 import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.config import RunConfig
-from testbed.nouns import Verb
-from testbed.prediction.trace import Trace
+from testbed.base.config import RunConfig
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.base.types import Verb
 from testbed.profiling.added import Samples, added_s, longest_s
-from testbed.profiling.step import Step, training_step
-from testbed.scheduling.plan import Plan
-from testbed.statistics.quiet import quietest
-from testbed.training.cores import StolenTime
-from testbed.training.replica import Replica, make_replica, sample_order
+from testbed.profiling.overhead import Step, training_step
+from testbed.statistics.steady import quietest
+from testbed.training.replica import Replica, make_replica, sample_order, update
+from testbed.training.resources import StolenTime
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
-from testbed.training.step import update
-from testbed.workload import Workload
+from testbed.workloads.workload import Workload
 
 # The first step is not like the others (it learns), the second meets its late end, and the one
 # after is often still slower than the rest.
@@ -188,3 +189,41 @@ def rehearsal_of(
         return None
     replica, fetch, _ = second_copy(config, group, build())
     return Rehearsal(config, replica, training_step(replica.loss, fetch(), replica.scaler))
+
+
+# Something measured on one thread while this one does what it does in training.
+
+T = TypeVar("T")
+
+
+def beside(load: Callable[[], object], measure: Callable[[], T], every_s: float = 0.0) -> T:
+    """What `measure` returns on a thread of its own, while `load` is repeated on this one.
+
+    A message that a busy host sends takes longer than on an idle one: threads wait for a core and
+    for the interpreter. The load that is under way when the measurement ends is finished first.
+
+    Args:
+        load: what this thread does.
+        measure: what is measured meanwhile.
+        every_s: from the beginning of one load to that of the next, at least: where messages take
+            longer than what a step computes, the host is idle for the rest of the step.
+
+    Raises:
+        BaseException: what either of them raised; after `load` has, `measure` is waited for.
+
+    Example:
+        >>> done = []
+        >>> beside(lambda: done.append("load"), lambda: "measured")
+        'measured'
+        >>> "load" in done
+        True
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="measuring") as pool:
+        measured = pool.submit(measure)
+        while True:
+            began_s = time.perf_counter()
+            load()
+            wait([measured], max(0.0, began_s + every_s - time.perf_counter()))
+            if measured.done():
+                break
+        return measured.result()

@@ -15,10 +15,10 @@ from datetime import timedelta
 
 import msgspec
 
+from testbed.base.errors import Unavailable, UsageError
 from testbed.control.tcp import TcpControl, describe_self, host_control, join_control
-from testbed.errors import Unavailable, UsageError
+from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity
-from testbed.launch.network import choose_address
 
 
 class Invitation(msgspec.Struct, frozen=True, array_like=True):

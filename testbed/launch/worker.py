@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import NoReturn, TypeVar
 
 import msgspec
 import torch
 
 from testbed.backends.protocol import Group
-from testbed.cluster.facts import find_facts
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.cluster.spec import dilation_of
-from testbed.config import RunConfig
 from testbed.control.inproc import InprocHub
-from testbed.control.protocol import Control, Loss
-from testbed.errors import RankLost, TestbedError, UsageError
-from testbed.launch.choosing import group_for
-from testbed.launch.garbage import spare_what_lives, without_what_lives
 from testbed.launch.join import Role, announce_identity, join, open_backend
+from testbed.launch.lifecycle import as_member, place_device, share_cores
+from testbed.launch.link_probe import PROBE
+from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
-from testbed.launch.probing import PROBE
-from testbed.launch.telling import telling_of
-from testbed.launch.threads import check_threads, own_threads
+from testbed.launch.progress import spare_what_lives, telling_of
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
-from testbed.training.compressed.compression import without_own_momentum
-from testbed.training.outcome import Outcome
+from testbed.training.compressed.spec import without_own_momentum
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
-from testbed.training.summary import make_cell
+from testbed.training.summary import Outcome, make_cell
 from testbed.training.trainer import Run, train
-from testbed.workload import Workload
-from testbed.workloads import load_workload
-
-T = TypeVar("T")
+from testbed.workloads.load import load_workload
+from testbed.workloads.workload import Workload
 
 # Rank 0 evaluates and computes the reference while the others wait; a lost rank ends the wait.
 OUTCOME_S = 3600.0
@@ -73,47 +62,6 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
             return _work(msgspec.structs.replace(config, device=device), role, group)
 
     return as_member(role.identity.rank, group, live)
-
-
-def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
-    """Do what a member does between joining and leaving. Never returns after a failure.
-
-    Args:
-        rank: the member's number, for messages.
-        group: the job that it joined; its control plane is closed in the end.
-        live: what the member does there; whatever it raises is told to the others.
-    """
-    who = f"rank {rank} (host {group.host}, pid {os.getpid()})"
-    _speak_when_ended(who, group.control)
-    end_soon_after_loss(who, group)
-    try:
-        with without_what_lives():
-            result = live()
-        group.control.close()
-    except BaseException as error:  # the others must hear of it, whatever it is
-        _fail(who, group.control, error)
-    return result
-
-
-def end_soon_after_loss(who: str, group: Group) -> None:
-    """Once a member is lost, end this process within the deadline, whatever it is busy with.
-
-    The error usually reaches the main thread at its next wait; this is for ranks that compute,
-    load or stand in a library call that a lost rank will never answer.
-    """
-
-    def end(loss: Loss) -> None:
-        error = RankLost(loss.who, loss.why, f"this rank was {group.control.state}, and is ended")
-        sys.stderr.write(f"testbed: {who}: RankLost: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)
-
-    def arm(loss: Loss) -> None:
-        timer = threading.Timer(0.4 * group.deadline_s, end, (loss,))
-        timer.daemon = True
-        timer.start()
-
-    group.control.on_loss(arm)
 
 
 def run_threads(config: RunConfig, role: Role) -> Cell | None:
@@ -151,31 +99,6 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
     if errors:
         raise errors[0]
     return cells[0]
-
-
-def share_cores(threads: int | None, local_size: int) -> None:
-    """Give each rank of this host its share of the cores, unless told otherwise.
-
-    Raises:
-        UsageError: it was told more threads than there are cores.
-    """
-    check_threads(threads)
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    default = int(given) if given.isdigit() else own_threads(local_size, find_facts())
-    torch.set_num_threads(threads or default)
-    # The communication thread needs the interpreter between two of the main thread's calls.
-    sys.setswitchinterval(0.0005)
-
-
-def place_device(device: str, local_rank: int) -> str:
-    """`cuda` becomes the device of this local rank; ranks share devices when there are too few."""
-    if device != "cuda":
-        return device
-    count = torch.cuda.device_count()
-    placed = f"cuda:{local_rank % max(1, count)}"
-    if count:
-        torch.cuda.set_device(placed)
-    return placed
 
 
 def _build(config: RunConfig) -> Workload:
@@ -273,38 +196,3 @@ def _resolved(config: RunConfig, workload: Workload) -> RunConfig:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-
-
-def _speak_when_ended(who: str, control: Control) -> None:
-    """A launcher that ends survivors does so by SIGTERM: say what was going on, then go."""
-
-    def speak(signum: int, frame: FrameType | None) -> NoReturn:
-        name = signal.Signals(signum).name
-        loss = f"; {control.loss.who} is lost: {control.loss.why}" if control.loss else ""
-        sys.stderr.write(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
-        sys.stderr.flush()
-        os._exit(128 + signum)
-
-    signal.signal(signal.SIGTERM, speak)
-
-
-def _fail(who: str, control: Control, error: BaseException) -> NoReturn:
-    """Tell the others and end at once: a library that waits for a dead rank cannot be finalised."""
-    if isinstance(error, TestbedError):
-        words = f"{type(error).__name__}: {error}"
-    elif isinstance(error, KeyboardInterrupt):
-        words = "interrupted"
-    else:
-        words = f"{type(error).__name__}: {error}"
-        traceback.print_exception(error)
-    control.report_failure(f"it failed while {control.state} with {words}")
-    sys.stderr.write(f"testbed: {who}: {words}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_status_of(error))
-
-
-def _status_of(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    return 2 if isinstance(error, UsageError) else 1

@@ -9,7 +9,7 @@ from typing import Any
 from testbed.backends.protocol import Backend, BackendKind, Group
 from testbed.backends.zmq_ps.options import ZmqPsOptions
 from testbed.backends.zmq_ps.placement import busiest_link_bytes
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 from testbed.launch.join import resolve_backend
 from testbed.microbench.bandwidth import bus_factor
 from testbed.microbench.config import VERBS

@@ -11,9 +11,9 @@ from queue import SimpleQueue
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 from testbed.launch.join import Role, announce_identity, join, open_backend
-from testbed.launch.worker import as_member, place_device, share_cores
+from testbed.launch.lifecycle import as_member, place_device, share_cores
 from testbed.microbench.contestants import Contestant, check_opened, own_group
 from testbed.microbench.measure import SizeSamples, measure
 from testbed.records.comm import CommConfig

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 CODECS_SCHEMA: Final = "testbed.codecs/1"
 FormName = Literal["sum", "gather", "deliver"]

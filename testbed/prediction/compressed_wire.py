@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from testbed.scheduling.plan import Plan
+from testbed.base.plan import Plan
 
 Span = tuple[float, float]
 

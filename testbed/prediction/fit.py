@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import UsageError
-from testbed.prediction.link import Link, Piece
+from testbed.base.errors import UsageError
+from testbed.base.link import Link, Piece
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from testbed.errors import UsageError
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.errors import UsageError
+from testbed.base.trace import Trace, TraceTensor
 
 NUM_HEADER_LINES = 3
 

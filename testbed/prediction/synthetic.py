@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from testbed.errors import UnknownName
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.errors import UnknownName
+from testbed.base.trace import Trace, TraceTensor
 
 
 class Tensor(NamedTuple):

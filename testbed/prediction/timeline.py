@@ -7,17 +7,143 @@ reach into the next forward pass, or that let urgent messages overtake, are simu
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
 
 import msgspec
 
-from testbed.errors import UsageError
-from testbed.prediction.backward import serial_s
+from testbed.base.errors import UsageError
+from testbed.base.link import Link, phases_s
+from testbed.base.plan import Message, Plan
+from testbed.base.trace import ELEMENT_BYTES, Trace
 from testbed.prediction.contention import SharedLink
-from testbed.prediction.costs import phases_s
-from testbed.prediction.link import Link
-from testbed.prediction.ticks import Ticks, ticked_s
-from testbed.prediction.trace import ELEMENT_BYTES, Trace
-from testbed.scheduling.plan import Message, Plan
+
+# A trace as the channel sees it: gradients in the order in which backward makes them ready.
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Positions 0 .. L - 1 in backward order: position 0 is the last tensor of the forward order.
+
+    Attributes:
+        ready_s: when each gradient is ready, from the start of backward; never decreases.
+        num_bytes: of each gradient.
+        dtypes: of each gradient; empty = one for all.
+    """
+
+    ready_s: tuple[float, ...]
+    num_bytes: tuple[int, ...]
+    dtypes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace) -> Backward:
+        """The trace in backward order."""
+        return cls(
+            tuple(reversed(trace.ready_s())),
+            tuple(t.num_bytes for t in reversed(trace.tensors)),
+            tuple(t.dtype for t in reversed(trace.tensors)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ready_s)
+
+    @property
+    def prefix_bytes(self) -> list[int]:
+        """Bytes of the first 0, 1, ..., L positions."""
+        return list(accumulate(self.num_bytes, initial=0))
+
+    def group_sizes(self, stops: Sequence[int]) -> list[int]:
+        """Bytes of the groups that end before these positions."""
+        prefix = self.prefix_bytes
+        return [prefix[j] - prefix[i] for i, j in zip([0, *stops], stops, strict=False)]
+
+    def group_ready_s(self, stops: Sequence[int]) -> list[float]:
+        """When the last member of each group is ready."""
+        return [self.ready_s[stop - 1] for stop in stops]
+
+
+def serial_s(
+    ready_s: Sequence[float], num_bytes: Sequence[float], link: Link
+) -> list[tuple[float, float]]:
+    """Start and end of messages that travel one after another on one channel.
+
+        s_k = max(E_{k-1}, c_k);  E_k = s_k + T(S_k);  E_0 = 0
+
+    Example:
+        >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)
+        >>> serial_s([4, 15], [7, 3], link)
+        [(4, 15), (15, 22)]
+    """
+    spans: list[tuple[float, float]] = []
+    free_s = 0.0
+    for ready, size in zip(ready_s, num_bytes, strict=True):
+        start_s = max(free_s, ready)
+        free_s = start_s + link.time_s(size)
+        spans.append((start_s, free_s))
+    return spans
+
+
+def serial_end_s(backward: Backward, stops: Sequence[int], link: Link) -> float:
+    """End of the last of these groups on one channel, from the start of backward."""
+    spans = serial_s(backward.group_ready_s(stops), backward.group_sizes(stops), link)
+    return spans[-1][1] if spans else 0.0
+
+
+# Plans whose messages start at the ticks of a background loop, as Horovod's do.
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """When a background loop looks for ready gradients; the first tick is the start of backward.
+
+    Whoever reads a period from outside checks it with `is_period`.
+
+    Attributes:
+        period_s: time between ticks; 0 = whenever the loop is free.
+        blocking: the loop itself carries the messages: no tick before they have ended.
+    """
+
+    period_s: float
+    blocking: bool
+
+    def at_or_after(self, base_s: float, moment_s: float) -> float:
+        """The first tick of the grid that starts at `base_s` and is not before the moment."""
+        if moment_s <= base_s or self.period_s == 0:
+            return max(base_s, moment_s)
+        steps = ceil((moment_s - base_s) / self.period_s)
+        # The quotient is rounded: the neighbours decide, so that no tick is early or missed.
+        while base_s + steps * self.period_s < moment_s:
+            steps += 1
+        while base_s + (steps - 1) * self.period_s >= moment_s:
+            steps -= 1
+        return base_s + steps * self.period_s
+
+
+def ticked_s(
+    ready_s: Sequence[float], num_bytes: Sequence[float], link: Link, ticks: Ticks
+) -> list[tuple[float, float]]:
+    """Start and end of messages on one channel that are taken up at ticks only.
+
+    At a tick all ready messages are queued: s_k = max(E_{k-1}, tick). A blocking loop ticks next
+    at max(tick + period, end of the last message).
+
+    Example:
+        >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)
+        >>> ticked_s([4, 15], [7, 3], link, Ticks(5, True))
+        [(5.0, 16.0), (16.0, 23.0)]
+    """
+    spans: list[tuple[float, float]] = []
+    tick_s = next_s = free_s = 0.0
+    for ready, size in zip(ready_s, num_bytes, strict=True):
+        if ready > tick_s:
+            tick_s = ticks.at_or_after(next_s if ticks.blocking else 0.0, ready)
+        start_s = max(free_s, tick_s)
+        free_s = start_s + link.time_s(size)
+        next_s = max(tick_s + ticks.period_s, free_s)
+        spans.append((start_s, free_s))
+    return spans
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from testbed.nouns import Event, Verb
+from testbed.base.types import Event, Verb
 
 SHORTEST_S = 1e-7  # between two moments that the clock cannot tell apart
 

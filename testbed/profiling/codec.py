@@ -11,7 +11,8 @@ from itertools import chain
 import msgspec
 import torch
 
-from testbed.compression.chain import resolve_compressor
+from testbed.base.errors import UsageError
+from testbed.base.types import CUT_BYTES, shard_bounds
 from testbed.compression.lockstep import carry_out, handed_over_bytes
 from testbed.compression.protocol import (
     Arrived,
@@ -25,10 +26,9 @@ from testbed.compression.protocol import (
     State,
     can_cut,
 )
-from testbed.compression.server import merge
-from testbed.compression.warmup import ratio_of
-from testbed.errors import UsageError
-from testbed.nouns import CUT_BYTES, shard_bounds
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import merge
+from testbed.compression.wrappers import ratio_of
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)

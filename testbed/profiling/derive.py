@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.trace import Trace, TraceTensor
 from testbed.profiling.dag import consumers_of
-from testbed.profiling.step import Step
+from testbed.profiling.overhead import Step
 from testbed.profiling.survey import Survey, survey_step
 
 NORM_OPERATIONS: Final = 8  # per value: mean, variance, scaling, shifting, each read and written

@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.types import Request, Verb
 from testbed.control.protocol import Control
-from testbed.errors import UsageError
-from testbed.nouns import Request, Verb
 from testbed.prediction.fit import fit_link, fit_slowdown
-from testbed.prediction.in_steps import missing_s
-from testbed.prediction.link import Link
+from testbed.prediction.rehearsal_fit import missing_s
 from testbed.profiling.sweep import (
     LEAD_BYTES,
     Exchange,
@@ -29,8 +29,8 @@ from testbed.profiling.sweep import (
     shuffled,
     time_of_one,
 )
-from testbed.statistics.quiet import quietest
-from testbed.training.cores import StolenTime
+from testbed.statistics.steady import quietest
+from testbed.training.resources import StolenTime
 
 KEY = "link"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart

@@ -3,21 +3,115 @@
 from __future__ import annotations
 
 import statistics
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from testbed.errors import UsageError
-from testbed.prediction.trace import ELEMENT_BYTES, Trace, TraceTensor
-from testbed.profiling.attribution import backward_times_s, forward_shares_s, spread
-from testbed.profiling.clocks import Clock, clock_of
+from testbed.base.errors import UsageError
+from testbed.base.trace import ELEMENT_BYTES, Trace, TraceTensor
 from testbed.profiling.dag import Dag, consumers_of
-from testbed.profiling.preserve import forget_gradients, preserved
-from testbed.profiling.step import Step
-from testbed.profiling.survey import Survey, survey_step
+from testbed.profiling.overhead import Step
+from testbed.profiling.survey import Survey, backward_times_s, forward_shares_s, spread, survey_step
+
+# Moments on the host, or on a GPU without holding it up; read only after the step.
+
+
+class Clock(Protocol):
+    """Takes moments cheaply and tells later what lay between them."""
+
+    def mark(self) -> Any:
+        """This moment."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all moments taken so far have passed."""
+        ...
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from one moment to another; both must have passed."""
+        ...
+
+
+class HostClock:
+    """The host's monotonic clock: right where the host itself computes."""
+
+    def mark(self) -> float:
+        """See `Clock.mark`."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """See `Clock.settle`; what the host did has passed."""
+
+    def between_s(self, start: float, end: float) -> float:
+        """See `Clock.between_s`."""
+        return end - start
+
+
+class CudaClock:
+    """Events in the GPU's own queue: nothing waits for the device before the step is over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> torch.cuda.Event:
+        """See `Clock.mark`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        """See `Clock.settle`."""
+        torch.cuda.synchronize(self._device)
+
+    def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """See `Clock.between_s`."""
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of the device that computes."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+# Steps that leave no mark: a run that profiles itself must train as one that does not.
+
+
+@contextmanager
+def preserved(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards buffers (batch statistics), gradients and random state are those of before.
+
+    Parameters need no care: without an optimizer step nothing changes them.
+
+    Args:
+        model: its gradients are None inside, until a step makes some.
+        device: whose random state is kept, beside the CPU's.
+    """
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        forget_gradients(model)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+
+def forget_gradients(model: torch.nn.Module) -> None:
+    """As `optimizer.zero_grad(set_to_none=True)`: the next step allocates them anew."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
 
 MAX_PLAIN_STEPS = 5
 

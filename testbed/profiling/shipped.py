@@ -16,14 +16,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from testbed.errors import UnknownName
+from testbed.base.errors import UnknownName
+from testbed.base.files import save_trace
+from testbed.base.trace import Trace
 from testbed.models.densenet import densenet161, densenet201
 from testbed.models.googlenet_caffe import CaffeGoogLeNet
 from testbed.models.inception_v4 import inception_v4
 from testbed.models.resnet import resnet50, resnet101, resnet152
 from testbed.models.vgg import vgg16
-from testbed.prediction.files import save_trace
-from testbed.prediction.trace import Trace
 from testbed.profiling.derive import derive_trace
 
 NETAI = "Zhang et al., 2020, NetAI: batch and backward times of one V100"

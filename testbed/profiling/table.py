@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.units import format_bytes, format_seconds
+from testbed.base.link import Link
+from testbed.base.trace import Trace
+from testbed.base.units import format_bytes, format_seconds
 
 NUM_SLOWEST = 10
 

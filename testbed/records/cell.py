@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 
 CELL_SCHEMA: Final = "testbed.cell/1"
 

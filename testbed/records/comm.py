@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 COMM_SCHEMA: Final = "testbed.comm/1"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from testbed.base.units import format_bytes
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.records.text import aligned, rate_text, time_text
-from testbed.units import format_bytes
 
 
 class CompressedResult(msgspec.Struct, frozen=True, kw_only=True):

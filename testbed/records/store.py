@@ -25,8 +25,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from testbed.config import RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.records.cell import Cell, decode_cell, encode_cell
 
 SWEEP_SCHEMA: Final = "testbed.sweep/1"

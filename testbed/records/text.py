@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.units import format_seconds
+from testbed.base.units import format_seconds
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

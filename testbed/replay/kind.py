@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.prediction.shipped import find_trace
-from testbed.replay.layout import owned
-from testbed.workload import Workload, WorkloadKind
+from testbed.base.files import find_trace
+from testbed.replay.model import owned
+from testbed.workloads.workload import Workload, WorkloadKind
 
 
 def _build(**options: Any) -> Workload:

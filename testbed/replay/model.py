@@ -2,16 +2,199 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
-from testbed.errors import UsageError
-from testbed.prediction.trace import Trace
-from testbed.replay.cursor import ComputeCursor
-from testbed.replay.layout import Run, runs_of
-from testbed.replay.values import Values, shift_of
+from testbed.base.errors import UsageError
+from testbed.base.trace import Trace
+
+# When the device that is replayed would be done: one cursor with absolute deadlines.
+
+
+class ComputeCursor:
+    """Spends recorded compute as waiting.
+
+    The device works through its segments one after another; it stands still only while the run
+    waits for messages:
+
+        c = max(c, r) + d,   c the cursor, r the end of the last such wait, d the segment
+
+    and `spend` returns at c, or at once where c has passed. Deadlines are absolute, so that a late
+    wake-up does not make the next segment late, and what the host does meanwhile (hooks, copies,
+    the optimizer) counts against the segment instead of being added to it, as on a device that
+    computes by itself. Nothing spins.
+
+    Args:
+        now_s: seconds of a monotonic clock.
+        sleep: blocks for so many seconds; may wake late.
+
+    Example:
+        >>> moments = iter([10.0, 10.0, 11.5])
+        >>> slept = []
+        >>> cursor = ComputeCursor(lambda: next(moments), slept.append)
+        >>> cursor.spend(1.0)  # 10.0: ends at 11.0
+        >>> cursor.spend(2.0)  # 11.5: half a second of it was lost to the host, ends at 13.0
+        >>> slept
+        [1.0, 1.5]
+    """
+
+    def __init__(self, now_s: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._now_s = now_s
+        self._sleep = sleep
+        self._end_s: float | None = None
+        self._resumed_s = float("-inf")
+        self._waits = True
+
+    def spend(self, segment_s: float) -> None:
+        """Compute for so long."""
+        if not self._waits:
+            return
+        if self._end_s is None:
+            self._end_s = self._now_s()
+        self._end_s = max(self._end_s, self._resumed_s) + segment_s
+        rest_s = self._end_s - self._now_s()
+        if rest_s > 0:
+            self._sleep(rest_s)
+
+    def resume(self) -> None:
+        """The device stood idle until now."""
+        self._resumed_s = self._now_s()
+
+    def stop_waiting(self) -> None:
+        """From now on all compute takes no time."""
+        self._waits = False
+
+
+# From a trace to modules: which of its tensors one module owns, and in which order they run.
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring tensors of one module: what one call of it computes.
+
+    Attributes:
+        owner: dotted path of the module.
+        tensors: indices in forward order.
+    """
+
+    owner: str
+    tensors: tuple[int, ...]
+
+
+def owned(trace: Trace) -> Trace:
+    """The trace with names that parameters of modules can have: `module.parameter`.
+
+    A name without a dot would belong to the model as a whole, and schedulers that update each layer
+    just before its forward pass could not tell the layers apart; it becomes a module of its own.
+
+    Raises:
+        UsageError: there is no tensor, a name is empty or given twice, or one name is a parameter
+            and the module of another.
+    """
+    names = [t.name if "." in t.name else f"{t.name}.weight" for t in trace.tensors]
+    modules = {prefix for name in names for prefix in _prefixes(name)}
+    for name in names:
+        if not all(name.split(".")) or names.count(name) > 1 or name in modules:
+            raise UsageError(
+                f"trace {trace.name!r} cannot be replayed: tensor {name!r} is given twice, is also "
+                "the module of another tensor, or has an empty part; expected distinct names such "
+                "as layer1.weight"
+            )
+    if not names:
+        raise UsageError(f"trace {trace.name!r} has no tensors; there is nothing to replay")
+    tensors = tuple(
+        msgspec.structs.replace(tensor, name=name)
+        for tensor, name in zip(trace.tensors, names, strict=True)
+    )
+    return msgspec.structs.replace(trace, tensors=tensors)
+
+
+def runs_of(names: Sequence[str]) -> list[Run]:
+    """Neighbours with the same module, in forward order.
+
+    Example:
+        >>> [(run.owner, run.tensors) for run in runs_of(["a.weight", "a.bias", "b.c.weight"])]
+        [('a', (0, 1)), ('b.c', (2,))]
+    """
+    owners = [name.rpartition(".")[0] for name in names]
+    return [
+        Run(owner, tuple(group))
+        for owner, group in groupby(range(len(names)), key=owners.__getitem__)
+    ]
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+# Gradient values that cost little to make, differ between tensors, and can be made again.
+
+# Prime, so that no slice or shard of a usual size repeats another one's values; and small enough
+# to stay in a cache, so that filling a gradient costs its own memory traffic and no more.
+PATTERN_ELEMENTS = 262_147
+
+
+def shift_of(sample: float) -> int:
+    """How far the gradients of a batch are shifted along the pattern, by one of its samples.
+
+    Workers have other batches, so that their largest elements lie elsewhere, as unlike as those of
+    noise: what sparse payloads of several workers have in common is only by chance.
+
+    Example:
+        >>> shift_of(0.25) == shift_of(0.25), shift_of(0.25) == shift_of(0.25000001)
+        (True, False)
+    """
+    (bits,) = struct.unpack("<q", struct.pack("<d", sample))
+    # Mixed, for numbers that are close to each other differ in few bits.
+    return int(bits * 0x9E3779B97F4A7C15 % (1 << 64) >> 20) % PATTERN_ELEMENTS
+
+
+class Values:
+    """A fixed pattern of normal noise, cut and scaled into tensors of any size.
+
+    Element j of tensor i is `scale * pattern[(10 007 i + shift + j) mod P]`, P = 262 147.
+
+    Args:
+        seed: of the pattern.
+
+    Example:
+        >>> values = Values(seed=1)
+        >>> tensor = torch.empty(4)
+        >>> values.fill(tensor, number=0, scale=2.0)
+        >>> torch.equal(tensor, 2 * values.pattern(torch.float32, tensor.device)[:4])
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self._pattern = torch.randn(PATTERN_ELEMENTS, generator=generator, device="cpu")
+        self._cast: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def pattern(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The pattern [P] in a dtype, on a device."""
+        key = (dtype, device)
+        if key not in self._cast:
+            self._cast[key] = self._pattern.to(device, dtype)
+        return self._cast[key]
+
+    @torch.no_grad()
+    def fill(self, tensor: torch.Tensor, number: int, scale: float, shift: int = 0) -> None:
+        """Overwrite a contiguous tensor with the values of tensor `number`, times `scale`."""
+        flat = tensor.view(-1)
+        pattern = self.pattern(flat.dtype, flat.device)
+        start, offset = 0, (number * 10_007 + shift) % PATTERN_ELEMENTS
+        while start < len(flat):
+            length = min(len(flat) - start, PATTERN_ELEMENTS - offset)
+            torch.mul(pattern[offset : offset + length], scale, out=flat[start : start + length])
+            start, offset = start + length, 0
 
 
 class Tape:

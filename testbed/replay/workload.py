@@ -7,14 +7,12 @@ import time
 import msgspec
 import torch
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.base.files import find_trace
+from testbed.base.trace import Trace
 from testbed.models.samples import TensorSamples
-from testbed.prediction.shipped import find_trace
-from testbed.prediction.trace import Trace
-from testbed.replay.cursor import ComputeCursor
-from testbed.replay.layout import owned
-from testbed.replay.model import RecordedModel
-from testbed.workload import Workload
+from testbed.replay.model import ComputeCursor, RecordedModel, owned
+from testbed.workloads.workload import Workload
 
 NUM_SAMPLES = 65_536
 
@@ -64,7 +62,7 @@ def stretched(trace: Trace, factor: float) -> Trace:
     """The trace with all times multiplied.
 
     Example:
-        >>> from testbed.prediction.trace import TraceTensor
+        >>> from testbed.base.trace import TraceTensor
         >>> tensor = TraceTensor(name="a.w", num_elements=1, forward_s=1.0, backward_s=2.0)
         >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor,))
         >>> stretched(trace, 10.0).backward_s

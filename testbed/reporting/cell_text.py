@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
+from testbed.base.units import format_bytes, format_seconds
 from testbed.records.cell import Cell
 from testbed.reporting.cores import core_words
-from testbed.reporting.dilation import cluster_words, undilated
 from testbed.reporting.prediction import was_rehearsed
-from testbed.units import format_bytes, format_seconds
+from testbed.reporting.work import cluster_words, undilated
 
 LINE_COLUMNS, MARGIN = 100, 16
 

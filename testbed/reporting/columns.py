@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult
 from testbed.records.report import ReportCell
 from testbed.reporting.prediction import prediction_error

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.records.cell import Cell
-from testbed.records.disturbed import NOTICED, TOO_MUCH, describe_stolen, stolen_of
+from testbed.records.environment import NOTICED, TOO_MUCH, describe_stolen, stolen_of
 from testbed.reporting.naming import short_name
-from testbed.statistics.counted import counted
-from testbed.statistics.quiet import QUIET
-from testbed.sweeping.again import lost_of
+from testbed.statistics.steady import QUIET, counted
+from testbed.sweeping.reruns import lost_of
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
 
@@ -18,7 +17,7 @@ def core_words(cell: Cell) -> str:
     """How busy the cores were in a cell; empty where that was not recorded.
 
     Example:
-        >>> from testbed.config import RunConfig
+        >>> from testbed.base.config import RunConfig
         >>> core_words(Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
         ...                 cores_busy=0.5, cores_stolen=0.02))
         '50 % busy; stolen by the host of this virtual machine: 2.0 % during the steps'

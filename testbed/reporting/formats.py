@@ -10,8 +10,7 @@ import msgspec
 
 from testbed.records.report import Report, ReportCell, encode_report
 from testbed.reporting.columns import Column, columns_for
-from testbed.reporting.dilation import undilated
-from testbed.reporting.work import is_upper_bound
+from testbed.reporting.work import is_upper_bound, undilated
 
 _LATEX = {
     "\\": r"\textbackslash{}",

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.aggregate import aggregate
-from testbed.reporting.break_evens import break_evens, describe_break_evens
-from testbed.reporting.collect import Collected
-from testbed.reporting.compression import compression_verdicts, describe_verdicts
+from testbed.reporting.aggregate import Collected, aggregate
+from testbed.reporting.compression import (
+    break_evens,
+    compression_verdicts,
+    describe_break_evens,
+    describe_verdicts,
+)
 from testbed.reporting.cores import describe_again, describe_cores
-from testbed.reporting.dilation import cluster_words
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import describe_errors, prediction_errors
-from testbed.reporting.work import is_upper_bound, judge, same_work, sort_cells
+from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import Cell
 
 

@@ -16,7 +16,7 @@ def prediction_error(cell: Cell) -> float | None:
     """(predicted - measured) / measured step time; negative where the model is too fast.
 
     Example:
-        >>> from testbed.config import RunConfig
+        >>> from testbed.base.config import RunConfig
         >>> cell = Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
         ...             step_time_s=2.0, predicted_step_time_s=1.5)
         >>> prediction_error(cell)

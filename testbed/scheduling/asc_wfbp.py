@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.prediction.backward import Backward
+from testbed.base.errors import UsageError
+from testbed.base.link import Link, phases_s
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
 from testbed.prediction.contention import Admitted, first_in_first_out
-from testbed.prediction.costs import phases_s
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import plan_of
-from testbed.scheduling.plan import Plan
+from testbed.prediction.timeline import Backward
+from testbed.scheduling.build import plan_of
 from testbed.scheduling.protocol import SchedulerKind
 
 

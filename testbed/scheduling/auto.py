@@ -8,15 +8,15 @@ from typing import Final
 
 import msgspec
 
-from testbed.errors import UsageError
-from testbed.prediction.crossing import predict
-from testbed.prediction.link import Link
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.base.units import format_seconds
+from testbed.prediction.cross_iteration import predict
 from testbed.prediction.timeline import Timeline
-from testbed.prediction.trace import Trace
-from testbed.scheduling.plan import Plan
+from testbed.scheduling.build import TooManyMessages
 from testbed.scheduling.protocol import SchedulerKind, make_plan
-from testbed.scheduling.slices import TooManyMessages
-from testbed.units import format_seconds
 
 # From the simplest to the most involved: of equal predictions the first one is taken.
 WITHIN_BACKWARD: Final = (

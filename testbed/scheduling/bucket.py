@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from testbed.errors import UsageError
-from testbed.prediction.backward import Backward
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import add_then_close, close_on_timeout, plan_of
-from testbed.scheduling.plan import Plan
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.prediction.timeline import Backward
+from testbed.scheduling.build import add_then_close, close_on_timeout, plan_of
 from testbed.scheduling.protocol import SchedulerKind
 
 MIB = 1 << 20

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.plan import Plan
-from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import (
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.base.units import format_bytes
+from testbed.scheduling.build import (
     elements_in,
     require_few_messages,
     require_positive,
     sliced_plan,
 )
-from testbed.units import format_bytes
+from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline
-from testbed.prediction.crossing import predict
+from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import Node, at_bandwidth
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.prediction.worth import highest_worth
-from testbed.scheduling.outlook import PLAIN
-from testbed.scheduling.plan import Plan
+from testbed.scheduling.break_even import PLAIN, highest_worth
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, is_for_sparse, plan_under
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.errors import UsageError
-from testbed.prediction.backward import Backward
-from testbed.prediction.link import Link
-from testbed.prediction.ticks import Ticks, is_period
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import close_before_exceed, plan_of
-from testbed.scheduling.plan import Plan
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan, is_period
+from testbed.base.trace import Trace
+from testbed.prediction.timeline import Backward, Ticks
+from testbed.scheduling.build import close_before_exceed, plan_of
 from testbed.scheduling.protocol import SchedulerKind
 
 MIB = 1 << 20

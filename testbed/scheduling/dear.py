@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.prediction.dag import forward_order
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import close_before_exceed
-from testbed.scheduling.plan import Message, Part, Plan
+from testbed.base.link import Link
+from testbed.base.plan import Message, Part, Plan
+from testbed.base.trace import Trace
+from testbed.base.units import format_bytes
+from testbed.prediction.cross_iteration import forward_order
+from testbed.scheduling.build import close_before_exceed, require_positive
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import require_positive
-from testbed.units import format_bytes
 
 
 @dataclass(frozen=True)

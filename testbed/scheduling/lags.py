@@ -8,13 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from testbed.errors import UsageError
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import plan_of
-from testbed.scheduling.plan import Plan
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.scheduling.build import plan_of
+from testbed.scheduling.omgs import PAIR_BYTES, VALUE_BYTES, SparseCost
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.sparse_cost import PAIR_BYTES, VALUE_BYTES, SparseCost
 
 
 @dataclass(frozen=True)

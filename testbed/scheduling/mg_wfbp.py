@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from testbed.prediction.backward import Backward
-from testbed.prediction.costs import merge_gain_s
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.grouping import plan_of
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link, merge_gain_s
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.prediction.timeline import Backward
+from testbed.scheduling.build import plan_of
 from testbed.scheduling.protocol import NoOptions, SchedulerKind
 
 

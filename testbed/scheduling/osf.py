@@ -9,14 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from testbed.prediction.backward import Backward
-from testbed.prediction.costs import merge_gain_s, times_s
-from testbed.prediction.link import Link
-from testbed.prediction.scaling import scaling
-from testbed.prediction.trace import Trace
-from testbed.scheduling.best_groups import optimal_stops
-from testbed.scheduling.grouping import add_then_close, plan_of
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link, merge_gain_s, times_s
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.prediction.factors import scaling
+from testbed.prediction.timeline import Backward
+from testbed.scheduling.build import add_then_close, plan_of
+from testbed.scheduling.optimal import optimal_stops
 from testbed.scheduling.protocol import SchedulerKind
 
 Rule = Literal["global", "message", "schedule", "exact"]

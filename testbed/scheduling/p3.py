@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.scheduling.build import require_few_messages, require_positive, sliced_plan
 from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import require_few_messages, require_positive, sliced_plan
 
 
 @dataclass(frozen=True)

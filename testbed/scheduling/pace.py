@@ -2,26 +2,249 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappush
 from itertools import pairwise
+from math import inf
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.prediction.dag import describe_order, tails_s
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.scheduling.pace_fusion import fuse, jobs_of
-from testbed.scheduling.pace_oracle import Tensors, finish_s
-from testbed.scheduling.plan import Message, Part, Plan
-from testbed.scheduling.protocol import SchedulerKind
-from testbed.scheduling.slices import (
+import numpy as np
+
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Message, Part, Plan
+from testbed.base.trace import Trace
+from testbed.base.units import format_bytes, format_seconds
+from testbed.prediction.cross_iteration import describe_order, tails_s
+from testbed.scheduling.build import (
     elements_in,
     priority_plan,
     require_few_messages,
     require_positive,
     slices_of,
 )
-from testbed.units import format_bytes, format_seconds
+from testbed.scheduling.pace_bounds import Bounds, Floats
+from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, drain, finish_s, work
+from testbed.scheduling.protocol import SchedulerKind
+
+# The segmented schedule of a candidate grouping, simulated from where its prefix left off.
+
+ROUNDING = 1 + 1e-12
+
+# When a tensor is released, and (-tail, number, time of each) of its full segments and of the last.
+Segments = tuple[float, list[tuple[float, int, float]]]
+
+
+def segments_of(job: Job) -> Segments:
+    """A job in the form in which the inner loop hands it to the channel, as `push` does."""
+    full = [(-job.tail_s, job.num_full, job.full_s)] if job.num_full else []
+    return job.release_s, [*full, (-job.tail_s, 1, job.last_s)]
+
+
+class Suffix:
+    """Simulates prefixes of groups with the unfused tensors behind them.
+
+    A simulation ends early at the first idle moment, from where on all schedules are the same, and
+    as soon as it is worse than a known one.
+
+    Args:
+        tensors: all of them.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        count = len(tensors)
+        self._singles = [tensors.job(i, i + 1) for i in range(count)]
+        self._segments = [segments_of(job) for job in self._singles]
+        self._states = {0: Channel(0.0, tensors.compute_s, [], 0)}
+        self._from_idle_s = {count: 0.0}
+
+    def advance(self, start: int, until_s: float) -> Channel:
+        """Let the schedule of the first `start` tensors go on until a moment; returns its state."""
+        now_s, worst_s, waiting, number = self._states[start]
+        now_s, worst_s = work(waiting, now_s, worst_s, until_s, ideal=False)
+        self._states[start] = Channel(max(now_s, until_s), worst_s, waiting, number)
+        return self._states[start]
+
+    def keep(self, start: int, stop: int, job: Job, window: int) -> None:
+        """Remember the schedule of the first `stop` tensors, whose last group is this job."""
+        self._states[stop] = arrive(self._states[start], job, ideal=False)
+        self._states.pop(stop - window, None)
+
+    def best(
+        self,
+        first: int,
+        jobs: Sequence[Job],
+        order: Sequence[int],
+        bounds_s: tuple[Floats, Floats],
+        alone_s: Floats,
+    ) -> tuple[int, float]:
+        """The candidate of the smallest value, and that value.
+
+        Args:
+            first: the tensor with which candidate 0's group starts; candidate c's is first + c.
+            jobs: the groups; all end with the same tensor.
+            order: candidates by lower bound, then `alone_s`, then index.
+            bounds_s: lower and upper bound of each.
+            alone_s: decides between equal values, then the index does.
+        """
+        low_s, high_s = bounds_s
+        stop = first + len(jobs)
+        cut_s = float(high_s.min())
+        best: tuple[float, float, int] = (inf, inf, len(jobs))
+        for c in order:
+            if low_s[c] > cut_s * ROUNDING:
+                break
+            if (low_s[c], alone_s[c], c) >= best:
+                continue
+            value_s = float(low_s[c])
+            if low_s[c] < high_s[c]:
+                value_s = self._value_s(first + c, jobs[c], stop, cut_s * ROUNDING)
+            best = min(best, (value_s, float(alone_s[c]), int(c)))
+            cut_s = min(cut_s, value_s)
+        return best[2], best[0]
+
+    def _value_s(self, start: int, job: Job, stop: int, cut_s: float) -> float:
+        """The value with this job behind the first `start` tensors; infinity if above the cut."""
+        state = arrive(self._states[start], job, ideal=False)
+        idle, worst_s = self._run(state, stop, cut_s)
+        return inf if worst_s > cut_s else max(worst_s, self._idle_value_s(idle))
+
+    def _run(self, state: Channel, position: int, cut_s: float) -> tuple[int, float]:
+        """Send until the channel is idle when a tensor gets ready: that tensor, largest C + q."""
+        now_s, worst_s, waiting, number = state
+        for index in range(position, len(self._singles)):
+            release_s, segments = self._segments[index]
+            if now_s < release_s:
+                now_s, worst_s = work(waiting, now_s, worst_s, release_s, ideal=False)
+                if not waiting and now_s <= release_s:
+                    return index, worst_s
+            if worst_s > cut_s:
+                return index, worst_s
+            for negative_tail_s, count, segment_s in segments:
+                heappush(waiting, (negative_tail_s, number, count, segment_s))
+                number += 1
+        return len(self._singles), drain(waiting, now_s, worst_s)
+
+    def _idle_value_s(self, position: int) -> float:
+        """Largest C + q of the unfused tensors from here on, on a channel that is idle."""
+        passed: list[tuple[int, float]] = []
+        while position not in self._from_idle_s:
+            job = self._singles[position]
+            state = arrive(Channel(0.0, 0.0, [], 0), job, ideal=False)
+            idle, worst_s = self._run(state, position + 1, inf)
+            passed.append((position, worst_s))
+            position = idle
+        value_s = self._from_idle_s[position]
+        for index, worst_s in reversed(passed):
+            value_s = max(value_s, worst_s)
+            self._from_idle_s[index] = value_s
+        return value_s
+
+
+# PACE's fusion: a dynamic program over contiguous groups, with the preemptive schedule as oracle.
+#
+#     F[j] = argmin over i < j of Oracle(F[i] + fuse(i+1 .. j) + the tensors behind j, unfused)
+#
+# Of groups that come to the same time the one is kept whose prefix alone ends earliest, then the
+# longest. `fuse_plainly` asks the oracle anew each time, O(n^2 W log n); `fuse` finds the same
+# values from bounds over all thresholds of tails at once, and simulates only where the bounds
+# leave doubt.
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Groups of tensors in the order of their release.
+
+    Attributes:
+        stops: where each group ends, the last one n.
+        values_s: the oracle's value of F[1], ..., F[n].
+    """
+
+    stops: list[int]
+    values_s: list[float]
+
+    @classmethod
+    def of(cls, chosen: list[int], values_s: list[float]) -> Fusion:
+        """The groups behind the choices: group (chosen[j], j] ends the best fusion of j tensors."""
+        stops: list[int] = []
+        stop = len(values_s)
+        while stop > 0:
+            stops.append(stop)
+            stop = chosen[stop]
+        return cls(stops[::-1], values_s)
+
+
+def jobs_of(tensors: Tensors, stops: list[int]) -> list[Job]:
+    """The jobs of these groups."""
+    return [tensors.job(start, stop) for start, stop in pairwise([0, *stops])]
+
+
+def fuse_plainly(tensors: Tensors, window: int, ideal: bool) -> Fusion:
+    """The dynamic program as it is written, with an oracle call for each candidate.
+
+    Args:
+        tensors: to be grouped.
+        window: most tensors of a group.
+        ideal: the oracle's preemption, see `finish_s`.
+    """
+    count = len(tensors)
+    # Segments already sent count from the compute time on; with ideal preemption none are sent.
+    floor_s = 0.0 if ideal else tensors.compute_s
+    best: list[list[int]] = [[]]
+    values_s: list[float] = []
+    for stop in range(1, count + 1):
+        singles = list(range(stop + 1, count + 1))
+        candidates = []
+        for start in range(tensors.first_partner(stop, window), stop):
+            stops = [*best[start], stop]
+            value_s = finish_s(jobs_of(tensors, stops + singles), tensors.compute_s, ideal)
+            alone_s = finish_s(jobs_of(tensors, stops), floor_s, ideal)
+            candidates.append((value_s, alone_s, start, stops))
+        chosen = min(candidates)
+        best.append(chosen[3])
+        values_s.append(chosen[0])
+    return Fusion(best[count], values_s)
+
+
+def fuse(tensors: Tensors, window: int, ideal: bool) -> Fusion:
+    """The same groups, fast; see `fuse_plainly` for the arguments.
+
+    Reference:
+        Bao, Peng, Chen and Wu, 2020, INFOCOM (PACE): fusion by dynamic programming with the best
+        preemptive schedule as oracle. The text was not available; free: the order of the program,
+        the window, the cost and size of segments. Exact on chains with ideal preemption; with other
+        forward orders or with segments it is a heuristic that never ends above the unfused oracle.
+    """
+    count = len(tensors)
+    bounds = Bounds(tensors, ideal)
+    suffix = None if ideal else Suffix(tensors)
+    prefixes = {0: bounds.empty()}
+    chosen, values_s = [0], []
+    for stop in range(1, count + 1):
+        first = tensors.first_partner(stop, window)
+        jobs = [tensors.job(start, stop) for start in range(first, stop)]
+        if suffix is not None:
+            for start in range(first, stop):
+                state = suffix.advance(start, tensors.release_s[stop - 1])
+                prefixes[start] = prefixes[start].advanced(
+                    state.now_s, state.worst_s, idle=not state.waiting
+                )
+        grown = bounds.grow([prefixes[i] for i in range(first, stop)], jobs)
+        low_s, high_s = bounds.around(grown, stop)
+        alone_s = bounds.alone(grown)
+        order = np.lexsort((np.arange(len(jobs)), alone_s, low_s)).tolist()
+        if suffix is None:
+            best, value_s = order[0], float(low_s[order[0]])
+        else:
+            best, value_s = suffix.best(first, jobs, order, (low_s, high_s), alone_s)
+            suffix.keep(first + best, stop, jobs[best], window)
+        prefixes[stop] = grown.row(best)
+        prefixes.pop(stop - window, None)
+        chosen.append(first + best)
+        values_s.append(value_s)
+    return Fusion.of(chosen, values_s)
+
 
 LARGEST_ELEMENT_BYTES = 8
 

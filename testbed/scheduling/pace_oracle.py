@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from testbed.prediction.link import Link
+from testbed.base.link import Link
 
 
 class Job(NamedTuple):

@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace
-from testbed.registry import SCHEDULERS
-from testbed.scheduling.plan import Plan
-from testbed.spec import parse_options, parse_spec
+from testbed.base.link import Link
+from testbed.base.parts import SCHEDULERS, parse_options, parse_spec
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
 
 
 class Planner(Protocol):
@@ -87,7 +86,7 @@ def make_plan(spec_text: str, trace: Trace, link: Link) -> Plan:
         UsageError: an option that the scheduler does not have, or a value it cannot use.
 
     Example:
-        >>> from testbed.prediction.trace import TraceTensor
+        >>> from testbed.base.trace import TraceTensor
         >>> tensor = TraceTensor(name="w", num_elements=8, forward_s=1.0, backward_s=2.0)
         >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor, tensor))
         >>> link = Link(backend="x", num_workers=2, latency_s=1e-3, seconds_per_byte=1e-9)

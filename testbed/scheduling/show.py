@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.base.plan import Message, Plan
+from testbed.base.units import format_bytes, format_seconds
 from testbed.prediction.timeline import Span, Timeline, message_bytes
-from testbed.scheduling.plan import Message, Plan
-from testbed.units import format_bytes, format_seconds
 
 MAX_ROWS = 40
 LABEL_WIDTH = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -73,3 +74,58 @@ def median_of_known(values: Iterable[float | None]) -> float | None:
     """
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+# One cell against another.
+
+
+def efficiency(bound_s: float | None, time_s: float | None) -> float | None:
+    """Share of the speed without any communication that is left with it.
+
+        efficiency = bound_s / time_s
+
+    Args:
+        bound_s: step time of the same work on the backend `none`, in seconds.
+        time_s: step time with communication, in seconds.
+
+    Returns:
+        A fraction; above 1 where noise made the bound the slower one; None if a time is unknown.
+
+    Example:
+        >>> efficiency(0.9, 1.0)
+        0.9
+    """
+    if bound_s is None or time_s is None or not time_s > 0:
+        return None
+    return bound_s / time_s
+
+
+def most_common(values: Sequence[str]) -> str:
+    """The value that most cells share; of equally many the first; empty ones do not count.
+
+    Example:
+        >>> most_common(["a", "b", "b", ""])
+        'b'
+    """
+    counts = Counter(value for value in values if value)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+# How much time several spans cover together.
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of spans, seconds: where several run at once, time counts once.
+
+    Args:
+        spans: beginning and end of each, in any order.
+
+    Example:
+        >>> covered_s([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
+        4.0
+    """
+    busy_s, until_s = 0.0, float("-inf")
+    for begun_s, ended_s in sorted(spans):
+        busy_s += max(0.0, ended_s - max(begun_s, until_s))
+        until_s = max(until_s, ended_s)
+    return busy_s

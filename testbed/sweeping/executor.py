@@ -11,9 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from testbed.config import RunConfig, reproduce, to_arguments
+from testbed.base.config import RunConfig, reproduce, to_arguments
+from testbed.base.units import format_seconds
 from testbed.records.cell import Cell, decode_cell
-from testbed.units import format_seconds
 
 Command = Callable[[RunConfig, Path], list[str]]
 

@@ -10,8 +10,8 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from testbed.config import RunConfig
-from testbed.units import format_seconds
+from testbed.base.config import RunConfig
+from testbed.base.units import format_seconds
 
 
 class Reporter(Protocol):

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.base.parts import STUDIES, parse_spec
 from testbed.records.store import RESULTS, create_numbered, write_atomically
-from testbed.registry import STUDIES
-from testbed.spec import parse_spec
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 from testbed.training.replica import Replica
 
 CHECKPOINT_SCHEMA = "testbed.checkpoint/1"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 
 @dataclass(frozen=True)

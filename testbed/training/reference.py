@@ -10,11 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
-from testbed.config import RunConfig
-from testbed.training.replica import Replica, make_replica, num_steps, sample_order
+from testbed.backends.protocol import Backend
+from testbed.base.config import RunConfig
+from testbed.base.types import Request, Verb
+from testbed.training.replica import (
+    Replica,
+    backward,
+    make_replica,
+    num_steps,
+    sample_order,
+    update,
+)
 from testbed.training.sampling import SampleCursor
-from testbed.training.step import backward, update
-from testbed.workload import Workload
+from testbed.workloads.workload import Workload
 
 
 class _VirtualWorker:
@@ -97,3 +105,18 @@ def largest_error(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) 
             difference = float((a.double() - b.double()).norm())
             worst = max(worst, difference / max(float(b.double().norm()), 1e-300))
     return worst
+
+
+# The naive twin of the session: backward, then one blocking exchange per parameter.
+
+
+def average_gradients(model: torch.nn.Module, backend: Backend, step: int) -> None:
+    """Replace every gradient by its mean over the workers, one after the other.
+
+    A parameter that some rank did not use must be used by all here: the twin is plain on purpose.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.contiguous()
+            backend.submit(Request(Verb.SUM, gradient, key=name, step=step)).wait()
+            parameter.grad = gradient.div_(float(backend.size))

@@ -9,27 +9,38 @@ from typing import Any
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.plan import Plan, check_plan
+from testbed.base.types import Event, Verb
 from testbed.control.protocol import Control
-from testbed.nouns import Event, Verb
-from testbed.scheduling.check import check_plan
-from testbed.scheduling.plan import Plan
-from testbed.training.agreement import AGREE_S, agree_on
-from testbed.training.compressed.compressing import Compressing
-from testbed.training.compressed.compression import Compression
-from testbed.training.digest import describe_tensors
-from testbed.training.exchange.contribution import Contribution
-from testbed.training.exchange.flight import Flight
-from testbed.training.exchange.fusion import Fusion, describe_messages
-from testbed.training.exchange.means import divide, norms_of, refuse_non_finite, silent
-from testbed.training.exchange.pending import PendingUpdate
-from testbed.training.exchange.reading import ReadWatch
+from testbed.training.compressed.engine import Compressing
+from testbed.training.compressed.spec import Compression
+from testbed.training.exchange.buckets import Fusion, describe_messages
+from testbed.training.exchange.hooks import (
+    ReadWatch,
+    before_state_access,
+    refuse_closure,
+    refuse_unexchanged,
+)
+from testbed.training.exchange.reducer import Contribution, Flight
 from testbed.training.exchange.refusals import halves_refused, read_unseen, unused_on_server
-from testbed.training.exchange.start import install, share_start
-from testbed.training.exchange.state_access import before_state_access
-from testbed.training.exchange.step_checks import refuse_closure, refuse_unexchanged
-from testbed.training.exchange.usage import Usage
+from testbed.training.exchange.setup import (
+    AGREE_S,
+    Replan,
+    agree_on,
+    install,
+    replanner,
+    share_start,
+)
+from testbed.training.exchange.unused import Usage
+from testbed.training.exchange.update import (
+    PendingUpdate,
+    divide,
+    norms_of,
+    refuse_non_finite,
+    silent,
+)
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
-from testbed.training.plans import Replan, replanner
+from testbed.training.sampling import describe_tensors
 from testbed.training.waiting import Waiter
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.errors import UsageError
-from testbed.units import parse_seconds
+from testbed.base.errors import UsageError
+from testbed.base.units import parse_seconds
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,49 @@ from typing import Any
 
 import msgspec
 
-from testbed.config import RunConfig, reproduce
-from testbed.prediction.link import Link
+from testbed.base.config import RunConfig, reproduce
+from testbed.base.link import Link
+from testbed.base.plan import Plan
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
-from testbed.records.disturbed import LINK_STOLEN
-from testbed.scheduling.plan import Plan
-from testbed.statistics.counted import counted
+from testbed.records.environment import LINK_STOLEN
 from testbed.statistics.interval import bootstrap_median
+from testbed.statistics.steady import counted
 from testbed.statistics.summary import quantile
-from testbed.training.digest import RunningDigest
-from testbed.training.outcome import Outcome
+from testbed.training.sampling import RunningDigest
+
+# What one rank brings home.
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one rank brings home; rank 0 makes the cell from all of them (see `Cell`)."""
+
+    rank: int
+    step_time_s: list[float] = []
+    exposed_s: list[float] = []
+    stolen: list[float] = []
+    unsteady: list[bool] = []
+    loss: list[float] = []
+    staleness: list[int] = []
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    num_exchanges: int = 0
+    num_helper_processes: int = 0
+    peak_memory_bytes: int = 0
+    cores_busy: float | None = None
+    cores_stolen: float | None = None
+    training_time_s: float = 0.0
+    steps: int = 0
+    batch_size: int = 0
+    sample_digest: str = ""
+    initial_digest: str = ""
+    final_digest: str = ""
+    test_accuracy: float | None = None
+    accuracy_curve: list[Accuracy] = []
+    reference_error: float | None = None
+    reference_steps: int = 0
+    bit_equal: bool | None = None
+    compression: CompressionResult | None = None
+
 
 # Consistencies under which all ranks take a step at the same time (or, without exchange, as if).
 IN_STEP = ("bsp", "none")

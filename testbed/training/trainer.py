@@ -11,29 +11,32 @@ import numpy as np
 import torch
 
 from testbed.backends.protocol import Backend, Peer
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.plan import Plan
+from testbed.base.types import Traffic, Verb
 from testbed.control.protocol import Control
-from testbed.errors import UsageError
-from testbed.nouns import Traffic, Verb
 from testbed.records.cell import Accuracy
-from testbed.scheduling.plan import Plan
 from testbed.training import checkpoint
-from testbed.training.agreement import AGREE_S, agree_on
-from testbed.training.compressed.compression import Compression, compression_of, refuse_ratios
-from testbed.training.cores import StolenTime, read_cores, shares_of
-from testbed.training.digest import RunningDigest, digest_tensors
+from testbed.training.compressed.spec import Compression, compression_of, refuse_ratios
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
-from testbed.training.memory import peak_bytes, reset_peak
-from testbed.training.outcome import Outcome
+from testbed.training.exchange.setup import AGREE_S, Replan, agree_on
 from testbed.training.peer_session import PeerSession
-from testbed.training.plans import Replan
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
-from testbed.training.replica import Replica, make_replica, num_steps, sample_order
-from testbed.training.sampling import SampleCursor, SampleOrder
+from testbed.training.replica import (
+    Replica,
+    backward,
+    make_replica,
+    num_steps,
+    sample_order,
+    update,
+)
+from testbed.training.resources import StolenTime, peak_bytes, read_cores, reset_peak, shares_of
+from testbed.training.sampling import RunningDigest, SampleCursor, SampleOrder, digest_tensors
 from testbed.training.session import Session
 from testbed.training.slowdown import parse_slowdowns
-from testbed.training.step import backward, update
-from testbed.workload import Workload
+from testbed.training.summary import Outcome
+from testbed.workloads.workload import Workload
 
 # Steps (of the warm-up) in which delivered means are compared with the true ones: each costs an
 # exchange of all gradients.

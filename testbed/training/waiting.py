@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from testbed.backends.protocol import Work
+from testbed.base.errors import DeadlineExceeded
+from testbed.base.types import Combined, Event
 from testbed.control.protocol import Control
-from testbed.errors import DeadlineExceeded
-from testbed.nouns import Combined, Event
-from testbed.training.agreement import AGREE_S
-from testbed.training.compressed.talk import Talk
+from testbed.training.compressed.work import Talk
+from testbed.training.exchange.setup import AGREE_S
 
 
 class Waiter:

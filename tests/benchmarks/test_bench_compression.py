@@ -11,11 +11,10 @@ import time
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
 from testbed.compression.plain import largest_plainly
 from testbed.compression.protocol import Arrived, Context
-from testbed.compression.select import largest, sampled
-from testbed.compression.sparse import pack_sparse, unpack_sparse
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.sparse import largest, pack_sparse, sampled, unpack_sparse
 
 NUM_ELEMENTS = 25_000_000
 COUNT = NUM_ELEMENTS // 100

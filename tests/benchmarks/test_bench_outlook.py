@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from testbed.base.files import load_shipped_trace
+from testbed.base.link import Link
 from testbed.commands.simulate import ALL
 from testbed.prediction.algorithms import Ring
 from testbed.prediction.extrapolate import extrapolate
-from testbed.prediction.link import Link
-from testbed.prediction.shipped import load_shipped_trace
-from testbed.scheduling.outlook import plan_and_predict
+from testbed.scheduling.break_even import plan_and_predict
 
 NUM_WORKERS = 2048
 LINKS = {

@@ -11,9 +11,9 @@ import time
 import msgspec
 import pytest
 
-from testbed.prediction.crossing import predict
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
+from testbed.prediction.cross_iteration import predict
 from testbed.scheduling.protocol import make_plan
 
 WITHOUT_FUSION = ("pace:window=1", "bytescheduler", "p3", "dear")

@@ -8,9 +8,9 @@ import time
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from testbed.replay.values import Values
-from testbed.workload import Workload
-from testbed.workloads import load_workload
+from testbed.replay.model import Values
+from testbed.workloads.load import load_workload
+from testbed.workloads.workload import Workload
 
 
 def spent_s(workload: Workload, steps: int) -> list[float]:

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from testbed.prediction.link import Link
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.timeline import timeline
-from testbed.prediction.trace import Trace, TraceTensor
 from testbed.scheduling.protocol import make_plan
 
 SPECS = (

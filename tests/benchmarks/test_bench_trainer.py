@@ -16,13 +16,12 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from testbed.backends.loopback import LOOPBACK
 from testbed.backends.none import NONE
 from testbed.backends.protocol import BackendKind, Group
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.control.inproc import InprocHub
-from testbed.training.replica import Replica, make_replica, sample_order
+from testbed.training.replica import Replica, backward, make_replica, sample_order, update
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
-from testbed.training.step import backward, update
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
 
 ROUNDS = 40
 WARMUP = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.nouns import Combined, Request, Verb
+from testbed.base.types import Combined, Request, Verb
 
 MEET_S = 60.0
 WITHIN_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.nouns import Request, Verb
+from testbed.base.types import Request, Verb
 from tests.contracts.cases import (
     WITHIN_S,
     assert_same,

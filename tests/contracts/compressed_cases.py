@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.compression.chain import resolve_compressor
+from testbed.base.plan import Plan
 from testbed.compression.lockstep import Lockstep
-from testbed.scheduling.overlapped import overlapped
-from testbed.scheduling.plan import Plan
+from testbed.compression.registry import resolve_compressor
 from testbed.scheduling.protocol import needs_profile
-from testbed.training.compressed.compression import Compression, compression_of, compressors_of
+from testbed.scheduling.under_compressor import overlapped
 from testbed.training.compressed.costs import Costs
-from testbed.training.compressed.flight import shapes_of
-from testbed.training.exchange.fusion import describe_messages
-from testbed.training.plans import replanner
+from testbed.training.compressed.reducer import shapes_of
+from testbed.training.compressed.spec import Compression, compression_of, compressors_of
+from testbed.training.exchange.buckets import describe_messages
+from testbed.training.exchange.setup import replanner
 from testbed.training.session import Session
 from tests.contracts.cases import meet
 from tests.contracts.schedule_cases import _holder

@@ -10,13 +10,12 @@ import torch
 
 from testbed.backends.mpi.options import RingOptions
 from testbed.backends.protocol import Backend, Group
-from testbed.compression.chain import resolve_compressor
+from testbed.base.types import Combined, Request, Traffic, Verb
 from testbed.compression.lockstep import Lockstep, carry_out, handed_over_bytes
-from testbed.compression.mergers import describe
 from testbed.compression.protocol import Arrived, Context, Form, Round, State
-from testbed.compression.server import Pulled, merge
-from testbed.nouns import Combined, Request, Traffic, Verb
-from testbed.training.digest import digest_tensors
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import Pulled, describe, merge
+from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import WITHIN_S, device_of, meet
 from tests.harness.compressors import SHAPES, messages
 

@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.types import Request, Traffic, Verb, shard_bounds
 from testbed.compression.gathered import Codec, gathered_mean
-from testbed.compression.levels import Levels
-from testbed.compression.mergers import describe
 from testbed.compression.protocol import Context, Merger
-from testbed.compression.quantised import Quantised
-from testbed.compression.selection import Threshold, TopK
-from testbed.compression.server import merge
+from testbed.compression.quantize import Levels, Quantised
+from testbed.compression.server_merge import describe, merge
 from testbed.compression.sign import Sign
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.nouns import Request, Traffic, Verb, shard_bounds
-from testbed.training.compressed.conversations import arrived_of
+from testbed.compression.topk import Threshold, TopK
+from testbed.training.compressed.driver import arrived_of
 from tests.contracts.cases import (
     DTYPES,
     WITHIN_S,

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.errors import UsageError
-from testbed.nouns import Event
-from testbed.scheduling.plan import Plan
+from testbed.base.errors import UsageError
+from testbed.base.plan import Plan
+from testbed.base.types import Event
 from testbed.scheduling.protocol import needs_profile
-from testbed.training.exchange.usage import KEY
-from testbed.training.plans import replanner
+from testbed.training.exchange.setup import replanner
+from testbed.training.exchange.unused import KEY
 from testbed.training.session import Session
 from tests.contracts.cases import meet
 from tests.contracts.session_models import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.registry import SCHEDULERS
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link
+from testbed.base.parts import SCHEDULERS
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace, TraceTensor
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.session_models import Recipe, build
 from tests.harness.rank_agent import Setup

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.errors import Disagreement
-from testbed.training.naive import average_gradients
+from testbed.base.errors import Disagreement
+from testbed.training.reference import average_gradients
 from testbed.training.session import Session
 from tests.contracts.cases import meet
 from tests.contracts.session_models import (

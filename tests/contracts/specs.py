@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from testbed.backends.protocol import BackendKind
-from testbed.errors import Unavailable
+from testbed.base.errors import Unavailable
+from testbed.base.parts import BACKENDS
 from testbed.launch.join import resolve_backend
-from testbed.registry import BACKENDS
 from tests.harness.rank_agent import Setup
 from tests.harness.rank_pool import Job
 

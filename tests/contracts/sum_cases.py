@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.nouns import Request, Verb
-from testbed.training.digest import digest_tensors
+from testbed.base.types import Request, Verb
+from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import (
     DTYPES,
     SIZES,

@@ -7,7 +7,7 @@ import re
 import psutil
 import pytest
 
-from testbed.nouns import Verb
+from testbed.base.types import Verb
 from tests.contracts.specs import DEFAULTS, MOVING, WITH_SERVERS, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.nouns import Traffic
+from testbed.base.types import Traffic
 from tests.contracts.specs import MOVING, WITHOUT_SERVERS, jobs
 from tests.contracts.test_backend_channels import by_priority
 from tests.harness.rank_pool import Job, PoolKeeper, RankPool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nouns import Traffic, Verb
+from testbed.base.types import Traffic, Verb
 from tests.contracts.specs import DEFAULTS, MOVING, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 

@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
-from testbed.training.digest import digest_tensors
+from testbed.compression.registry import resolve_compressor
+from testbed.training.sampling import digest_tensors
 from tests.contracts.compressed_cases import Compressed, in_one_thread
 from tests.contracts.schedules import SPECS as SCHEDULES
 from tests.contracts.schedules import Training, plan_of, setup_of

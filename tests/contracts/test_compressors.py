@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.nouns import Traffic, Verb
+from testbed.base.types import Traffic, Verb
 from tests.contracts.compressor_cases import Exchange
 from tests.contracts.specs import DEFAULTS, MOVING, jobs
 from tests.harness.compressors import SPECS, keeping

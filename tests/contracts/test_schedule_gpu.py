@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.schedules import SPECS, TRAININGS, plan_of, setup_of
 from tests.contracts.session_models import reference

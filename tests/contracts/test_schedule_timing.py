@@ -7,10 +7,10 @@ from itertools import combinations
 
 import pytest
 
-from testbed.nouns import Event, Verb
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace, TraceTensor
+from testbed.base.types import Event, Verb
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.schedules import setup_of
 from tests.contracts.specs import SCHEDULED, jobs

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from testbed.training.digest import digest_tensors
+from testbed.training.sampling import digest_tensors
 from tests.contracts.schedules import (
     COMPLETE,
     LINKS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from testbed.training.digest import digest_tensors
+from testbed.training.sampling import digest_tensors
 from tests.contracts.session_models import DIFFERENT, RECIPES, Recipe, build, reference
 from tests.contracts.specs import DEFAULTS, jobs, samples_of_each_sort
 from tests.harness.rank_pool import Job, RankPool

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.nouns import Event, Request, Verb
-from testbed.scheduling.plan import Plan
+from testbed.base.plan import Plan
+from testbed.base.types import Event, Request, Verb
 from testbed.training.session import Session
 from tests.contracts.cases import MEET_S, WITHIN_S, meet
 from tests.harness.watched import Watched

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.errors import RankLost, TestbedError, UsageError
+from testbed.base.errors import RankLost, TestbedError, UsageError
+from testbed.base.types import Request, Verb
 from testbed.launch.join import resolve_backend
-from testbed.nouns import Request, Verb
 from tests.contracts.cases import (
     WITHIN_S,
     assert_same,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.errors import DeadlineExceeded
-from testbed.nouns import Request, Traffic, Verb
-from testbed.training.digest import digest_tensors
+from testbed.base.errors import DeadlineExceeded
+from testbed.base.types import Request, Traffic, Verb
+from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import (
     DTYPES,
     SIZES,

@@ -2,9 +2,9 @@
 
 import torch
 
-from testbed.compression.chain import resolve_compressor
+from testbed.base.parts import COMPRESSORS
 from testbed.compression.lockstep import Lockstep
-from testbed.registry import COMPRESSORS
+from testbed.compression.registry import resolve_compressor
 
 WRAPPERS = tuple(name for name in COMPRESSORS if COMPRESSORS.load(name).wraps)
 PLAIN = tuple(name for name in COMPRESSORS if name not in WRAPPERS)

@@ -16,7 +16,7 @@ import torch
 
 from testbed.backends.protocol import Order
 from testbed.launch.join import assign_role, join, resolve_backend, who_am_i
-from testbed.launch.worker import place_device
+from testbed.launch.lifecycle import place_device
 from tests.harness.rank_agent import Agent, Leave
 from tests.harness.wire import receive_object, send_object
 

@@ -27,7 +27,7 @@ import psutil
 
 from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
-from testbed.launch import local, mpirun, tree
+from testbed.launch import mpirun, processes
 from testbed.launch.identity import Identity
 from testbed.launch.join import Role, resolve_backend
 from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
@@ -268,7 +268,7 @@ class ProcessRanks:
                     self._children = (
                         [mpirun.start_ranks(command, size, 1, errors=errors)]
                         if needs_mpi
-                        else local.start_ranks(command, size, 1, errors=errors)
+                        else job.start_ranks(command, size, 1, errors=errors)
                     )
                 self._welcome(listener, job)
         except BaseException:
@@ -297,7 +297,7 @@ class ProcessRanks:
         return answer
 
     def end(self) -> None:
-        tree.end_all(self._children)
+        processes.end_all(self._children)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 
 
 def make_trace(

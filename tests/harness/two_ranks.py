@@ -10,11 +10,11 @@ import torch
 
 from testbed.backends.loopback import LOOPBACK
 from testbed.backends.protocol import Group
+from testbed.base.link import Link
+from testbed.base.plan import Plan
 from testbed.control.inproc import InprocHub
-from testbed.prediction.link import Link
-from testbed.scheduling.plan import Plan
 from testbed.scheduling.protocol import make_plan
-from testbed.training.plans import skeleton_trace
+from testbed.training.exchange.setup import skeleton_trace
 from testbed.training.session import Session
 
 WAIT_S = 30.0

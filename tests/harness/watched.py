@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from testbed.backends.protocol import Backend, Work
-from testbed.nouns import Request, Traffic
+from testbed.base.types import Request, Traffic
 
 
 class Watched:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.backends.mpi.doubling_plan import plan_doubling
-from testbed.nouns import Verb
+from testbed.backends.mpi.doubling import plan_doubling
+from testbed.base.types import Verb
 
 Bounds = tuple[int, int]  # least and most
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import testbed
-from testbed.errors import UsageError
-from testbed.prediction.files import save_link, save_trace
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.errors import UsageError
+from testbed.base.files import save_link, save_trace
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 from tests.harness.runs import WITHIN_S
 
 SCRIPT = """

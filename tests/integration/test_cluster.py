@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from testbed.cluster.access import lacking
-from testbed.cluster.owner import PREFIX
-from testbed.cluster.system import NETNS_FOLDER
-from testbed.launch.emulated import GRACE_S
+from testbed.cluster.system import NETNS_FOLDER, PREFIX
+from testbed.launch.allocation import GRACE_S
 from tests.harness.runs import FAULTY, end_family, testbed
 
 HARNESS = Path(__file__).parents[1] / "harness"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.owner import PREFIX
-from testbed.cluster.system import NETNS_FOLDER
+from testbed.cluster.system import NETNS_FOLDER, PREFIX
 from tests.harness.ordinary_user import PROJECT, REFUSED, as_ordinary_user
 from tests.harness.runs import FAULTY, testbed
 
@@ -114,9 +113,9 @@ def test_where_the_kernel_refuses_the_error_says_why_and_what_helps(
 NOT_EMULATED = """
 import sys
 from pathlib import Path
-from testbed.published.emulate import emulate
-from testbed.published.shapes import published_shapes
-from testbed.published.table import decode_comparison
+from testbed.studies.published.emulate import emulate
+from testbed.studies.published.shapes import published_shapes
+from testbed.studies.published.table import decode_comparison
 
 lines = decode_comparison(Path(sys.argv[1]).read_bytes()).lines
 measured = emulate(Path(sys.argv[2]), published_shapes(), lines)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.nouns import CUT_BYTES
-from testbed.prediction.files import save_trace
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.files import save_trace
+from testbed.base.trace import Trace, TraceTensor
+from testbed.base.types import CUT_BYTES
 from testbed.records.cell import Cell, decode_cell
 from tests.harness.runs import testbed
 

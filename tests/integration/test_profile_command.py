@@ -2,8 +2,8 @@
 
 import pytest
 
-from testbed.prediction.dag import forward_order
-from testbed.prediction.files import load_link, load_trace
+from testbed.base.files import load_link, load_trace
+from testbed.prediction.cross_iteration import forward_order
 from tests.harness.runs import testbed
 
 SMALL = ("--batch", "4", "--threads", "1", "--warmup", "1", "--repeats", "3")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from testbed.base.files import save_trace
+from testbed.base.trace import Trace, TraceTensor
 from testbed.cluster.access import lacking
 from testbed.launch.rehearsal import FEW_COUNTED, LEAST_COUNTED
-from testbed.prediction.files import save_trace
-from testbed.prediction.in_steps import agreed
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.prediction.rehearsal_fit import agreed
 from testbed.records.cell import Cell, decode_cell
 from tests.harness.runs import testbed
 

@@ -9,7 +9,7 @@ from launched import MpiControl, open_backend
 from mpi4py import MPI
 
 from testbed.backends.mpi.options import RingOptions
-from testbed.nouns import Request, Verb
+from testbed.base.types import Request, Verb
 
 
 def check_independence(spec: str, control: MpiControl) -> None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from testbed.backends.mpi.dtypes import SUPPORTED
 from testbed.backends.mpi.plain_ring import plain_ring_fold, plain_ring_sum
 from testbed.backends.protocol import Backend
-from testbed.nouns import Request, Verb, shard_bounds
+from testbed.base.types import Request, Verb, shard_bounds
 
 SIZES = (0, 1, 2, 3, 5, 1000, 70_001)
 FEW_SIZES = (1, 5, 70_001)

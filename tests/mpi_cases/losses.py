@@ -15,9 +15,9 @@ import torch
 from launched import MpiControl, open_backend
 from mpi4py import MPI
 
+from testbed.base.errors import Disagreement, RankLost
+from testbed.base.types import Request, Verb
 from testbed.control.protocol import Loss
-from testbed.errors import Disagreement, RankLost
-from testbed.nouns import Request, Verb
 
 
 def mpi_threads() -> list[threading.Thread]:

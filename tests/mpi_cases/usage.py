@@ -7,9 +7,9 @@ import torch
 from launched import MpiControl, open_backend
 from mpi4py import MPI
 
-from testbed.backends.mpi.armed import ArmedCache
-from testbed.errors import UsageError
-from testbed.nouns import Request, Verb
+from testbed.backends.mpi.ring import ArmedCache
+from testbed.base.errors import UsageError
+from testbed.base.types import Request, Verb
 
 
 class Pair:

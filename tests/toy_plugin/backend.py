@@ -10,7 +10,7 @@ from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
-from testbed.nouns import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
 
 
 @dataclass(frozen=True)

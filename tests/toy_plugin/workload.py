@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from testbed.workload import Workload, WorkloadKind
+from testbed.workloads.workload import Workload, WorkloadKind
 
 
 def squared_error(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

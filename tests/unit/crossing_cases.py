@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.scheduling.plan import Message, Part, Plan
+from testbed.base.link import Link
+from testbed.base.plan import Message, Part, Plan
+from testbed.base.trace import Trace, TraceTensor
 
 
 def trace_of(backward, sizes, forward, consumers=None):

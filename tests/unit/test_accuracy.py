@@ -10,16 +10,14 @@ import msgspec
 import pytest
 import torch
 
-from testbed.accuracy.carry_out import FILE, Record, complete, encode_record, read_record
-from testbed.accuracy.methods import Method, methods
-from testbed.accuracy.plan import Comparison, best_setting
-from testbed.accuracy.table import rows, to_markdown
-from testbed.accuracy.training import held_out, run_trial
-from testbed.accuracy.trial import Outcome, Trial
-from testbed.config import RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.studies.accuracy.carry_out import FILE, Record, complete, encode_record, read_record
+from testbed.studies.accuracy.plan import Comparison, Method, Outcome, Trial, best_setting, methods
+from testbed.studies.accuracy.table import rows, to_markdown
+from testbed.studies.accuracy.training import held_out, run_trial
 from testbed.training.reference import reference_parameters
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
 
 TINY = Trial(
     method="dense",
@@ -149,7 +147,7 @@ def test_two_processes_find_what_one_does(tmp_path):
     """In an interpreter of its own: multiprocessing keeps a helper process for as long."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from testbed.accuracy.carry_out import complete\n"
+        "from testbed.studies.accuracy.carry_out import complete\n"
         "from tests.unit.test_accuracy import TWO\n"
         "if __name__ == '__main__': complete(TWO, Path(sys.argv[1]), 2)"
     )

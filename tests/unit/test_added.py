@@ -1,6 +1,6 @@
 """What a message adds is counted from when both it and its channel were ready."""
 
-from testbed.nouns import Event
+from testbed.base.types import Event
 from testbed.profiling.added import added_s, longest_s
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups import GLOO, PEER
+from testbed.base.errors import Unavailable
 from testbed.control.inproc import InprocHub
-from testbed.errors import Unavailable
 
 
 @pytest.mark.parametrize("text", ["gloo", "peer:ddp", "mpi-ring", "mpi", "zmq-ps"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from testbed.errors import UsageError
-from testbed.prediction.carried import Setting, carried, setting_of
-from testbed.prediction.link import Link, Piece
+from testbed.base.errors import UsageError
+from testbed.base.link import Link, Piece
+from testbed.prediction.extrapolate import Setting, carried, setting_of
 
 LINK = Link(
     backend="x",

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.scheduling.plan import Message, Part, Plan
-from testbed.training.compressed.carrying import carried, packed, unpacked
-from testbed.training.exchange.fusion import describe_messages
+from testbed.base.plan import Message, Part, Plan
+from testbed.training.compressed.state import carried, packed, unpacked
+from testbed.training.exchange.buckets import describe_messages
 
 SIZES = {"a": 5, "b": 3, "c": 4}
 

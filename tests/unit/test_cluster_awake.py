@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.awake import NOT_ASKED, YES, kept_awake
+from testbed.cluster.cpus import NOT_ASKED, YES, kept_awake
 
 
 def held_open(path: Path) -> bool:

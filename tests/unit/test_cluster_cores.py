@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from testbed.cluster.cores import dealt
+from testbed.base.errors import UsageError
+from testbed.cluster.cpus import dealt
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.cluster.topology import Topology
-from testbed.errors import UsageError
-from testbed.launch.threads import check_threads, own_threads, threads_of
+from testbed.launch.host import check_threads, own_threads, threads_of
 
 
 @pytest.mark.parametrize("num_nodes", range(1, 9))

@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.backends.protocol import BackendKind
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.link import Link, Piece
 from testbed.cluster.changes import parse_changes
 from testbed.cluster.emulate import Cluster
 from testbed.cluster.facts import Facts
-from testbed.cluster.owner import abandoned, own_prefix
 from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
-from testbed.cluster.tcp import tcp_settings
+from testbed.cluster.system import abandoned, own_prefix, tcp_settings
 from testbed.cluster.topology import Topology
-from testbed.commands.place import check_places, cluster_text, in_cluster
-from testbed.config import RunConfig
-from testbed.errors import UsageError
-from testbed.prediction.dilation import stretched_link
-from testbed.prediction.link import Link, Piece
+from testbed.commands.checks import check_places, cluster_text, in_cluster
+from testbed.prediction.extrapolate import stretched_link
 from testbed.records.cell import Cell
-from testbed.reporting.dilation import undilated
+from testbed.reporting.work import undilated
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import torch
 
 from testbed.backends.loopback import LoopbackBackend
 from testbed.backends.protocol import Group
+from testbed.base.errors import RankLost
+from testbed.base.types import Combined, Verb
 from testbed.control.inproc import InprocHub
-from testbed.errors import RankLost
 from testbed.microbench import payload
-from testbed.microbench.exchange import Exchanged, make_tensors, wrong_elements
-from testbed.microbench.measure import measure
-from testbed.nouns import Combined, Verb
+from testbed.microbench.measure import Exchanged, make_tensors, measure, wrong_elements
 from testbed.records.comm import ELEMENT_BYTES, EXACT_UP_TO, CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")

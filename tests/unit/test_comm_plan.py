@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from testbed.backends.mpi import MPI_RING
 from testbed.backends.zmq_ps.placement import place
+from testbed.base.errors import UsageError
+from testbed.base.parts import split_specs
 from testbed.commands.comm import make_config
-from testbed.errors import UsageError
 from testbed.microbench.bandwidth import algbw_bytes_per_s, bus_factor, busbw_bytes_per_s
-from testbed.microbench.config import to_arguments
+from testbed.microbench.config import Size, sizes, to_arguments, turns
 from testbed.microbench.contestants import resolve, together
-from testbed.microbench.plan import Size, sizes, turns
 from testbed.records.comm import ELEMENT_BYTES, CommConfig
-from testbed.spec import split_specs
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
 

@@ -5,10 +5,9 @@ import json
 import msgspec
 import pytest
 
-from testbed.microbench.config import reproduce
+from testbed.microbench.config import Size, reproduce
 from testbed.microbench.contestants import resolve
 from testbed.microbench.measure import SizeSamples
-from testbed.microbench.plan import Size
 from testbed.microbench.results import results_of, total_wrong
 from testbed.microbench.table import footer, header, row
 from testbed.records.comm import CommConfig, CommRecord, decode_comm, encode_comm

@@ -2,15 +2,14 @@
 
 import pytest
 
-from testbed.compression.by_size import BySize
-from testbed.compression.chain import parse_chain, resolve_compressor
-from testbed.compression.feedback import ErrorFeedback
+from testbed.base.errors import Disagreement, UnknownName, UsageError
+from testbed.base.parts import split_specs
 from testbed.compression.gathered import Gathered
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Form, Round
-from testbed.compression.selection import TopK
-from testbed.errors import Disagreement, UnknownName, UsageError
-from testbed.spec import split_specs
+from testbed.compression.registry import parse_chain, resolve_compressor
+from testbed.compression.topk import TopK
+from testbed.compression.wrappers import BySize, ErrorFeedback
 from tests.harness.compressors import messages
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
+from testbed.compression.registry import resolve_compressor
 from tests.harness.compressors import SPECS, job, messages
 
 NUM_DRAWS = 1500

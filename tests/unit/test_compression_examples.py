@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from testbed.compression.checks import count_of
+from testbed.base.errors import NonFiniteGradient
+from testbed.compression.common import count_of
 from testbed.compression.gtopk import swaps_of
-from testbed.compression.matrices import blocks_of, orthonormal
+from testbed.compression.lowrank import blocks_of, orthonormal
 from testbed.compression.protocol import Context
-from testbed.errors import NonFiniteGradient
 from tests.harness.compressors import job, messages
 
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.compression.chain import resolve_compressor
+from testbed.base.errors import NonFiniteGradient, UsageError
+from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Context
-from testbed.compression.server import merge
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import merge
 from testbed.compression.sparse import sparse_bytes, unpack_sparse
-from testbed.compression.state import num_bytes
-from testbed.errors import NonFiniteGradient, UsageError
 from tests.harness.compressors import PLAIN, SPECS, WRAPPERS, job, keeping, messages
 
 RANKS = (1, 2, 3, 4)

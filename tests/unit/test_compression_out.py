@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
 from testbed.compression.gathered import gathered_mean
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Arrived, Compressor, Context, Form, Round
-from testbed.compression.server import merge
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import merge
 from testbed.compression.sparse import pack_sparse
 from testbed.compression.sparse_mean import SparseMerger
 from tests.harness.compressors import SHAPES, SPECS, keeping, messages

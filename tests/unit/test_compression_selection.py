@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.compression.plain import above_plainly, largest_plainly
-from testbed.compression.select import above, largest, sampled
+from testbed.compression.sparse import above, largest, sampled
 
 LARGE = 200_000  # beyond one chunk of a scan and beyond what is selected without a sample
 

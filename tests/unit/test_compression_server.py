@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Context, Form
-from testbed.compression.selection import TopK
-from testbed.compression.server import merge
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import merge
+from testbed.compression.topk import TopK
 from tests.harness.compressors import SHAPES, SPECS, job, keeping, messages
 
 

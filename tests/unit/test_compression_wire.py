@@ -7,15 +7,23 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from testbed.base.errors import UsageError
+from testbed.base.types import CUT_BYTES, shard_bounds
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
-from testbed.compression.indices import index_bytes, low_bits, pack_indices, unpack_indices
-from testbed.compression.mergers import PARTS, build
 from testbed.compression.protocol import Cutting
-from testbed.compression.sparse import as_values, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.server_merge import PARTS, build
+from testbed.compression.sparse import (
+    as_values,
+    index_bytes,
+    low_bits,
+    pack_indices,
+    pack_sparse,
+    sparse_bytes,
+    unpack_indices,
+    unpack_sparse,
+)
 from testbed.compression.sparse_mean import SparseMerger, add_sparse, unite_few
-from testbed.errors import UsageError
-from testbed.nouns import CUT_BYTES, shard_bounds
-from testbed.training.compressed.conversations import for_servers
+from testbed.training.compressed.driver import for_servers
 
 INT_BITS = 31  # of the widest code that an index needs
 

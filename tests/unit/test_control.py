@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.base.errors import DeadlineExceeded, RankLost
 from testbed.control.frames import BadFrame, Frame, FrameReader, encode
 from testbed.control.protocol import Loss
 from testbed.control.tcp import TcpControl, host_control, join_control
-from testbed.errors import DeadlineExceeded, RankLost
 
 TOKEN = b"0123456789abcdef"
 WAIT_S = 20.0

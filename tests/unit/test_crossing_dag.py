@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from testbed.prediction.crossing import predict
-from testbed.prediction.dag import describe_order, forward_order, tails_s
+from testbed.base.errors import UsageError
+from testbed.prediction.cross_iteration import describe_order, forward_order, predict, tails_s
 from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, trace_of
 

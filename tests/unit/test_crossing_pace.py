@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from testbed.prediction.backward import serial_s
-from testbed.prediction.crossing import predict
-from testbed.scheduling.pace import PaceOptions, plan_pace, released
-from testbed.scheduling.pace_fusion import fuse, fuse_plainly, jobs_of
+from testbed.base.errors import UsageError
+from testbed.base.plan import plan_problem
+from testbed.prediction.cross_iteration import predict
+from testbed.prediction.timeline import serial_s
+from testbed.scheduling.pace import PaceOptions, fuse, fuse_plainly, jobs_of, plan_pace, released
 from testbed.scheduling.pace_oracle import Job, Tensors, finish_s
-from testbed.scheduling.plan_file import plan_problem
 from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 

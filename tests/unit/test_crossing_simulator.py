@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from testbed.prediction.crossing import predict
+from testbed.base.errors import UsageError
+from testbed.prediction.cross_iteration import predict
 from testbed.prediction.timeline import message_bytes
+from testbed.scheduling.build import sliced_plan
 from testbed.scheduling.protocol import make_plan
-from testbed.scheduling.slices import sliced_plan
 from tests.unit.crossing_cases import (
     LINK_A,
     LINK_B,

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from testbed.errors import Unavailable, UsageError
+from testbed.base.errors import Unavailable, UsageError
 from testbed.models.cifar10 import load_cifar10
 from testbed.models.image_folder import centre_crop, load_image_folder
 from testbed.models.samples import (
@@ -21,7 +21,7 @@ from testbed.models.samples import (
     synthetic_images,
 )
 from testbed.models.tokens import IGNORED, HiddenTokens, NextToken, TokenWindows, synthetic_tokens
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
 
 
 def equal(a, b):

@@ -13,10 +13,10 @@ import torch
 
 from testbed.backends.delayed import DelayedBackend, open_delayed
 from testbed.backends.protocol import Backend, Group
+from testbed.base.errors import UsageError
+from testbed.base.parts import BACKENDS
+from testbed.base.types import Request, Verb
 from testbed.control.inproc import InprocHub
-from testbed.errors import UsageError
-from testbed.nouns import Request, Verb
-from testbed.registry import BACKENDS
 
 LATENCY_S = 0.02
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import UnknownName, UsageError
-from testbed.nouns import AT_ONCE_BYTES
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.link import Link, Piece
+from testbed.base.types import AT_ONCE_BYTES
 from testbed.prediction.algorithms import ALGORITHMS, Ring, Server, algorithm_of, parse_algorithm
 from testbed.prediction.extrapolate import Node, at_bandwidth, extrapolate, hold_out, slowed
-from testbed.prediction.link import Link, Piece
 from tests.harness.traces import SLOWDOWN, TRACE_A
 
 TEN_GBIT = Link(

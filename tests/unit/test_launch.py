@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.launch.host import choose_address
 from testbed.launch.identity import identify
 from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
-from testbed.launch.network import choose_address
 from testbed.launch.rendezvous import expand_node_list
 
 OPENMPI = {

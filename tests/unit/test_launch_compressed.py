@@ -7,19 +7,19 @@ import msgspec
 import pytest
 
 from testbed.backends.protocol import Group
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 from testbed.control.inproc import InprocHub
-from testbed.errors import UsageError
-from testbed.launch.compressed import (
+from testbed.launch.codec_cost import (
     MAX_PLAYED,
     codec_here,
     compressed_iteration_s,
     compressed_plan,
 )
 from testbed.launch.planning import Planned, predicted_step_s
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.scheduling.overlapped import overlapped
 from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.under_compressor import overlapped
 
 # Slow enough that what this machine's compressing takes is lost beside the bytes.
 LINK = Link(backend="mpi-ring", num_workers=2, latency_s=1.0, seconds_per_byte=1.0)

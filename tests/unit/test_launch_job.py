@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from testbed.launch.job import Job, run_job
-from testbed.launch.tree import Ears, Interrupted, interruptible
+from testbed.launch.processes import Ears, Interrupted, interruptible
 
 STUBBORN = """
 import os, signal, sys, threading

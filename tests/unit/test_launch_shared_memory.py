@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.launch.shared_memory import PREFIX, SUFFIX, shared_memory
+from testbed.launch.mpirun import PREFIX, SUFFIX, shared_memory
 
 
 def test_it_is_gone_with_all_that_a_killed_rank_left_in_it(tmp_path: Path) -> None:

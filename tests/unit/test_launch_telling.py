@@ -3,7 +3,7 @@
 import io
 import threading
 
-from testbed.launch.telling import WORDS, telling
+from testbed.launch.progress import WORDS, telling
 from testbed.sweeping.executor import _tail
 
 

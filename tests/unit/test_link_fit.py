@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.base.files import decode_link, encode_link
+from testbed.base.link import Link
 from testbed.prediction.contention import SharedLink
-from testbed.prediction.files import decode_link, encode_link
 from testbed.prediction.fit import fit_link, fit_slowdown
-from testbed.prediction.in_steps import missing_s, ratios, with_missing
-from testbed.prediction.link import Link
+from testbed.prediction.rehearsal_fit import missing_s, ratios, with_missing
 
 SIZES = [4096 << i for i in range(12)]
 latencies = st.floats(1e-6, 1e-2)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from testbed.launch.probing import NUM_TRIES, Probe
-from testbed.prediction.in_steps import as_in_steps
-from testbed.prediction.link import Link
-from testbed.scheduling.plan import Plan
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.launch.link_probe import NUM_TRIES, Probe
+from testbed.prediction.rehearsal_fit import as_in_steps
 
 LINK = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
 PLAN = Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from testbed.errors import NonFiniteGradient
-from testbed.training.exchange.means import norms_of, refuse_non_finite, silent
+from testbed.base.errors import NonFiniteGradient
+from testbed.training.exchange.update import norms_of, refuse_non_finite, silent
 
 
 class Reads(TorchDispatchMode):

@@ -5,16 +5,14 @@ import json
 import pytest
 import torch
 
-from testbed.compression.chain import resolve_compressor
+from testbed.base.errors import UsageError
 from testbed.compression.lockstep import Lockstep, carry_out
-from testbed.compression.mergers import PARTS, build, can_describe, describe, encoder_of
-from testbed.compression.natural import Natural
 from testbed.compression.protocol import Context
-from testbed.compression.quantised import Quantised
-from testbed.compression.selection import TopK
-from testbed.compression.server import merge
+from testbed.compression.quantize import Natural, Quantised
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.server_merge import PARTS, build, can_describe, describe, encoder_of, merge
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.errors import UsageError
+from testbed.compression.topk import TopK
 from tests.harness.compressors import SHAPES, SPECS, messages
 
 

@@ -3,12 +3,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
+from testbed.base.parts import WORKLOADS
 from testbed.models.layers import Branches, conv_bn
 from testbed.models.resnet import PadShortcut
-from testbed.registry import WORKLOADS
-from testbed.workload import Workload
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
+from testbed.workloads.workload import Workload
 
 # Counts as published by the papers or the reference implementations.
 PUBLISHED = {

@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.backends.mpi.doubling_plan import choose_switch, plan_doubling
-from testbed.backends.mpi.flow import Flow, chain_flow, cut, ring_flow
+from testbed.backends.mpi.doubling import choose_switch, plan_doubling
+from testbed.backends.mpi.flow import (
+    Flow,
+    chain_flow,
+    cut,
+    flat_groups,
+    groups_of,
+    ring_flow,
+    sum_flows,
+)
 from testbed.backends.mpi.options import RingOptions
 from testbed.backends.mpi.patience import CROWDED, ROOMY, manners_for, next_sleep_s
-from testbed.backends.mpi.two_level import flat_groups, groups_of, sum_flows
-from testbed.errors import UsageError
-from testbed.nouns import Verb, shard_bounds
+from testbed.base.errors import UsageError
+from testbed.base.types import Verb, shard_bounds
 
 
 def play(flows: list[Flow], tensors: list[list[int]]) -> int:

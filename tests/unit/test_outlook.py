@@ -4,15 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.prediction.backward import Backward
+from testbed.base.files import load_shipped_trace
+from testbed.base.link import Link
 from testbed.prediction.extrapolate import at_bandwidth
-from testbed.prediction.factors import factors
-from testbed.prediction.link import Link
-from testbed.prediction.scaling import scaling
-from testbed.prediction.shipped import load_shipped_trace
-from testbed.scheduling.grouping import serial_stops
+from testbed.prediction.factors import factors, scaling
+from testbed.prediction.timeline import Backward
+from testbed.scheduling.break_even import PLAIN, WORTH, break_even, plan_and_predict
+from testbed.scheduling.build import serial_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
-from testbed.scheduling.outlook import PLAIN, WORTH, break_even, plan_and_predict
 from testbed.scheduling.protocol import make_plan
 from tests.harness.traces import LINK_A, TRACE_A, make_trace
 from tests.unit.crossing_cases import links, traces

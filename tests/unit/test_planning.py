@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from testbed.config import RunConfig
-from testbed.launch.choosing import plan_for, stream_of, why_whole
+from testbed.base.config import RunConfig
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
+from testbed.launch.plan_options import plan_for, stream_of, why_whole
 from testbed.launch.planning import Planned, measures_link, predicted_step_s
-from testbed.prediction.crossing import predict
-from testbed.prediction.link import Link
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.prediction.cross_iteration import predict
 from testbed.profiling.overhead import Overhead, measure_overhead
 from testbed.profiling.sweep import Exchange, quick
 from testbed.scheduling.protocol import make_plan

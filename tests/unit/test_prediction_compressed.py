@@ -5,9 +5,11 @@ import json
 import msgspec
 import pytest
 
-from testbed.commands.simulate_compressed import max_channels_of
-from testbed.errors import UsageError
-from testbed.prediction.algorithms import Ring, Server
+from testbed.base.errors import UsageError
+from testbed.base.files import find_trace
+from testbed.base.link import Link, Piece
+from testbed.base.trace import Trace, TraceTensor
+from testbed.prediction.algorithms import Ring, Server, round_phases_s
 from testbed.prediction.codec import (
     CodecCost,
     CodecSample,
@@ -17,16 +19,13 @@ from testbed.prediction.codec import (
     sped_up,
 )
 from testbed.prediction.compressed import compressed_timeline, message_cost
-from testbed.prediction.crossing import predict
-from testbed.prediction.exchange import round_phases_s
-from testbed.prediction.link import Link, Piece
-from testbed.prediction.shipped import find_trace
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.prediction.worth import highest_worth
+from testbed.prediction.cross_iteration import predict
 from testbed.profiling.codec import measure_codec
+from testbed.scheduling.break_even import highest_worth
 from testbed.scheduling.compressed import Outlook
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, plan_under
+from testbed.simulation import max_channels_of
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=6e-3, seconds_per_byte=1.5e-9)
 
@@ -231,8 +230,8 @@ def test_never_and_always():
 @pytest.mark.parametrize("merges", [False, True])
 @pytest.mark.parametrize("spec", ["ef+topk:ratio=0.01", "powersgd", "gtopk:ratio=0.05", "none"])
 def test_measured_bytes_are_those_of_the_compressor(spec, merges, tmp_path):
-    from testbed.compression.chain import resolve_compressor
     from testbed.compression.protocol import Context
+    from testbed.compression.registry import resolve_compressor
 
     codec = measure_codec(spec, 3, sizes=(20_000, 2_000), merges=merges, repeats=2)
     compressor = resolve_compressor(spec)

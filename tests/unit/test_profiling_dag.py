@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.prediction.dag import forward_order
-from testbed.prediction.trace import Trace, TraceTensor
+from testbed.base.trace import Trace, TraceTensor
+from testbed.prediction.cross_iteration import forward_order
 from testbed.profiling.dag import consumers_of
-from testbed.profiling.step import Step
+from testbed.profiling.overhead import Step
 from testbed.profiling.survey import survey_step
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
 
 
 @pytest.fixture(autouse=True)

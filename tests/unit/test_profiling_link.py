@@ -9,18 +9,18 @@ import torch
 from testbed.backends.loopback import LOOPBACK, LoopbackOptions
 from testbed.backends.none import NONE
 from testbed.backends.protocol import Group
+from testbed.base.errors import UsageError
+from testbed.base.types import Verb
 from testbed.cluster.topology import burst_bytes
 from testbed.control.inproc import InprocHub
-from testbed.errors import UsageError
-from testbed.nouns import Verb
 from testbed.prediction.fit import fit_link
-from testbed.profiling.first_look import first_look
 from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import (
     LEAD_BYTES,
     Exchange,
     LinkSweep,
     exchanges_of,
+    first_look,
     num_rounds,
     of_job,
     quick,
@@ -117,7 +117,7 @@ def test_it_can_be_measured_twice_and_then_be_used():
     def body(rank, backend, control):
         for _ in range(2):
             measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
-        from testbed.nouns import Request
+        from testbed.base.types import Request
 
         tensor = torch.ones(4)
         backend.submit(Request(Verb.SUM, tensor, key="after", step=0)).wait()

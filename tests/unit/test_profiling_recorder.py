@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.errors import UsageError
-from testbed.prediction.files import decode_trace, encode_trace
-from testbed.profiling.attribution import backward_times_s, forward_shares_s
+from testbed.base.errors import UsageError
+from testbed.base.files import decode_trace, encode_trace
+from testbed.profiling.overhead import Step, training_step
 from testbed.profiling.recorder import record_trace
-from testbed.profiling.step import Step, training_step
-from testbed.profiling.survey import survey_step
+from testbed.profiling.survey import backward_times_s, forward_shares_s, survey_step
 
 
 @pytest.fixture(autouse=True)

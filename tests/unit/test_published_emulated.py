@@ -9,21 +9,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from testbed.base.errors import UsageError
+from testbed.base.files import save_trace, shipped_traces
+from testbed.base.trace import Trace, TraceTensor
 from testbed.cluster.access import lacking
 from testbed.cluster.spec import parse_cluster
-from testbed.errors import UsageError
-from testbed.prediction.files import save_trace
-from testbed.prediction.shipped import shipped_traces
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.published.emulate import FOLDER, emulate
-from testbed.published.emulated import NO_INTERVAL, WITHIN_NOISE, count_emulated, judge
-from testbed.published.emulated_table import emulation_to_markdown
-from testbed.published.lines import gain
-from testbed.published.shapes import HEADERS, Setting, Shape, published_shapes, sweep_of
-from testbed.published.study import PAPER_SHAPES
-from testbed.published.table import decode_comparison
 from testbed.records.cell import Cell
 from testbed.records.store import cell_key
+from testbed.studies.published.emulate import FOLDER, emulate, emulation_to_markdown
+from testbed.studies.published.emulated import NO_INTERVAL, WITHIN_NOISE, count_emulated, judge
+from testbed.studies.published.lines import gain
+from testbed.studies.published.shapes import HEADERS, Setting, Shape, published_shapes, sweep_of
+from testbed.studies.published.study import PAPER_SHAPES
+from testbed.studies.published.table import decode_comparison
 from testbed.sweeping.study import Measured, Study, carry_out_study, find_study
 
 PUBLISHED = Path(__file__).parents[2] / "runs" / "published" / "paper-shapes.json"

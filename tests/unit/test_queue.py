@@ -12,8 +12,8 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
+from testbed.base.types import Request, Verb
 from testbed.control.inproc import InprocHub
-from testbed.nouns import Request, Verb
 
 BYTES = 40
 

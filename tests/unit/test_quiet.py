@@ -9,18 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
+from testbed.base.plan import Plan
 from testbed.records.cell import Cell
-from testbed.reporting.aggregate import aggregate
-from testbed.reporting.collect import Found
+from testbed.reporting.aggregate import Found, aggregate
 from testbed.reporting.cores import core_words, describe_cores
-from testbed.scheduling.plan import Plan
-from testbed.statistics.counted import counted
-from testbed.statistics.quiet import AT_LEAST, QUIET, quietest
-from testbed.training import cores
-from testbed.training.cores import CoreTimes, StolenTime
-from testbed.training.outcome import Outcome
-from testbed.training.summary import make_cell
+from testbed.statistics.steady import AT_LEAST, QUIET, counted, quietest
+from testbed.training import resources
+from testbed.training.resources import CoreTimes, StolenTime
+from testbed.training.summary import Outcome, make_cell
 
 SHARES = st.lists(st.floats(0, 1), max_size=40)
 
@@ -74,7 +71,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *stolen_s: float) -> list[int]:
         readings.append(len(readings))
         return CoreTimes(0.0, 10.0 * len(readings), stolen_s[len(readings) - 1])
 
-    monkeypatch.setattr(cores, "read_cores", read)
+    monkeypatch.setattr(resources, "read_cores", read)
     return readings
 
 
@@ -93,7 +90,7 @@ def test_a_machine_that_never_lost_anything_is_not_asked_again(monkeypatch: Any)
 
 def test_what_is_too_short_to_tell_counts_as_undisturbed(monkeypatch: Any) -> None:
     readings = [CoreTimes(9.0, 0.0, 5.0), CoreTimes(9.0, 0.4, 5.1), CoreTimes(9.9, 0.4, 5.2)]
-    monkeypatch.setattr(cores, "read_cores", lambda: readings.pop(0))
+    monkeypatch.setattr(resources, "read_cores", lambda: readings.pop(0))
     taken = StolenTime()
     assert (taken.share(), taken.share()) == (0.0, pytest.approx(0.1))
 

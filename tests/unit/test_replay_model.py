@@ -10,16 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import UsageError
-from testbed.prediction.files import save_trace
-from testbed.prediction.trace import Trace, TraceTensor
-from testbed.replay.cursor import ComputeCursor
-from testbed.replay.layout import owned, runs_of
-from testbed.replay.values import PATTERN_ELEMENTS, Values, shift_of
+from testbed.base.errors import UsageError
+from testbed.base.files import save_trace
+from testbed.base.parts import parse_spec
+from testbed.base.trace import Trace, TraceTensor
+from testbed.replay.model import PATTERN_ELEMENTS, ComputeCursor, Values, owned, runs_of, shift_of
 from testbed.replay.workload import build_replay
-from testbed.spec import parse_spec
-from testbed.workload import Workload
-from testbed.workloads import load_workload
+from testbed.workloads.load import load_workload
+from testbed.workloads.workload import Workload
 
 
 class Time:

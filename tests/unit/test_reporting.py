@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.config import RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.records.cell import Cell, StepSamples, encode_cell
 from testbed.records.report import BULK, Report, ReportCell, decode_report, encode_report
-from testbed.reporting.collect import Collected, Found, collect_cells
+from testbed.reporting.aggregate import Collected, Found, collect_cells
 from testbed.reporting.columns import rounded
 from testbed.reporting.formats import FORMATS, to_csv, to_latex, to_markdown
 from testbed.reporting.make import make_report

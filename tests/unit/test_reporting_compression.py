@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult, StepSamples
-from testbed.reporting.collect import Collected, Found
+from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.compression import Bulk
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import Cell
-from testbed.reporting.collect import Collected, Found
+from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
 

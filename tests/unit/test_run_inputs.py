@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.commands.run_checks import check_inputs
-from testbed.config import RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.commands.checks import check_inputs
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from testbed.prediction.backward import Backward, serial_end_s
+from testbed.base.link import Link
 from testbed.prediction.contention import SharedLink, first_in_first_out
-from testbed.prediction.link import Link
-from testbed.prediction.scaling import exposed_by_backlog_s, scaling
+from testbed.prediction.factors import exposed_by_backlog_s, scaling
 from testbed.prediction.synthetic import synthetic_trace
-from testbed.prediction.ticks import Ticks
-from testbed.prediction.timeline import timeline
+from testbed.prediction.timeline import Backward, Ticks, serial_end_s, timeline
 from testbed.scheduling.asc_wfbp import admit, asc_stops
-from testbed.scheduling.best_groups import optimal_stops
 from testbed.scheduling.bucket import MIB
-from testbed.scheduling.cycle import cycle_stops
-from testbed.scheduling.grouping import (
+from testbed.scheduling.build import (
     add_then_close,
     close_before_exceed,
     close_on_timeout,
     groups_of,
     stops_of,
 )
+from testbed.scheduling.cycle import cycle_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
+from testbed.scheduling.optimal import optimal_stops
 from testbed.scheduling.osf import global_stops, message_stops, schedule_stops
 from testbed.scheduling.protocol import make_plan
 from tests.harness.traces import LINK_A, SLOWDOWN, TRACE_A, make_link, make_trace

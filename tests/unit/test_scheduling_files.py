@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from testbed.errors import UnknownName, UsageError
-from testbed.prediction.files import (
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.files import (
     decode_link,
     decode_trace,
     encode_trace,
@@ -15,13 +15,12 @@ from testbed.prediction.files import (
     save_link,
     save_trace,
 )
+from testbed.base.plan import Plan, decode_plan, encode_plan, load_plan, save_plan
+from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.importers import import_layer_log, import_waits
 from testbed.prediction.synthetic import synthetic_trace
 from testbed.prediction.timeline import timeline
-from testbed.prediction.trace import Trace, TraceTensor
 from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD
-from testbed.scheduling.plan import Plan
-from testbed.scheduling.plan_file import decode_plan, encode_plan, load_plan, save_plan
 from testbed.scheduling.protocol import make_plan, needs_profile
 from tests.harness.traces import LINK_A, TRACE_A, make_link, make_trace
 

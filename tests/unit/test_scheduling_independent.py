@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.prediction.link import Link
-from testbed.prediction.shipped import load_shipped_trace, shipped_traces
+from testbed.base.files import load_shipped_trace, shipped_traces
+from testbed.base.link import Link
+from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.timeline import timeline
-from testbed.prediction.trace import Trace, TraceTensor
 from testbed.scheduling.bucket import MIB
 from testbed.scheduling.protocol import make_plan
 from tests.harness import formulas

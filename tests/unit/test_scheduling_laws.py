@@ -12,19 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.prediction.backward import Backward, serial_end_s
+from testbed.base.link import Piece, phases_s, times_s
+from testbed.base.plan import plan_problem
 from testbed.prediction.contention import first_in_first_out
-from testbed.prediction.costs import phases_s, times_s
-from testbed.prediction.link import Piece
-from testbed.prediction.scaling import exposed_by_backlog_s, scaling
-from testbed.prediction.timeline import timeline
+from testbed.prediction.factors import exposed_by_backlog_s, scaling
+from testbed.prediction.timeline import Backward, serial_end_s, timeline
 from testbed.scheduling.asc_wfbp import asc_stops
-from testbed.scheduling.best_groups import optimal_stops, optimal_stops_plain
-from testbed.scheduling.concurrent import search_concurrent
-from testbed.scheduling.grouping import add_then_close, plan_of, stops_of
+from testbed.scheduling.build import add_then_close, plan_of, stops_of
 from testbed.scheduling.mg_wfbp import merge_recomputing, merge_streaming
+from testbed.scheduling.optimal import optimal_stops, optimal_stops_plain, search_concurrent
 from testbed.scheduling.osf import global_stops
-from testbed.scheduling.plan_file import plan_problem
 from testbed.scheduling.protocol import make_plan
 from tests.harness.traces import (
     SLOWDOWN,

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from testbed.base.plan import Message, Part
 from testbed.prediction.timeline import timeline
-from testbed.scheduling.plan import Message, Part
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.show import draw, plan_table
 from tests.harness.traces import LINK_A, TRACE_A, make_link, make_trace

@@ -7,14 +7,13 @@ import random
 import msgspec
 import pytest
 
-from testbed.errors import UsageError
-from testbed.prediction.link import Link
-from testbed.prediction.shipped import find_trace
+from testbed.base.errors import UsageError
+from testbed.base.files import find_trace
+from testbed.base.link import Link
+from testbed.base.plan import decode_plan, encode_plan
 from testbed.scheduling.lags import Layer, end_s, fair_ratios
-from testbed.scheduling.omgs import exact_stops, omgs_stops
-from testbed.scheduling.plan_file import decode_plan, encode_plan
+from testbed.scheduling.omgs import SparseCost, exact_stops, omgs_stops
 from testbed.scheduling.protocol import make_plan
-from testbed.scheduling.sparse_cost import SparseCost
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=2**-10, seconds_per_byte=2**-30)
 # Digests and files of plans before messages could carry a ratio.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.errors import UsageError
-from testbed.training.exchange.usage import KEY
+from testbed.base.errors import UsageError
+from testbed.training.exchange.unused import KEY
 from testbed.training.session import Session
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks
 

@@ -11,18 +11,18 @@ import msgspec
 import pytest
 import torch
 
+from testbed.base.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
 from testbed.compression.casts import Dense
-from testbed.compression.chain import resolve_compressor
 from testbed.compression.protocol import Context, Conversation, State
-from testbed.compression.warmup import ratio_of
-from testbed.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
-from testbed.training.compressed.compression import (
+from testbed.compression.registry import resolve_compressor
+from testbed.compression.wrappers import ratio_of
+from testbed.training.compressed.spec import (
     Compression,
     compression_of,
     compressors_of,
     refuse_ratios,
 )
-from testbed.training.compressed.talk import DECODE, ENCODE
+from testbed.training.compressed.work import DECODE, ENCODE
 from testbed.training.session import Session
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks, plan_of
 

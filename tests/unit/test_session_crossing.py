@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from testbed.training.plans import replanner
+from testbed.training.exchange.setup import replanner
 from testbed.training.session import Session
 from tests.harness.two_ranks import TwoLayers, on_two_ranks
 

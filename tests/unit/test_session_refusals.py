@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 from testbed.training.session import Session
 from tests.harness.two_ranks import TwoBranches, TwoLayers, momentum, on_two_ranks
 

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import UnknownName, UsageError
-from testbed.prediction.dag import forward_order
-from testbed.prediction.files import encode_trace, save_trace
-from testbed.prediction.shipped import find_trace, load_shipped_trace, shipped_traces
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.files import (
+    encode_trace,
+    find_trace,
+    load_shipped_trace,
+    save_trace,
+    shipped_traces,
+)
+from testbed.prediction.cross_iteration import forward_order
 from testbed.prediction.synthetic import synthetic_trace
 from testbed.profiling.shipped import DERIVED, derive_shipped
 from tests.harness.traces import TRACE_A

@@ -9,15 +9,15 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.files import save_link, save_trace
+from testbed.base.plan import load_plan
 from testbed.commands.simulate import ALL, scheduler_specs, simulate
-from testbed.errors import UnknownName, UsageError
 from testbed.prediction.algorithms import Ring
-from testbed.prediction.crossing import predict
+from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import extrapolate
-from testbed.prediction.files import save_link, save_trace
 from testbed.records.simulation import decode_simulation
 from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD, AutoOptions, noise_of
-from testbed.scheduling.plan_file import load_plan
 from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from testbed.base.errors import UsageError
+from testbed.base.files import save_link
+from testbed.base.link import Link
 from testbed.commands.simulate import simulate as command
-from testbed.errors import UsageError
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs, load_codecs
-from testbed.prediction.files import save_link
-from testbed.prediction.link import Link
 from testbed.records.simulation import decode_simulation
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=1e-3, seconds_per_byte=1.2e-7)

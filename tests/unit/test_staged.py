@@ -11,12 +11,12 @@ from testbed.backends.loopback import LOOPBACK
 from testbed.backends.protocol import Group
 from testbed.backends.staged import StagedBackend, staged
 from testbed.backends.zmq_ps import ZMQ_PS
-from testbed.compression.mergers import describe
+from testbed.base.errors import UsageError
+from testbed.base.types import Request, Verb
 from testbed.compression.protocol import Context
-from testbed.compression.selection import TopK
+from testbed.compression.server_merge import describe
+from testbed.compression.topk import TopK
 from testbed.control.inproc import InprocHub
-from testbed.errors import UsageError
-from testbed.nouns import Request, Verb
 
 WAIT_S = 30.0
 

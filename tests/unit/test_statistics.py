@@ -8,9 +8,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.statistics.compare import efficiency, most_common
 from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.summary import median_of_known, quantile, summarise
+from testbed.statistics.summary import efficiency, median_of_known, most_common, quantile, summarise
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 

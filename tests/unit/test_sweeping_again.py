@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, StepSamples, decode_cell, encode_cell
 from testbed.records.store import create_store
-from testbed.reporting.collect import collect_cells
+from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
-from testbed.sweeping.again import choose, lost_of
 from testbed.sweeping.executor import collect, failed_cell
 from testbed.sweeping.grid import Sweep
+from testbed.sweeping.reruns import choose, lost_of
 from testbed.sweeping.run import begin, carry_out, make_plan
 from tests.unit.test_sweeping_store import NOW, POINTS, finish_at_once
 

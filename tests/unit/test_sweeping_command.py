@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.cli import make_app
-from testbed.config import RunConfig
-from testbed.errors import UsageError
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import begin, make_plan
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import decode_cell
 from testbed.records.store import Store
 from testbed.sweeping.executor import ProcessRunner, run_command
@@ -21,7 +21,7 @@ from testbed.sweeping.run import INTERRUPTED, begin, carry_out, make_plan
 WRITES_A_CELL = """
 import sys
 from pathlib import Path
-from testbed.config import RunConfig
+from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, encode_cell
 print("hello from the cell")
 config = RunConfig(workers=2, steps=20)

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.config import RunConfig
-from testbed.errors import UnknownName, UsageError
-from testbed.registry import BACKENDS, WORKLOADS
-from testbed.sweeping.check import check_backends
-from testbed.sweeping.grid import Sweep, expand, parse_values
-from testbed.sweeping.order import interleave
+from testbed.base.config import RunConfig
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.parts import BACKENDS, WORKLOADS
+from testbed.sweeping.grid import Sweep, expand, interleave, parse_values
 from testbed.sweeping.progress import remaining_s
-from testbed.sweeping.recipe import load_recipe, load_toml, recipe_names, with_axes
+from testbed.sweeping.recipe import check_backends, load_recipe, load_toml, recipe_names, with_axes
 
 KNOWN = {"backend": tuple(BACKENDS), "workload": tuple(WORKLOADS)}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.config import RunConfig
-from testbed.errors import UsageError
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.records import store as store_module
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import Store, cell_key, create_store, newest_store, write_atomically

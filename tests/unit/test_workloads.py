@@ -5,14 +5,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from testbed.errors import Unavailable, UnknownName, UsageError
+from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.parts import WORKLOADS
 from testbed.models import transformer
 from testbed.models.samples import DatasetSamples, TensorSamples
-from testbed.own_model import EXAMPLE
-from testbed.own_spec import check_function, parse_own_model
-from testbed.registry import WORKLOADS
-from testbed.workload_kinds import workload_availability
-from testbed.workloads import as_samples, load_workload
+from testbed.workloads.kinds import check_function, parse_own_model, workload_availability
+from testbed.workloads.load import as_samples, load_workload
+from testbed.workloads.user_model import EXAMPLE
 
 # --- registered workloads ---
 
@@ -123,7 +122,7 @@ def test_other_data_is_refused(data, message):
 OWN = """
 import torch
 from helper_of_my_model import make_data
-from testbed.workload import Workload
+from testbed.workloads.workload import Workload
 
 class NotAModel:
     pass

@@ -11,9 +11,9 @@ import torch
 
 from testbed.backends.protocol import Group
 from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions, busiest_link_bytes
+from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, UsageError
+from testbed.base.types import Request, Verb
 from testbed.control.inproc import InprocHub
-from testbed.errors import DeadlineExceeded, Disagreement, RankLost, UsageError
-from testbed.nouns import Request, Verb
 
 DTYPES = (
     torch.float64,
@@ -335,7 +335,7 @@ def server_processes():
     return [
         child
         for child in psutil.Process().children()
-        if "testbed.backends.zmq_ps.serve" in child.cmdline()
+        if "testbed.backends.zmq_ps.server_process" in child.cmdline()
     ]
 
 

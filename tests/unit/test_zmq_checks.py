@@ -6,9 +6,9 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions
 from testbed.backends.zmq_ps.checks import check_request
+from testbed.base.errors import UsageError
+from testbed.base.types import Capabilities, Request, Verb
 from testbed.control.inproc import InprocHub
-from testbed.errors import UsageError
-from testbed.nouns import Capabilities, Request, Verb
 
 
 @pytest.mark.parametrize(

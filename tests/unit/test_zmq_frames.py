@@ -4,8 +4,13 @@ import pytest
 import torch
 import zmq
 
-from testbed.backends.zmq_ps.buffers import TORCH_DTYPES, bytes_of
-from testbed.backends.zmq_ps.frames import has_message, receive_frames, send_frames
+from testbed.backends.zmq_ps.frames import (
+    TORCH_DTYPES,
+    bytes_of,
+    has_message,
+    receive_frames,
+    send_frames,
+)
 
 
 @pytest.fixture

@@ -7,21 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.backends.zmq_ps.merges import Merges
+from testbed.backends.zmq_ps.message import Message
 from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.owners import Owners
-from testbed.backends.zmq_ps.placement import place
-from testbed.backends.zmq_ps.state import Message, ServerState
+from testbed.backends.zmq_ps.placement import Owners, place
+from testbed.backends.zmq_ps.server_merge import Merges
+from testbed.backends.zmq_ps.server_state import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
-from testbed.compression.levels import Levels
-from testbed.compression.mergers import describe
+from testbed.base.errors import Disagreement, RankLost, UsageError
+from testbed.base.types import Request, Verb
 from testbed.compression.protocol import Context
-from testbed.compression.quantised import Quantised
-from testbed.compression.selection import Threshold, TopK
-from testbed.compression.server import merge
+from testbed.compression.quantize import Levels, Quantised
+from testbed.compression.server_merge import describe, merge
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.errors import Disagreement, RankLost, UsageError
-from testbed.nouns import Request, Verb
+from testbed.compression.topk import Threshold, TopK
 from tests.harness.compressors import messages
 from tests.unit.test_zmq_backend import job
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import zmq
 
-from testbed.backends.zmq_ps.buffers import tensor_of
-from testbed.backends.zmq_ps.serve import Counters, Refusals, Server, ServerSettings
-from testbed.backends.zmq_ps.wake import Waker
+from testbed.backends.zmq_ps.client import Waker
+from testbed.backends.zmq_ps.frames import tensor_of
+from testbed.backends.zmq_ps.server_process import Counters, Refusals, Server, ServerSettings
 from testbed.backends.zmq_ps.wire import (
     Flag,
     Header,

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.buffers import DTYPE_NAMES
+from testbed.backends.zmq_ps.frames import DTYPE_NAMES
+from testbed.backends.zmq_ps.message import Message, Refused
 from testbed.backends.zmq_ps.placement import place
 from testbed.backends.zmq_ps.plain import PlainServer
-from testbed.backends.zmq_ps.state import Message, Refused, ServerState
+from testbed.backends.zmq_ps.server_state import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
 
 SGD = json.dumps({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01})

@@ -18,14 +18,14 @@ def _probe() -> tuple[str, str] | None:
 
 
 def _open_ring(group: Group, options: object) -> Backend:
-    from testbed.backends.mpi.opening import open_ring
+    from testbed.backends.mpi.backend import open_ring
 
     assert isinstance(options, RingOptions)
     return open_ring(group, options)
 
 
 def _open_library(group: Group, options: object) -> Backend:
-    from testbed.backends.mpi.opening import open_library
+    from testbed.backends.mpi.backend import open_library
 
     assert isinstance(options, LibraryOptions)
     return open_library(group, options)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from testbed.backends.checks import check_parts, tensors_of
+from testbed.backends.mpi.channel import RingCollectives
 from testbed.backends.mpi.dtypes import SUPPORTED
-from testbed.backends.mpi.loop import Doorbell, Loop
+from testbed.backends.mpi.flow import flat_groups, groups_of
+from testbed.backends.mpi.library import LibraryCollectives
+from testbed.backends.mpi.loop import Collectives, Doorbell, Loop, Steps
+from testbed.backends.mpi.options import LibraryOptions, RingOptions
 from testbed.backends.mpi.patience import Patience
-from testbed.backends.mpi.steps import Collectives, Steps
-from testbed.backends.mpi.world import Joined
+from testbed.backends.mpi.world import Joined, join
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
-from testbed.errors import UsageError
-from testbed.nouns import Capabilities, Request, Traffic, Verb
+from testbed.base.errors import UsageError
+from testbed.base.types import Capabilities, Request, Traffic, Verb
 
 VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
 
@@ -126,3 +130,44 @@ def _reporter(group: Group) -> Callable[[BaseException], None]:
         group.control.report_failure(f"{type(error).__name__}: {error}")
 
     return report
+
+
+# Opens the two backends; imported only when one of them is opened, because it loads MPI.
+
+
+def open_ring(group: Group, options: RingOptions) -> MpiBackend:
+    """Join the group and open `mpi-ring`; collective.
+
+    Raises:
+        UsageError: `levels=2` over hosts with different numbers of ranks.
+    """
+    joined = join(group)
+    groups = (
+        flat_groups(group.size)
+        if options.levels == 1
+        else groups_of(joined.hosts, options.group_size)
+    )
+    collectives = RingCollectives(
+        joined.comms,
+        options.segment_bytes,
+        groups,
+        options.fixed_switch_bytes,
+        Patience(joined.manners),
+    )
+    settled = replace(options, switch_bytes=str(collectives.switch_bytes))
+    return MpiBackend(group, joined, collectives, settled)
+
+
+def open_library(group: Group, options: LibraryOptions) -> MpiBackend:
+    """Join the group and open `mpi`; collective.
+
+    Raises:
+        UsageError: blocking calls on several channels, which would wait for each other.
+    """
+    if options.blocking and group.num_channels > 1:
+        raise UsageError(
+            f"blocking=1 was given with {group.num_channels} channels; expected one, because the "
+            "ranks may block on different channels for ever; use channels=1 or blocking=0"
+        )
+    joined = join(group)
+    return MpiBackend(group, joined, LibraryCollectives(joined.comms, options.blocking))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.armed import ArmedCache
-from testbed.backends.mpi.doubling import ArmedDoubling, run_doubling
-from testbed.backends.mpi.doubling_plan import Doubling, plan_doubling
-from testbed.backends.mpi.flow import Flow, chain_flow, cut, ring_flow
-from testbed.backends.mpi.frames import Frames
-from testbed.backends.mpi.gathering import parts_of, sizes_from
-from testbed.backends.mpi.ring import ArmedFlow, Staging, run_flow
-from testbed.backends.mpi.steps import Steps
-from testbed.backends.mpi.two_level import Groups, sum_flows
-from testbed.nouns import AT_ONCE_BYTES, Combined, Traffic, Verb
+from testbed.backends.mpi.doubling import (
+    ArmedDoubling,
+    Doubling,
+    choose_switch,
+    plan_doubling,
+    run_doubling,
+)
+from testbed.backends.mpi.flow import Flow, Groups, chain_flow, cut, ring_flow, sum_flows
+from testbed.backends.mpi.gather import Frames, deliver, parts_of, sizes_from
+from testbed.backends.mpi.loop import Steps, complete
+from testbed.backends.mpi.patience import Patience
+from testbed.backends.mpi.ring import ArmedCache, ArmedFlow, Staging, run_flow
+from testbed.base.types import AT_ONCE_BYTES, Combined, Request, Traffic, Verb
 
 
 class ArmedFlows:
@@ -178,3 +183,97 @@ def _aligned(num_bytes: int) -> int:
 
 def _as_header(traffic: Traffic) -> Traffic:
     return Traffic(header_bytes=traffic.sent_bytes, num_messages=traffic.num_messages)
+
+
+# Finds by measuring up to which size recursive doubling is faster than the ring.
+
+TRIED_BYTES = (16 << 10, 64 << 10, 256 << 10, 1 << 20)
+IN_ROW = 6
+
+
+def measure_switch(channel: RingChannel, patience: Patience, num_repeats: int = 5) -> int:
+    """Bytes up to which recursive doubling is the faster one here; some 10 ms in all.
+
+    Rank 0's medians decide for all ranks, which must switch at the same size.
+    """
+    if channel.comm.Get_size() == 1:
+        return 0
+    timings = []
+    for num_bytes in TRIED_BYTES:
+        tensor = torch.zeros(num_bytes // 4)
+
+        def by_doubling(tensor: torch.Tensor = tensor) -> Steps[Combined]:
+            return channel.doubling(tensor)
+
+        def by_ring(tensor: torch.Tensor = tensor) -> Steps[Combined]:
+            return channel.ring(tensor, Verb.SUM)
+
+        doubling_s, ring_s = _medians_s((by_doubling, by_ring), patience, num_repeats)
+        timings.append((num_bytes, doubling_s, ring_s))
+    channel.free()  # what was armed points to memory that goes away here
+    return int(channel.comm.bcast(choose_switch(timings), root=0))
+
+
+def _medians_s(
+    candidates: Sequence[Callable[[], Steps[Combined]]], patience: Patience, num_repeats: int
+) -> list[float]:
+    """Median seconds of each candidate, run in turn so that a disturbance meets all of them."""
+    samples: list[list[float]] = [[] for _ in candidates]
+    for repeat in range(num_repeats + 1):
+        for begin, into in zip(candidates, samples, strict=True):
+            start_s = time.perf_counter()
+            # In a row, as in a training step: what the network has saved up in a pause lets a sum
+            # alone look cheaper than it is.
+            for _ in range(IN_ROW):
+                complete(begin(), patience)
+            if repeat > 0:  # the first one arms the requests and touches the memory
+                into.append(time.perf_counter() - start_s)
+    return [statistics.median(s) for s in samples]
+
+
+# The `mpi-ring` backend's collectives: which algorithm takes which request.
+
+
+class RingCollectives:
+    """Sums by ring or recursive doubling; everything else by flows and chains.
+
+    Args:
+        comms: one communicator per channel.
+        segment_bytes: size of a message of the ring.
+        groups: ranks of each host; a single group is a flat ring.
+        switch_bytes: sums up to this size go by recursive doubling; None = measure it now.
+        patience: how to wait while measuring.
+    """
+
+    def __init__(
+        self,
+        comms: Sequence[MPI.Comm],
+        segment_bytes: int,
+        groups: Groups,
+        switch_bytes: int | None,
+        patience: Patience,
+    ) -> None:
+        self._channels = [RingChannel(comm, segment_bytes, groups) for comm in comms]
+        self.switch_bytes = (
+            measure_switch(self._channels[0], patience) if switch_bytes is None else switch_bytes
+        )
+
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
+        """See `Collectives.steps`."""
+        channel, tensor = self._channels[request.channel], request.tensor
+        if request.verb == Verb.DELIVER:
+            return deliver(channel.comm, request.parts)
+        if tensor is None:
+            return channel.barrier()
+        if request.verb == Verb.BROADCAST:
+            return channel.broadcast(tensor, request.root)
+        if request.verb == Verb.GATHER:
+            return channel.gather(tensor)
+        if request.verb == Verb.SUM and request.num_bytes <= self.switch_bytes:
+            return channel.doubling(tensor)
+        return channel.ring(tensor, request.verb, nearly)
+
+    def free(self) -> None:
+        """See `Collectives.free`."""
+        for channel in self._channels:
+            channel.free()

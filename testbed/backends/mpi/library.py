@@ -16,11 +16,16 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.delivering import delivered_traffic
 from testbed.backends.mpi.dtypes import memory, moved_as, summed_as
-from testbed.backends.mpi.gathering import HEAD_ELEMENTS, head_of, parts_of, sizes_from
-from testbed.backends.mpi.steps import Steps
-from testbed.nouns import Combined, Request, Traffic, Verb, shard_bounds
+from testbed.backends.mpi.gather import (
+    HEAD_ELEMENTS,
+    delivered_traffic,
+    head_of,
+    parts_of,
+    sizes_from,
+)
+from testbed.backends.mpi.loop import Steps
+from testbed.base.types import Combined, Request, Traffic, Verb, shard_bounds
 
 
 class LibraryCollectives:

@@ -9,7 +9,7 @@ import torch
 from mpi4py import MPI
 
 from testbed.backends.mpi.dtypes import memory
-from testbed.nouns import shard_bounds
+from testbed.base.types import shard_bounds
 
 
 def plain_ring_sum(comm: MPI.Comm, tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from testbed.backends.machine import machine_id
 from testbed.backends.mpi.patience import Manners, manners_for
 from testbed.backends.protocol import Group
-from testbed.errors import Unavailable, UsageError
+from testbed.base.errors import Unavailable, UsageError
 
 
 class Place(msgspec.Struct, frozen=True):

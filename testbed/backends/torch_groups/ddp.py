@@ -17,7 +17,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import TorchBackend, dist
 from testbed.backends.torch_groups.gloo import make_gloo, refuse_without_gloo
 from testbed.backends.torch_groups.options import PeerOptions
-from testbed.nouns import Traffic
+from testbed.base.types import Traffic
 
 
 class DdpBackend(TorchBackend):

@@ -6,7 +6,7 @@ from typing import Any
 
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import LIBRARY_TIMEOUT, TorchBackend, dist
-from testbed.errors import Unavailable
+from testbed.base.errors import Unavailable
 
 
 def open_gloo(group: Group) -> TorchBackend:

@@ -9,7 +9,7 @@ import torch
 
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import LIBRARY_TIMEOUT, TorchBackend, dist
-from testbed.errors import Unavailable
+from testbed.base.errors import Unavailable
 
 
 def open_nccl(group: Group) -> TorchBackend:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from testbed.errors import UsageError
-from testbed.spec import BARE_OPTION
+from testbed.base.errors import UsageError
+from testbed.base.parts import BARE_OPTION
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
 from testbed.backends.zmq_ps.checks import check_group, check_request
-from testbed.backends.zmq_ps.client import Client
-from testbed.backends.zmq_ps.exchanges import Place
-from testbed.backends.zmq_ps.folds import Tickets
+from testbed.backends.zmq_ps.client import Client, Waker
 from testbed.backends.zmq_ps.host import ServerProcess
 from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.serve import Server, ServerSettings
-from testbed.backends.zmq_ps.wake import Waker
-from testbed.errors import RankLost, UsageError
-from testbed.nouns import Capabilities, Request, Traffic, Verb
+from testbed.backends.zmq_ps.sequence import Tickets
+from testbed.backends.zmq_ps.server_process import Server, ServerSettings
+from testbed.backends.zmq_ps.worker_exchange import Place
+from testbed.base.errors import RankLost, UsageError
+from testbed.base.types import Capabilities, Request, Traffic, Verb
 
 if TYPE_CHECKING:
     from testbed.control.protocol import Loss

@@ -6,13 +6,13 @@ import torch
 
 from testbed.backends.checks import check_parts, tensors_of
 from testbed.backends.protocol import Group
-from testbed.backends.zmq_ps.buffers import DTYPE_NAMES
-from testbed.backends.zmq_ps.optimizers import parse_optimizer
+from testbed.backends.zmq_ps.frames import DTYPE_NAMES
 from testbed.backends.zmq_ps.options import ZmqPsOptions
+from testbed.backends.zmq_ps.server_update import parse_optimizer
 from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES, MAX_NOTE_BYTES
-from testbed.compression.mergers import build
-from testbed.errors import UsageError
-from testbed.nouns import Capabilities, Request, Verb
+from testbed.base.errors import UsageError
+from testbed.base.types import Capabilities, Request, Verb
+from testbed.compression.server_merge import build
 
 
 def check_group(group: Group, options: ZmqPsOptions) -> int:

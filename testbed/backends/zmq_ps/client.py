@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 
@@ -11,14 +13,10 @@ import zmq
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
-from testbed.backends.zmq_ps.beginning import begin
-from testbed.backends.zmq_ps.buffers import Bytes
-from testbed.backends.zmq_ps.exchanges import Exchange, Place, Ticket
-from testbed.backends.zmq_ps.frames import has_message, receive_frames, send_frames
+from testbed.backends.zmq_ps.frames import Bytes, has_message, receive_frames, send_frames
 from testbed.backends.zmq_ps.host import ServerProcess
-from testbed.backends.zmq_ps.owners import Owners
-from testbed.backends.zmq_ps.serve import Counters
-from testbed.backends.zmq_ps.wake import Waker
+from testbed.backends.zmq_ps.placement import Owners
+from testbed.backends.zmq_ps.server_process import Counters
 from testbed.backends.zmq_ps.wire import (
     Flag,
     Header,
@@ -29,8 +27,67 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
-from testbed.errors import Disagreement, RankLost, TestbedError
-from testbed.nouns import Traffic
+from testbed.backends.zmq_ps.worker_exchange import Exchange, GatherExchange, Place, Ticket
+from testbed.backends.zmq_ps.worker_parts import CutMergeExchange, DeliverExchange, MergeExchange
+from testbed.base.errors import Disagreement, RankLost, TestbedError
+from testbed.base.types import Request, Traffic, Verb
+from testbed.compression.server_merge import build
+
+# Which exchange carries out which verb.
+
+
+def begin(request: Request, ticket: Ticket, place_: Place, owners: Owners) -> Exchange:
+    """The exchange that carries a request out, which is about to start on its channel."""
+    match request.verb:
+        case Verb.GATHER:
+            return GatherExchange(request, ticket, place_)
+        case Verb.DELIVER:
+            return DeliverExchange(request, ticket, place_)
+        case Verb.MERGE if request.parts:
+            return CutMergeExchange(request, ticket, place_)
+        case Verb.MERGE:
+            num_bytes = build(request.note).dense_bytes
+            owner = owners.owner(request.channel, request.key, num_bytes)
+            return MergeExchange(request, ticket, place_, owner)
+        case _:
+            return Exchange(request, ticket, place_)
+
+
+# Waking a thread that waits in a poll, from any other thread.
+
+
+class Waker:
+    """A socket pair: `wake` makes `fd` readable until `drain`; harmless once closed."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()
+        self._closed = False
+        self.fd = self._reader.fileno()
+
+    def wake(self) -> None:
+        """Make the waiting thread run."""
+        with self._lock:
+            if not self._closed:
+                # A full buffer means that the thread has been woken and did not run yet.
+                with contextlib.suppress(BlockingIOError):
+                    self._writer.send(b"!")
+
+    def drain(self) -> None:
+        """Forget all wakes so far."""
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        with self._lock:
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+
 
 ExchangeName = tuple[Operation, int, int]
 
@@ -154,8 +211,8 @@ class Client:
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        for socket in self._sockets:
-            poller.register(socket, zmq.POLLIN)
+        for dealer in self._sockets:
+            poller.register(dealer, zmq.POLLIN)
         poller.register(self._waker.fd, zmq.POLLIN)
         watched = -1 if self._own is None else self._own.watch_fd
         if self._own is not None:
@@ -166,9 +223,9 @@ class Client:
             ready = dict(poller.poll())
             if self._waker.fd in ready:
                 self._waker.drain()
-            for server, socket in enumerate(self._sockets):
-                if socket in ready:
-                    self._receive(server, socket)
+            for server, dealer in enumerate(self._sockets):
+                if dealer in ready:
+                    self._receive(server, dealer)
             if watched in ready:
                 self._own_server_ended()
                 poller.unregister(watched)

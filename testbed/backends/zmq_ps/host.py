@@ -10,10 +10,10 @@ import time
 
 import msgspec
 
-from testbed.backends.zmq_ps.serve import ServerSettings
-from testbed.errors import DeadlineExceeded, RunFailed
+from testbed.backends.zmq_ps.server_process import ServerSettings
+from testbed.base.errors import DeadlineExceeded, RunFailed
 
-SERVER_MODULE = "testbed.backends.zmq_ps.serve"
+SERVER_MODULE = "testbed.backends.zmq_ps.server_process"
 
 
 class ServerProcess:

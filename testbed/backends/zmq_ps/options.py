@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 MAX_SLICE_KIB = 1 << 20
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from testbed.backends.zmq_ps.optimizers import build, parse_optimizer, step
+from testbed.backends.zmq_ps.server_update import build, parse_optimizer, step
 
 
 class PlainServer:

@@ -12,7 +12,7 @@ from testbed.compression.protocol import Form, Round
 from testbed.compression.sparse import sparse_count
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.records.cell import CompressionResult
-from testbed.statistics.covered import covered_s
+from testbed.statistics.summary import covered_s
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.errors import UsageError
+from testbed.base.errors import UsageError
 
 
 def sparse_gradient(name: str) -> UsageError:

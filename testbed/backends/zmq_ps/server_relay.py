@@ -1,0 +1,167 @@
+"""What a server passes on as it came: gathered parts and broadcast tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from testbed.backends.zmq_ps.message import Message, Mismatch, answer, check_same
+from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+
+ExchangeName = tuple[Operation, int, int]
+
+
+@dataclass
+class _Gathering:
+    """One gather on one server: everybody's messages go to everybody who has come."""
+
+    first: Header
+    arrived: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
+    messages: list[Message] = field(default_factory=list)
+
+
+@dataclass
+class _Broadcasting:
+    """One slice of a broadcast: held until every other worker has asked for it."""
+
+    first: Header
+    asked: list[Header] = field(default_factory=list)
+    served: set[int] = field(default_factory=set)
+    source: Message | None = None
+
+
+class Relays:
+    """GATHER and BROADCAST of one server."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._gatherings: dict[ExchangeName, _Gathering] = {}
+        self._broadcasts: dict[tuple[ExchangeName, int], _Broadcasting] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Exchanges that wait for a worker."""
+        return len(self._gatherings) + len(self._broadcasts)
+
+    def gather(self, message: Message) -> list[Message]:
+        """A slice of a worker's part, or word that it has none here; goes to those who have come.
+
+        A worker is sent nothing before its own first message, so it never has to keep what
+        belongs to an exchange that it has not begun.
+
+        Raises:
+            Mismatch: keys or dtypes differ, or a worker sends more than it announced.
+        """
+        header = message.header
+        worker = header.worker
+        entry = self._gatherings.setdefault(header.exchange, _Gathering(header))
+        check_same(entry.first, header, ("key", "step", "dtype"))
+        replies = [] if worker in entry.arrived else [passed_on(m, worker) for m in entry.messages]
+        left = entry.arrived.get(worker, header.frame_count) - 1
+        if left < 0:
+            raise Mismatch(f"rank {worker} sent more of {header.key!r} than it announced")
+        entry.arrived[worker] = left
+        replies.append(answer(header, worker))
+        if header.flags & Flag.PAYLOAD:
+            replies += [passed_on(message, other) for other in entry.arrived if other != worker]
+            entry.messages.append(message)
+        if len(entry.arrived) == self._num_workers and not any(entry.arrived.values()):
+            del self._gatherings[header.exchange]
+        return replies
+
+    def broadcast(self, message: Message) -> list[Message]:
+        """The root's slice, or another worker's request for it.
+
+        Raises:
+            Mismatch: the workers disagree about the tensor or the root.
+        """
+        header = message.header
+        name = (header.exchange, header.offset)
+        entry = self._broadcasts.setdefault(name, _Broadcasting(header))
+        check_same(entry.first, header)
+        if header.worker == header.root:
+            entry.source = message
+            replies = [answer(header, header.worker)]
+        else:
+            entry.asked.append(header)
+            replies = []
+        if entry.source is not None:
+            replies += [answer(ask, ask.worker, entry.source.payload) for ask in entry.asked]
+            entry.served.update(ask.worker for ask in entry.asked)
+            entry.asked.clear()
+            if len(entry.served) == self._num_workers - 1:
+                del self._broadcasts[name]
+        return replies
+
+
+def passed_on(message: Message, worker: int) -> Message:
+    """A worker's slice as it goes to another worker; `root` names where it comes from."""
+    header = message.header
+    return Message(
+        replace(header, worker=worker, root=header.worker, flags=header.flags & Flag.PAYLOAD),
+        message.payload,
+    )
+
+
+# A server's half of DELIVER: passes parts on to the worker that they are for.
+
+
+@dataclass
+class _Delivery:
+    """One exchange on one server: what came, and what waits for its destination to ask."""
+
+    first: Header
+    left: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
+    asked: set[int] = field(default_factory=set)
+    held: dict[int, list[Message]] = field(default_factory=dict)
+
+
+class Deliveries:
+    """DELIVER of one server."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._open: dict[ExchangeName, _Delivery] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Exchanges that wait for a worker."""
+        return len(self._open)
+
+    def handle(self, message: Message) -> list[Message]:
+        """A slice of a part, or a worker's question for its parts.
+
+        A worker is sent nothing before it asked, so it never has to keep what belongs to an
+        exchange that it has not begun. What carries nothing is not confirmed.
+
+        Raises:
+            Mismatch: keys, steps or dtypes differ, a worker sends more than it announced, or for a
+                rank that does not exist.
+        """
+        header = message.header
+        worker, destination = header.worker, header.root
+        entry = self._open.setdefault(header.exchange, _Delivery(header))
+        check_same(entry.first, header, ("key", "step", "dtype"))
+        left = entry.left.get(worker, header.frame_count) - 1
+        if left < 0 or destination >= self._num_workers:
+            raise Mismatch(
+                f"rank {worker} sent a part of {header.key!r} to rank {destination} that it had "
+                f"not announced; there are {self._num_workers} ranks"
+            )
+        entry.left[worker] = left
+        replies: list[Message] = []
+        if not header.flags & Flag.PAYLOAD:
+            entry.asked.add(worker)
+            held = entry.held.pop(worker, [])
+            replies = [answer(header, worker), *(passed_on(part, worker) for part in held)]
+        else:
+            if header.num_elements:
+                replies.append(answer(header, worker))
+            if destination in entry.asked:
+                replies.append(passed_on(message, destination))
+            else:
+                entry.held.setdefault(destination, []).append(message)
+        if len(entry.left) == self._num_workers and not any(entry.left.values()):
+            del self._open[header.exchange]
+        return replies

@@ -1,0 +1,222 @@
+"""One request of a worker as messages to servers, and the answers back into its tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from msgspec.structs import replace
+
+from testbed.backends.zmq_ps.frames import DTYPE_NAMES, TORCH_DTYPES, Bytes, bytes_of, copy_in
+from testbed.backends.zmq_ps.placement import Slice, place
+from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.base.types import Combined, Request, Traffic, Verb
+
+# Parts of other workers as they come in, slice by slice, of sizes not known before.
+
+
+class IncomingParts:
+    """One part from each source; the first slice of a part tells its size.
+
+    Args:
+        sources: the workers from which a part is to come, if only an empty one.
+    """
+
+    def __init__(self, sources: Iterable[int]) -> None:
+        self._parts: dict[int, torch.Tensor] = {}
+        self._missing = dict.fromkeys(sources, 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all elements of all parts are here."""
+        return not any(self._missing.values())
+
+    def take(self, header: Header, payload: memoryview) -> None:
+        """A slice of the part of worker `header.root`.
+
+        Raises:
+            KeyError: no part is expected from there.
+        """
+        source = header.root
+        if source not in self._parts:
+            dtype = TORCH_DTYPES[header.dtype]
+            self._parts[source] = torch.empty(header.total_elements, dtype=dtype)
+            self._missing[source] = header.total_elements
+        copy_in(bytes_of(self._parts[source]), header.offset * header.element_size, payload)
+        self._missing[source] -= header.num_elements
+
+    def with_own(self, rank: int, own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """All parts in rank order, this rank's own among them."""
+        parts = {**self._parts, rank: own}
+        return tuple(parts[r] for r in sorted(parts))
+
+
+OPERATIONS = {verb: Operation[verb.name] for verb in Verb}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands among the others, and how it cuts tensors."""
+
+    rank: int
+    size: int
+    num_servers: int
+    slice_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What numbers an exchange, the same on all ranks."""
+
+    stream: int
+    sequence: int
+    renewed: bool = False
+
+
+def fold_stream(key: str) -> int:
+    """The stream in which the folds of a key are numbered; apart from those of channels."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") | 1 << 63
+
+
+class Exchange:
+    """A request between its first message and its last answer."""
+
+    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
+        self.request = request
+        self.place = place_
+        tensor = torch.empty(0, dtype=torch.uint8) if request.tensor is None else request.tensor
+        self._memory: Bytes = bytes_of(tensor)
+        self.header = Header(
+            operation=OPERATIONS[request.verb],
+            worker=place_.rank,
+            root=request.root if request.verb is Verb.BROADCAST else 0,
+            dtype=DTYPE_NAMES[tensor.dtype],
+            stream=ticket.stream,
+            sequence=ticket.sequence,
+            flags=Flag.RENEWED if ticket.renewed else Flag.NONE,
+            step=request.step,
+            total_elements=tensor.numel(),
+            learning_rate=request.learning_rate,
+            key=request.key,
+        )
+        self.slices = place(
+            request.key,
+            tensor.numel(),
+            self.header.element_size,
+            place_.num_servers,
+            place_.slice_bytes,
+        )
+        self.traffic = Traffic()
+        self.version: int | None = None
+        self.staleness: int | None = None
+        self._waiting = {piece.offset for piece in self.slices}
+        self._gives = self._gives_elements()
+
+    def messages(self) -> Iterator[tuple[int, Header, Bytes | None]]:
+        """Server, header and elements of each message that this worker has to send."""
+        for piece in self.slices:
+            yield piece.server, self._question(piece), self._elements(piece)
+
+    def take(self, header: Header, payload: memoryview) -> bool:
+        """An answer; whether it was the last one.
+
+        Raises:
+            KeyError: nothing was asked about this slice, or it was answered already.
+        """
+        self._waiting.remove(header.offset)
+        if header.flags & Flag.PAYLOAD:
+            copy_in(self._memory, header.offset * self.header.element_size, payload)
+        if header.operation is Operation.APPLY:
+            known = header.version if self.version is None else self.version
+            self.version = min(known, header.version)
+            self.staleness = max(self.staleness or 0, header.staleness)
+        return not self._waiting
+
+    @property
+    def about_to_end(self) -> bool:
+        """Whether few of many answers are missing: an eighth of them, or one of four and more."""
+        return len(self.slices) >= 4 and len(self._waiting) <= max(1, len(self.slices) // 8)
+
+    def result(self) -> Combined:
+        """What the request brought."""
+        return Combined(
+            tensor=self.request.tensor,
+            traffic=self.traffic,
+            version=self.version,
+            staleness=self.staleness,
+        )
+
+    def _gives_elements(self) -> bool:
+        verb, rank = self.request.verb, self.place.rank
+        if verb is Verb.BROADCAST:
+            return rank == self.request.root
+        if verb is Verb.INSTALL:
+            return rank == 0
+        return verb not in (Verb.SPREAD, Verb.BARRIER)
+
+    def _question(self, piece: Slice) -> Header:
+        note = b""
+        if self.request.verb is Verb.INSTALL and self._gives:
+            note = self.request.note.encode()
+        flags = self.header.flags | (Flag.PAYLOAD if self._gives else Flag.NONE)
+        return replace(
+            self.header,
+            flags=flags,
+            offset=piece.offset,
+            num_elements=piece.num_elements,
+            note=note,
+        )
+
+    def _elements(self, piece: Slice) -> Bytes | None:
+        if not self._gives:
+            return None
+        size = self.header.element_size
+        return self._memory[piece.offset * size : (piece.offset + piece.num_elements) * size]
+
+
+class AnswersOfAnySize(Exchange):
+    """A request whose answers tell only at the end that they were the last ones."""
+
+    @property
+    def about_to_end(self) -> bool:
+        """Nobody knows."""
+        return False
+
+
+class GatherExchange(AnswersOfAnySize):
+    """A gather: this worker's part goes out, parts of sizes not known before come in."""
+
+    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
+        super().__init__(request, ticket, place_)
+        self._incoming = IncomingParts(r for r in range(place_.size) if r != place_.rank)
+        self._counts = [
+            max(1, sum(piece.server == server for piece in self.slices))
+            for server in range(place_.num_servers)
+        ]
+        self._unconfirmed = sum(self._counts)
+
+    def messages(self) -> Iterator[tuple[int, Header, Bytes | None]]:
+        """Its slices, and for each server without a slice the word that there is none."""
+        for piece in self.slices:
+            header = replace(self._question(piece), frame_count=self._counts[piece.server])
+            yield piece.server, header, self._elements(piece)
+        for server in set(range(self.place.num_servers)) - {p.server for p in self.slices}:
+            yield server, replace(self.header, frame_count=1), None
+
+    def take(self, header: Header, payload: memoryview) -> bool:
+        """A slice of another worker's part, or the word that one of ours arrived."""
+        if not header.flags & Flag.PAYLOAD:
+            self._unconfirmed -= 1
+        else:
+            self._incoming.take(header, payload)
+        return self._unconfirmed == 0 and self._incoming.complete
+
+    def result(self) -> Combined:
+        """The parts of all ranks, this rank's own tensor among them."""
+        own = self.request.tensor
+        assert own is not None
+        parts = self._incoming.with_own(self.place.rank, own)
+        return Combined(tensor=own, parts=parts, traffic=self.traffic)

@@ -1,0 +1,234 @@
+"""What `testbed run` is given, checked before any process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from testbed.backends.protocol import BackendKind
+from testbed.base.config import RunConfig
+from testbed.base.errors import Unavailable, UsageError
+from testbed.base.parts import WORKLOADS, parse_spec
+from testbed.cluster.facts import Facts
+from testbed.cluster.spec import parse_cluster
+from testbed.records.cell import Cell
+
+
+def parse_targets(text: str | None) -> tuple[float, ...]:
+    """Accuracies to note, from `0.95,0.97`."""
+    try:
+        return tuple(float(piece) for piece in (text or "").split(",") if piece)
+    except ValueError as error:
+        raise UsageError(
+            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
+        ) from error
+
+
+def make_config(given: dict[str, Any]) -> RunConfig:
+    """A checked configuration.
+
+    Raises:
+        UsageError: a value is not allowed; says which are.
+    """
+    for name, hint in get_type_hints(RunConfig).items():
+        allowed = get_args(hint) if get_origin(hint) is Literal else ()
+        if name in given and allowed and given[name] not in allowed:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is {given[name]!r}; expected {' or '.join(allowed)}")
+    try:
+        return msgspec.convert(given, RunConfig)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
+
+
+def check_workload(text: str, dilation: float = 1.0) -> None:
+    """Fail before any process is started if the workload cannot be had, or not at this dilation.
+
+    Raises:
+        UnknownName, UsageError, Unavailable: as loading it would.
+    """
+    from testbed.workloads.kinds import (
+        check_dilation,
+        check_function,
+        kind_options,
+        parse_own_model,
+        workload_availability,
+    )
+
+    check_dilation(text, dilation)
+    own = parse_own_model(text)
+    if own is not None:
+        if not own.path.is_file():
+            raise UsageError(f"workload is {text!r}, but there is no file {str(own.path)!r}")
+        check_function(own)
+        return
+    spec = parse_spec(text)
+    lacking = workload_availability(spec.name)
+    if lacking is not None:
+        raise Unavailable("workload", spec.name, *lacking)
+    kind_options(WORKLOADS.load(spec.name), spec.options)
+
+
+def check_compressor(config: RunConfig, kind: BackendKind, options: object) -> None:
+    """Fail before any process is started if the compressor cannot be had, or not with these.
+
+    Raises:
+        UnknownName, UsageError: names the compressor, and what does not go with it.
+    """
+    if config.compressor == RunConfig().compressor:
+        return
+    from testbed.compression.registry import resolve_compressor
+
+    compressor, what = resolve_compressor(config.compressor), f"--compressor {config.compressor}"
+    if kind.schedule(options) is not None:
+        raise UsageError(
+            f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
+            "gradients by itself; use another backend"
+        )
+    if config.precision == "fp16":
+        raise UsageError(
+            f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
+            "is kept from step to step; use bf16 or float32"
+        )
+    if getattr(options, "repack", False) and (config.checkpoint or config.resume_from):
+        raise UsageError(
+            f"with {config.backend!r} servers keep what they did not send back, which no "
+            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
+        )
+    if compressor.claims.carries_momentum and config.optimizer != "sgd":
+        raise UsageError(
+            f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
+            "sgd, or give the compressor momentum=0"
+        )
+
+
+def check_files(json: Path | None, hostfile: Path | None) -> None:
+    """Fail before any process is started if a file cannot be read or written.
+
+    Raises:
+        UsageError: names the option and the path.
+    """
+    if json is not None and not json.resolve().parent.is_dir():
+        raise UsageError(f"--json is {str(json)!r}, but there is no folder {str(json.parent)!r}")
+    if hostfile is not None and not hostfile.is_file():
+        raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
+
+
+def check_inputs(config: RunConfig, num_workers: int | None) -> None:
+    """Fail before any process is started if what a plan is made from cannot be had.
+
+    Args:
+        config: of the run.
+        num_workers: how many there will be; None = a launcher decides.
+
+    Raises:
+        UsageError: names the option and the file, or the rank that is not there.
+    """
+    for option, path in (("--link", config.link), ("--plan", config.plan)):
+        if path is not None and not Path(path).is_file():
+            raise UsageError(f"{option} is {path!r}, but there is no such file")
+    if config.trace is not None:
+        from testbed.base.files import find_trace
+
+        find_trace(config.trace)
+    if config.slow is not None:
+        from testbed.training.slowdown import parse_slowdowns
+
+        parse_slowdowns(config.slow, num_workers)
+
+
+def check_device(device: str) -> None:
+    """Fail before any process is started if there is no such device.
+
+    Raises:
+        UsageError: says what is there.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    if not device.startswith("cuda"):
+        raise UsageError(f"--device is {device!r}; expected cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UsageError(f"--device is {device!r}, but no CUDA device is visible; use cpu")
+
+
+# Where a command runs: the emulated cluster that was asked for, or the one it is in already.
+
+
+def cluster_text(asked: str | None, here: Facts | None) -> str | None:
+    """The cluster of this command in its usual spelling; None: none.
+
+    Raises:
+        UsageError: inside one cluster another is asked for.
+    """
+    text = None if asked is None else parse_cluster(asked).text()
+    if here is None:
+        return text
+    if text not in (None, here.spec):
+        raise UsageError(
+            f"--cluster is {asked!r}, but this is inside the cluster {here.spec!r}; leave it out, "
+            "or start from outside"
+        )
+    return here.spec
+
+
+def check_places(cluster: str, kind: BackendKind, options: Any, workers: int | None) -> int:
+    """The number of workers: as asked, else as many as the cluster has places for.
+
+    Raises:
+        UsageError: the places do not suffice, or the backend would not use the network.
+    """
+    spec = parse_cluster(cluster)
+    if kind.in_process:
+        raise UsageError(
+            f"backend {kind.name!r} joins threads of one process, which no network separates; "
+            "leave --cluster out, or choose another backend"
+        )
+    servers = kind.num_servers(options)
+    wanted = spec.places - servers if workers is None else workers
+    if wanted < 1 or wanted + servers > spec.places:
+        raise UsageError(
+            f"{max(wanted, 1)} workers and {servers} dedicated servers need "
+            f"{max(wanted, 1) + servers} places, but the cluster has {spec.nodes} x "
+            f"{spec.ranks_per_node}; give nodes={max(wanted, 1) + servers}, or fewer of them"
+        )
+    return wanted
+
+
+def check_one_place(here: Facts | None, hostfile: Path | None) -> None:
+    """Refuse hosts of the user's for a run that makes hosts of its own.
+
+    Raises:
+        UsageError: there are both, outside of any cluster.
+    """
+    if here is None and hostfile is not None:
+        raise UsageError(
+            f"--hostfile is {str(hostfile)!r} beside --cluster, which makes hosts of its own; give "
+            "one of them"
+        )
+
+
+def in_cluster(cell: Cell, facts: Facts | None) -> Cell:
+    """The cell with the cluster that it was measured in.
+
+    Where the cluster was not the one that was asked for, the cell has failed, and nothing measured
+    stays in it.
+    """
+    if facts is None:
+        return cell
+    if facts.failure and cell.status == "ok":
+        cell = Cell(
+            status="failed",
+            backend=cell.backend,
+            workload=cell.workload,
+            num_workers=cell.num_workers,
+            config=cell.config,
+            environment=cell.environment,
+            command=cell.command,
+            error=facts.failure,
+        )
+    return msgspec.structs.replace(cell, dilation=facts.dilation, cluster=facts.record)

@@ -1,0 +1,184 @@
+"""Compressors that send selected elements as they are: one codec, one way of selecting each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from testbed.base.errors import UsageError
+from testbed.compression.common import count_of, generator, require_ratio
+from testbed.compression.gathered import Encoded
+from testbed.compression.protocol import ByteRange, Claims, Context
+from testbed.compression.sparse import above, largest, pack_sparse, sampled, sparse_bytes
+from testbed.compression.sparse_mean import SparseMerger
+
+
+@dataclass(frozen=True)
+class TopK(SparseMerger):
+    """The k = max(1, ceil(ratio n)) largest magnitudes; ties: lower index.
+
+    Bytes: min(k e + index_bytes(n, k), n e), see `sparse`. At 1 % of float32 5.07 for each
+    selected element. A delta-contraction with delta = k / n.
+
+    Attributes:
+        ratio: share of elements that is sent, 0 < ratio <= 1.
+
+    Raises:
+        UsageError: a ratio outside of that.
+
+    Reference:
+        Stich, Cordonnier and Jaggi, 2018, NeurIPS (sparsified SGD with memory).
+
+    Example:
+        >>> TopK(0.4).encode(torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0]), Context()).payload.numel()
+        9
+    """
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_ratio("topk", self.ratio)
+
+    @property
+    def claims(self) -> Claims:
+        """See `Codec.claims`."""
+        return Claims(contraction=lambda v: count_of(self.ratio, v.numel()) / v.numel())
+
+    def encode(self, values: torch.Tensor, context: Context) -> Encoded:
+        """See `Codec.encode`."""
+        return encode_selected(values, largest(values, count_of(self.ratio, values.numel())))
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Codec.payload_bytes`."""
+        count = count_of(self.ratio, num_elements)
+        size = sparse_bytes(num_elements, count, element_bytes)
+        return ByteRange(size, size)
+
+
+@dataclass(frozen=True)
+class TopKSampled(SparseMerger):
+    """About ratio n largest magnitudes, by a threshold from a 1 % strided sample (as in DGC).
+
+    Bytes: as `topk` with the k that was found, 0.8 to 1.3 times ceil(ratio n). A
+    delta-contraction with delta = k / n.
+
+    Attributes:
+        ratio: share of elements that is wanted, 0 < ratio <= 1.
+
+    Raises:
+        UsageError: a ratio outside of that.
+
+    Reference:
+        Lin et al., 2018, ICLR (DGC). Departs: see `select.sampled`.
+
+    Example:
+        >>> TopKSampled(0.5).encode(torch.tensor([1.0, -3.0]), Context()).payload.numel()
+        5
+    """
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_ratio("topk-sampled", self.ratio)
+
+    @property
+    def claims(self) -> Claims:
+        """See `Codec.claims`."""
+        return Claims(contraction=lambda v: 0.8 * count_of(self.ratio, v.numel()) / v.numel())
+
+    def encode(self, values: torch.Tensor, context: Context) -> Encoded:
+        """See `Codec.encode`."""
+        count = count_of(self.ratio, values.numel())
+        return encode_selected(values, sampled_indices(values, count, context))
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Codec.payload_bytes`."""
+        return sampled_bytes(num_elements, count_of(self.ratio, num_elements), element_bytes)
+
+
+@dataclass(frozen=True)
+class Threshold(SparseMerger):
+    """All elements whose magnitude is at least `value`.
+
+    Bytes: as `topk` with the k that was found, anything from 0 to the dense n e.
+
+    Attributes:
+        value: the threshold, above 0, in the units of the gradient.
+
+    Raises:
+        UsageError: a value that is not above 0.
+
+    Reference:
+        Strom, 2015, Interspeech. Departs: values are sent as they are, not as +-threshold.
+
+    Example:
+        >>> Threshold(2.0).encode(torch.tensor([1.0, -3.0, 0.0]), Context()).payload.numel()
+        5
+    """
+
+    value: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < float("inf"):
+            raise UsageError(f"threshold value is {self.value:g}; expected a number above 0")
+
+    @property
+    def claims(self) -> Claims:
+        """See `Codec.claims`."""
+        return Claims()
+
+    def encode(self, values: torch.Tensor, context: Context) -> Encoded:
+        """See `Codec.encode`."""
+        return encode_selected(values, above(values, self.value))
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Codec.payload_bytes`."""
+        return ByteRange(0, num_elements * element_bytes)
+
+
+def encode_selected(values: torch.Tensor, indices: torch.Tensor) -> Encoded:
+    """The values at ascending indices as a payload.
+
+    Example:
+        >>> encode_selected(torch.ones(2), torch.tensor([1])).subtract_sent(torch.ones(2))
+        tensor([1., 0.])
+    """
+    payload = pack_sparse(indices, values[indices], values.numel())
+    return Encoded(payload, zeroing(indices))
+
+
+def zeroing(indices: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What `subtract_sent` is where elements are sent as they are: they become 0.
+
+    Example:
+        >>> zeroing(torch.tensor([0]))(torch.ones(2))
+        tensor([0., 1.])
+    """
+    return lambda values: values.index_fill_(0, indices, 0.0)
+
+
+def sampled_indices(values: torch.Tensor, count: int, context: Context) -> torch.Tensor:
+    """Ascending indices of about `count` largest, the sample's start drawn for this step.
+
+    Example:
+        >>> sampled_indices(torch.tensor([1.0, -3.0]), 1, Context()).tolist()
+        [1]
+    """
+    draw = generator(context, shared=False, device="cpu")
+    return sampled(values, count, int(torch.randint(100, (), generator=draw)))
+
+
+def sampled_bytes(num_elements: int, count: int, element_bytes: int) -> ByteRange:
+    """Bytes of 0.8 to 1.3 times `count` elements.
+
+    Example:
+        >>> sampled_bytes(100_000, 1000, 4)
+        ByteRange(least=4096, most=6538)
+    """
+    least, most = int(0.8 * count), min(num_elements, int(1.3 * count) + 1)
+    return ByteRange(
+        sparse_bytes(num_elements, least, element_bytes),
+        sparse_bytes(num_elements, most, element_bytes),
+    )

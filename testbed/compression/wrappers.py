@@ -1,0 +1,298 @@
+"""Error feedback: what was not sent is added to the next gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from testbed.base.errors import UsageError
+from testbed.compression.casts import Cast, Dense
+from testbed.compression.common import (
+    nested,
+    require_between,
+    require_form,
+    require_ratio,
+    taken_from,
+)
+from testbed.compression.protocol import (
+    ByteRange,
+    Claims,
+    Compressor,
+    Context,
+    Conversation,
+    Exchanged,
+    State,
+)
+
+
+@dataclass(frozen=True)
+class FeedbackOptions:
+    """Options of `ef`.
+
+    Attributes:
+        units: what is kept is a `gradient`, or an `update` (gradient times learning rate), which
+            an old residual then enters with the rate of its own step. They differ only where the
+            learning rate changes.
+    """
+
+    units: Literal["gradient", "update"] = "gradient"
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Around any compressor C: wanted = gradient + residual; send C(wanted); keep the rest.
+
+    Over any number of steps what was sent plus what is kept equals what was given.
+
+    Bytes: those of C. State: n elements, and C's own.
+
+    Attributes:
+        inner: the compressor C.
+        options: see `FeedbackOptions`.
+
+    Raises:
+        UsageError: C keeps its own residual already; `update` without a learning rate.
+
+    Reference:
+        Seide et al., 2014, Interspeech; Karimireddy et al., 2019, ICML (EF-SGD).
+    """
+
+    inner: Compressor
+    options: FeedbackOptions = FeedbackOptions()
+
+    def __post_init__(self) -> None:
+        if self.inner.claims.keeps:
+            raise UsageError(
+                "ef stands left of a compressor that already keeps what it does not send; leave "
+                "ef out (for powersgd and acp-sgd: or add feedback=0)"
+            )
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`."""
+        return Claims(mean_of_sent=self.inner.claims.mean_of_sent, keeps=True)
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`; `state` holds `residual` [n] and the inner state."""
+        require_form(values, context)
+        before = state.get("residual")
+        if before is None:
+            wanted = values.clone()
+        else:
+            _require_same_size(values, before, context)
+            # A caller who gives up its values gives up the old residual, too: its memory is kept.
+            memory = before if context.out is values else None
+            wanted = torch.add(values, before, alpha=self._aging(state, context), out=memory)
+        inner_state = taken_from("inner", state)
+        done = yield from self.inner.exchange(wanted, inner_state, context)
+        kept = {"residual": done.subtract_sent(wanted), **nested("inner", done.state)}
+        if self.options.units == "update":
+            kept["learning_rate"] = torch.tensor(_learning_rate(context), dtype=torch.float64)
+
+        def subtract_sent(given: torch.Tensor) -> torch.Tensor:
+            # What was sent is what was wanted (the values and the old residual) less what is kept.
+            given.add_(kept["residual"]).sub_(values)
+            return (
+                given if before is None else given.sub_(before, alpha=self._aging(state, context))
+            )
+
+        return Exchanged(done.mean, kept, subtract_sent)
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`."""
+        return self.inner.payload_bytes(num_elements, element_bytes, context)
+
+    def _aging(self, state: State, context: Context) -> float:
+        """What the residual is multiplied by: old over new learning rate, in units of updates."""
+        if self.options.units == "gradient":
+            return 1.0
+        return float(state["learning_rate"]) / _learning_rate(context)
+
+
+def _require_same_size(values: torch.Tensor, residual: torch.Tensor, context: Context) -> None:
+    if values.shape != residual.shape:
+        raise UsageError(
+            f"message {context.key!r} has {values.numel()} elements, the residual kept for it "
+            f"{residual.numel()}; state belongs to one message of one plan"
+        )
+
+
+def _learning_rate(context: Context) -> float:
+    if not context.learning_rate:
+        raise UsageError("ef:units=update needs a learning rate above 0; give the step's own")
+    return context.learning_rate
+
+
+# Small messages go uncompressed: their cost is latency, not bytes.
+
+
+@dataclass(frozen=True)
+class BySizeOptions:
+    """Options of `by-size`.
+
+    Attributes:
+        min_elements: messages with fewer elements take `small`.
+        small: `none`, `fp16` or `bf16`.
+    """
+
+    min_elements: int = 1024
+    small: Literal["none", "fp16", "bf16"] = "none"
+
+    def __post_init__(self) -> None:
+        require_between("by-size", "min_elements", self.min_elements, 0, float("inf"))
+
+
+@dataclass(frozen=True)
+class BySize:
+    """The inner compressor for messages of `min_elements` and more, a plain one for the others.
+
+    Attributes:
+        inner: for the large ones.
+        options: see `BySizeOptions`.
+
+    Raises:
+        UsageError: the inner one does the optimizer's momentum, which small messages then lacked.
+    """
+
+    inner: Compressor
+    options: BySizeOptions
+
+    def __post_init__(self) -> None:
+        if self.inner.claims.carries_momentum:
+            raise UsageError(
+                "by-size stands before a compressor that does the momentum of SGD itself, so that "
+                "small messages would train without any; leave by-size out (of few elements "
+                "dgc sends few bytes), or give the compressor momentum=0"
+            )
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`; those that hold for messages of either size."""
+        return Claims(
+            mean_of_sent=self.inner.claims.mean_of_sent and self.options.small == "none",
+            keeps=self.inner.claims.keeps,
+        )
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`."""
+        return self._for(values.numel()).exchange(values, state, context)
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`."""
+        return self._for(num_elements).payload_bytes(num_elements, element_bytes, context)
+
+    def _for(self, num_elements: int) -> Compressor:
+        if num_elements >= self.options.min_elements:
+            return self.inner
+        return Dense() if self.options.small == "none" else Cast(self.options.small)
+
+
+# Sparsify gently at first: a ratio that falls to its final value in stages.
+
+
+def density_at(
+    step: int, final: float, stage_steps: int, start: float = 0.25, factor: float = 0.25
+) -> float:
+    """The ratio of a step: start factor^(step // stage_steps), but never below `final`.
+
+    Example:
+        >>> [density_at(s, 0.001, 100) for s in (0, 99, 100, 399, 400)]
+        [0.25, 0.25, 0.0625, 0.00390625, 0.001]
+
+    Reference:
+        Lin et al., 2018, ICLR (DGC): 25, 6.25, 1.56, 0.39, 0.1 %, an epoch each.
+    """
+    # From where on it is `final` anyway, the power is not needed and might underflow.
+    return max(final, start * factor ** min(step // stage_steps, 1000))
+
+
+@dataclass(frozen=True)
+class WarmUpOptions:
+    """Options of `warmup`.
+
+    Attributes:
+        stage_steps: steps of each stage.
+        start: ratio of the first stage.
+        factor: from one stage's ratio to the next.
+    """
+
+    stage_steps: int = 100
+    start: float = 0.25
+    factor: float = 0.25
+
+    def __post_init__(self) -> None:
+        require_between("warmup", "stage_steps", self.stage_steps, 1, 1e9)
+        require_ratio("warmup start", self.start)
+        require_between("warmup", "factor", self.factor, 0.0, 0.999)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A compressor whose ratio falls from `start` to its own.
+
+    Attributes:
+        inner: any compressor with a ratio, however deep.
+        options: see `WarmUpOptions`.
+
+    Raises:
+        UsageError: the inner one has no ratio.
+    """
+
+    inner: Compressor
+    options: WarmUpOptions
+
+    def __post_init__(self) -> None:
+        ratio_of(self.inner)
+
+    @property
+    def claims(self) -> Claims:
+        """See `Compressor.claims`."""
+        return self.inner.claims
+
+    def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Compressor.exchange`; the state is the inner one's."""
+        return self._at(context.step).exchange(values, state, context)
+
+    def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
+        """See `Compressor.payload_bytes`."""
+        return self._at(context.step).payload_bytes(num_elements, element_bytes, context)
+
+    def _at(self, step: int) -> Compressor:
+        o = self.options
+        ratio = density_at(step, ratio_of(self.inner), o.stage_steps, o.start, o.factor)
+        compressor: Compressor = with_ratio(self.inner, ratio)
+        return compressor
+
+
+def ratio_of(part: Any) -> float:
+    """The ratio of a compressor, or of what it wraps.
+
+    Raises:
+        UsageError: none of them has one.
+    """
+    names = _fields(part)
+    if "ratio" in names:
+        return float(part.ratio)
+    for name in ("inner", "codec"):
+        if name in names:
+            return ratio_of(getattr(part, name))
+    raise UsageError(
+        f"warmup needs a compressor with a ratio to its right, not {type(part).__name__}; write "
+        "for example warmup+topk:ratio=0.001"
+    )
+
+
+def with_ratio(part: Any, ratio: float) -> Any:
+    """The same compressor with another ratio, put where `ratio_of` finds it."""
+    names = _fields(part)
+    if "ratio" in names:
+        return dataclasses.replace(part, ratio=ratio)
+    name = "inner" if "inner" in names else "codec"
+    return dataclasses.replace(part, **{name: with_ratio(getattr(part, name), ratio)})
+
+
+def _fields(part: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()

@@ -1,0 +1,383 @@
+"""What `testbed simulate` is asked for, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.parts import split_specs
+from testbed.launch.join import resolve_backend
+from testbed.records.store import write_atomically
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from testbed.base.link import Link
+    from testbed.base.plan import Plan
+    from testbed.base.trace import Trace
+    from testbed.prediction.algorithms import Algorithm
+    from testbed.prediction.codec import CodecCost
+    from testbed.prediction.extrapolate import HeldOut, Node
+    from testbed.prediction.timeline import Timeline
+    from testbed.records.compressed import CompressedResult, CompressorPays
+    from testbed.records.simulation import BreakEven, FactorsOf, Simulation
+
+
+def parse_workers(text: str) -> tuple[int, ...]:
+    """Numbers of workers: `2:2048` = powers of two times 2, or a list.
+
+    Raises:
+        UsageError: it is neither, or a number is below 1.
+
+    Example:
+        >>> parse_workers("2:16"), parse_workers("4,16")
+        ((2, 4, 8, 16), (4, 16))
+    """
+    first, colon, last = text.partition(":")
+    try:
+        counts = (
+            _doubled(int(first), int(last)) if colon else tuple(int(c) for c in text.split(","))
+        )
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise UsageError(
+            f"--workers is {text!r}; expected different numbers from 1 on, as 2:2048 (doubled each "
+            "time) or 4,16,64"
+        )
+    return counts
+
+
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    counts = []
+    while 1 <= first <= last:
+        counts.append(first)
+        first *= 2
+    return tuple(counts)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The inputs, read and checked.
+
+    Attributes:
+        trace: as recorded.
+        slowest: of the slowest worker, which all wait for.
+        specs: schedulers.
+        algorithm_text: as given or taken from the link's backend.
+        algorithm: that the links are extrapolated by.
+        node: where several ranks share a machine.
+        links: one for each number of workers, with the slowest interface's bandwidth.
+        extrapolated: whether the numbers of workers were asked for.
+        held_out: predictions of links that were measured too.
+        break_even: whether to look for it.
+        factors: whether to tell them.
+        overlap_slowdown: see `testbed.prediction.factors.factors`.
+        codecs: what each compressor costs, for each number of workers of the links.
+        codecs_note: what these costs are, for the reader of the table.
+    """
+
+    trace: Trace
+    slowest: Trace
+    specs: tuple[str, ...]
+    algorithm_text: str
+    algorithm: Algorithm
+    links: tuple[Link, ...]
+    extrapolated: bool
+    held_out: tuple[HeldOut, ...]
+    break_even: bool
+    factors: bool
+    overlap_slowdown: float
+    node: Node | None = None
+    codecs: tuple[CodecCost, ...] = ()
+    codecs_note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        trace: str | Path,
+        link: Path,
+        specs: tuple[str, ...],
+        workers: tuple[int, ...] | None,
+        algorithm: str | None,
+        *,
+        node_link: Path | None,
+        check_links: Sequence[Path],
+        slowest_worker: float,
+        slowest_link: float,
+        break_even: bool,
+        factors: bool,
+        overlap_slowdown: float,
+    ) -> Wanted:
+        """Read the files and derive the links.
+
+        Raises:
+            UsageError: a file, name or number cannot be used.
+        """
+        from testbed.base.files import find_trace, load_link
+        from testbed.prediction.algorithms import algorithm_of, parse_algorithm
+        from testbed.prediction.extrapolate import (
+            Node,
+            at_bandwidth,
+            extrapolate,
+            hold_out,
+            slowed,
+        )
+
+        if not 0 <= overlap_slowdown < float("inf"):
+            raise UsageError(
+                f"--overlap-slowdown is {overlap_slowdown:g}; expected a finite number, 0 or more"
+            )
+        recorded, measured = find_trace(trace), load_link(link)
+        text = algorithm or algorithm_of(measured.backend)
+        parsed = parse_algorithm(text)
+        node = None if node_link is None else Node(load_link(node_link))
+        others = [load_link(path) for path in check_links]
+        links = (
+            [measured]
+            if workers is None
+            else [extrapolate(measured, parsed, count, node) for count in workers]
+        )
+        return cls(
+            trace=recorded,
+            slowest=slowed(recorded, slowest_worker),
+            specs=specs,
+            algorithm_text=text if node is None else f"{text}, nodes of {node.num_ranks} ranks",
+            algorithm=parsed,
+            links=tuple(at_bandwidth(each, slowest_link, node) for each in links),
+            extrapolated=workers is not None,
+            held_out=tuple(hold_out(measured, parsed, others, node)),
+            break_even=break_even,
+            factors=factors,
+            overlap_slowdown=overlap_slowdown,
+            node=node,
+        )
+
+
+# `testbed simulate --compressor`: what compressors cost, and what they then gain.
+
+MAX_WORKERS = 64  # every rank's turn is taken in this process
+
+
+def with_codecs(
+    wanted: Wanted, compressor: str | None, codecs: Path | None, out: Path | None, speed: float
+) -> Wanted:
+    """The inputs with each compressor's cost, read or measured for each link's workers.
+
+    Args:
+        wanted: without.
+        compressor: list of specifications; None: those of the file, if one is given.
+        codecs: file of costs measured before.
+        out: where to save the costs.
+        speed: how many times as fast as measured compressing is to be taken.
+
+    Raises:
+        UsageError: a compressor that does not exist or is not in the file; more workers than can
+            be played here; options that need a compressor.
+    """
+    from testbed.prediction.codec import encode_codecs, load_codecs, sped_up
+
+    if compressor is None and codecs is None:
+        if out is not None or speed != 1.0:
+            raise UsageError(
+                "--codecs-out and --codec-speed speak of compressors; give --compressor too"
+            )
+        return wanted
+    counts = tuple(dict.fromkeys(link.num_workers for link in wanted.links))
+    known = () if codecs is None else load_codecs(codecs)
+    if codecs is None:
+        specs = split_specs(compressor or "")
+        costs, note = _measured(wanted, specs, counts)
+    else:
+        specs = split_specs(compressor) if compressor else tuple(c.compressor for c in known)
+        costs, note = _chosen(known, tuple(dict.fromkeys(specs)), counts, codecs), f"from {codecs}"
+    if out is not None:
+        write_atomically(out, encode_codecs(costs))
+    return replace(
+        wanted,
+        codecs=tuple(sped_up(cost, speed) for cost in costs),
+        codecs_note=f"Encoding and decoding: {note}, at {speed:g} x that speed, beside backward.",
+    )
+
+
+def _measured(
+    wanted: Wanted, specs: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[tuple[CodecCost, ...], str]:
+    import torch
+
+    from testbed.prediction.algorithms import Server
+    from testbed.profiling.codec import measure_codec
+
+    if not specs:
+        raise UsageError("--compressor names none; expected name,name,... as testbed list shows")
+    if max(counts) > MAX_WORKERS:
+        raise UsageError(
+            f"what compressing costs depends on the number of workers and is measured by playing "
+            f"them all here, at most {MAX_WORKERS}, not {max(counts)}; lower --workers"
+        )
+    merges = isinstance(wanted.algorithm, Server)
+    costs = tuple(measure_codec(spec, count, merges=merges) for spec in specs for count in counts)
+    return costs, f"measured on this machine with {torch.get_num_threads()} threads"
+
+
+def _chosen(
+    known: tuple[CodecCost, ...], specs: tuple[str, ...], counts: tuple[int, ...], path: Path
+) -> tuple[CodecCost, ...]:
+    found = {(cost.compressor, cost.num_workers): cost for cost in known}
+    lacking = [(s, n) for s in specs for n in counts if (s, n) not in found]
+    if lacking:
+        spec, count = lacking[0]
+        held = ", ".join(f"{s} for {n}" for s, n in found) or "nothing"
+        raise UsageError(
+            f"{path} has no cost of {spec!r} for {count} workers; it has {held}; leave --codecs "
+            "out to measure"
+        )
+    return tuple(found[spec, count] for spec in specs for count in counts)
+
+
+def compressed_outlook(
+    wanted: Wanted,
+) -> tuple[tuple[CompressedResult, ...], tuple[CompressorPays, ...] | UnsetType]:
+    """Every scheduler under every compressor on every link; and where each pays, if asked for."""
+    from msgspec import UNSET
+
+    from testbed.prediction.extrapolate import at_bandwidth
+    from testbed.records.compressed import CompressedResult, CompressorPays
+    from testbed.scheduling.compressed import Outlook
+
+    results, pays = [], []
+    for link in wanted.links:
+        channels = max_channels_of(link.backend)
+        outlook = Outlook(
+            *(wanted.slowest, link, wanted.algorithm, wanted.specs, channels), node=wanted.node
+        )
+        dense_s, dense_spec = outlook.best_dense()
+        for codec in wanted.codecs:
+            if codec.num_workers != link.num_workers:
+                continue
+            for spec in wanted.specs:
+                if outlook.fits(spec, codec):
+                    found = outlook.compressed(spec, codec)
+                    results.append(
+                        CompressedResult.of(
+                            codec.compressor, spec, link.num_workers, found, dense_s
+                        )
+                    )
+            if not wanted.break_even:
+                continue
+            worth = outlook.pays(codec)
+            below = 0 < worth.below_factor < float("inf")
+            pays.append(
+                CompressorPays(
+                    compressor=codec.compressor,
+                    num_workers=link.num_workers,
+                    scheduler=worth.scheduler,
+                    dense_scheduler=dense_spec,
+                    gain=worth.gain,
+                    pays="below" if below else "any" if worth.below_factor else "never",
+                    seconds_per_byte=(
+                        at_bandwidth(link, worth.below_factor, wanted.node).seconds_per_byte
+                        if below
+                        else None
+                    ),
+                )
+            )
+    return tuple(results), tuple(pays) if wanted.break_even else UNSET
+
+
+def max_channels_of(backend: str) -> int:
+    """Over how many channels a backend spreads compressed messages; 1 of one that is not here.
+
+    Args:
+        backend: as a link names it, with options.
+    """
+    try:
+        kind, options = resolve_backend(backend)
+    except (UnknownName, Unavailable):
+        return 1
+    return kind.max_channels(options)
+
+
+# The simulation that `testbed simulate` is asked for, on every link.
+
+Outcome = tuple["Plan", "Timeline"]
+
+
+def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
+    """Every scheduler on every link, in the order of the links; and the plans with timelines.
+
+    Raises:
+        UnknownName: no such scheduler.
+        UsageError: an option that a scheduler does not have.
+    """
+    from msgspec import UNSET
+
+    from testbed.records.simulation import Simulation, SimulationResult
+    from testbed.scheduling.break_even import plan_and_predict
+    from testbed.simulation import compressed_outlook
+
+    alone_s = wanted.trace.forward_s + wanted.trace.backward_s
+    results, outcomes = [], []
+    for link in wanted.links:
+        for spec in wanted.specs:
+            outcome = plan_and_predict(spec, wanted.slowest, link)
+            outcomes.append(outcome)
+            results.append(SimulationResult.of(spec, outcome[1], link.num_workers, alone_s))
+    compressed, pays = compressed_outlook(wanted) if wanted.codecs else (UNSET, UNSET)
+    simulation = Simulation(
+        results=tuple(results),
+        compressed=compressed,
+        pays=pays,
+        break_even=_break_even(wanted) if wanted.break_even else UNSET,
+        factors=_factors(wanted, outcomes) if wanted.factors else UNSET,
+    )
+    return simulation, outcomes
+
+
+def _break_even(wanted: Wanted) -> tuple[BreakEven, ...]:
+    from testbed.prediction.extrapolate import at_bandwidth
+    from testbed.records.simulation import BreakEven
+    from testbed.scheduling.break_even import break_even
+
+    def per_byte(link: Link, factor: float | None) -> float | None:
+        return None if factor is None else at_bandwidth(link, factor, wanted.node).seconds_per_byte
+
+    return tuple(
+        BreakEven(
+            scheduler=worth.scheduler,
+            num_workers=link.num_workers,
+            best_gain=worth.best_gain,
+            best_seconds_per_byte=at_bandwidth(
+                link, worth.best_factor, wanted.node
+            ).seconds_per_byte,
+            slowest_seconds_per_byte=per_byte(link, worth.from_factor),
+            fastest_seconds_per_byte=per_byte(link, worth.to_factor),
+        )
+        for link in wanted.links
+        for worth in break_even(wanted.specs, wanted.slowest, link, wanted.node)
+    )
+
+
+def _factors(wanted: Wanted, outcomes: Sequence[Outcome]) -> tuple[FactorsOf, ...]:
+    """Of the schedulers whose messages follow one another on one channel within backward.
+
+    Others (priorities, halves, several channels, messages that wait for a tick or for the end of
+    backward) have other reasons for what they take; the table names them.
+    """
+    from testbed.prediction.factors import factors
+    from testbed.records.simulation import FactorsOf
+    from testbed.scheduling.build import serial_stops
+
+    found = []
+    for number, (plan, _) in enumerate(outcomes):
+        link = wanted.links[number // len(wanted.specs)]
+        spec = wanted.specs[number % len(wanted.specs)]
+        stops = serial_stops(plan)
+        waits = plan.tick_s is not None or (plan.after_backward and len(plan.messages) > 1)
+        if stops is not None and not waits:
+            terms = factors(wanted.slowest, stops, link, wanted.overlap_slowdown)
+            found.append(FactorsOf.of(spec, link.num_workers, terms))
+    return tuple(found)

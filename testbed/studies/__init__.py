@@ -1,0 +1,1 @@
+"""Studies made with the library: the published tables, the accuracy of compressors."""

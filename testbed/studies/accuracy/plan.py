@@ -1,0 +1,237 @@
+"""Which trials are to be run: first the search, then the best rate of each method on all seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+# What is compared: methods, the rates that are searched, and how much each may lose.
+
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+DENSE = "dense"
+TOPK = "topk 1 %, ef"
+SIGN = "ef-sign"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table.
+
+    Attributes:
+        name: of the row.
+        compressor: its specification.
+        steps_to: rates that are searched: how far a steady gradient of 1 moves a parameter in a
+            step, so the optimizer's rate is this times (1 - all momentum).
+        momenta: of the optimizer; each is searched.
+        own_momentum: what the compressor itself carries.
+        may_lose: points of accuracy that it may end below dense; None: no bound, it is shown to
+            tell what error feedback does.
+        settings_of: the method whose best setting it takes, instead of a search of its own: what
+            a switch does, all else equal.
+    """
+
+    name: str
+    compressor: str
+    steps_to: tuple[float, ...] = RATES
+    momenta: tuple[float, ...] = (0.0, 0.9)
+    own_momentum: float = 0.0
+    may_lose: float | None = None
+    settings_of: str | None = None
+
+    def settings(self) -> list[tuple[float, float]]:
+        """(learning rate, momentum) of each searched setting.
+
+        Example:
+            >>> Method("sgd", "none", (0.1, 0.2), (0.0, 0.9)).settings()
+            [(0.1, 0.0), (0.2, 0.0), (0.01, 0.9), (0.02, 0.9)]
+        """
+        return [
+            (float(f"{step * (1 - momentum) * (1 - self.own_momentum):.6g}"), momentum)
+            for momentum in self.momenta
+            for step in self.steps_to
+        ]
+
+
+def methods(steps_per_epoch: int = 11) -> tuple[Method, ...]:
+    """The comparison, dense first.
+
+    Args:
+        steps_per_epoch: of the trials; each warm-up stage of DGC is an epoch, as published.
+    """
+    dgc = f"dgc:ratio=0.01,momentum=0.9,warmup_steps={steps_per_epoch}"
+    return (
+        Method(DENSE, "none", may_lose=0.0),
+        Method(TOPK, "ef+topk:ratio=0.01", may_lose=1.0),
+        Method("dgc 1 %", dgc, momenta=(0.0,), own_momentum=0.9, may_lose=1.0),
+        Method("powersgd rank 4", "powersgd:rank=4", may_lose=1.0),
+        Method("qsgd 4 bit", "qsgd", may_lose=1.0),
+        Method(SIGN, "ef-sign", may_lose=2.0),
+        Method("topk 1 %, ef off", "topk:ratio=0.01", settings_of=TOPK),
+        Method("ef-sign, ef off", "sign:vote=0,scaled=1", settings_of=SIGN),
+        Method("topk 1 %, no ef, own rate", "topk:ratio=0.01"),
+        Method("sign, no ef, own rate", "sign:vote=0,scaled=1"),
+    )
+
+
+# One training run under compression: what was asked for, and what came out.
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, given completely.
+
+    Attributes:
+        method: its name in the tables.
+        compressor: its specification; every parameter of the model is a message of its own.
+        learning_rate: of the optimizer, constant.
+        momentum: of the optimizer, after the exchange.
+        seed: of initial weights, sample order and draws.
+        part: `search` trains on a part of the training samples and is judged by the rest;
+            `final` trains on all of them and is judged by the test samples.
+        workload: what is trained.
+        workers: N.
+        batch_size: samples per worker and step.
+        epochs: passes over the training samples.
+    """
+
+    method: str
+    compressor: str
+    learning_rate: float
+    momentum: float
+    seed: int
+    part: Literal["search", "final"]
+    workload: str = "digits-cnn"
+    workers: int = 4
+    batch_size: int = 32
+    epochs: int = 30
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial arrived at.
+
+    Attributes:
+        trial: what was run.
+        accuracy: share of the judging samples that the model gets right at the end.
+        loss: mean training loss of the last epoch; None: it was not finite.
+        steps: optimizer steps.
+        dense_bytes: gradient bytes per step and rank.
+        sent_bytes: payload bytes that one rank hands over per step, mean over steps and ranks.
+        state_bytes: what each rank keeps between steps, at the end.
+        cpu_s: processor seconds.
+        diverged: a gradient was not finite; the model is that of the step before.
+    """
+
+    trial: Trial
+    accuracy: float
+    loss: float | None
+    steps: int
+    dense_bytes: int
+    sent_bytes: float
+    state_bytes: int
+    cpu_s: float
+    diverged: bool = False
+
+
+Done = Mapping[Trial, Outcome]
+
+
+def _plain() -> Trial:
+    return Trial(
+        method="", compressor="none", learning_rate=0.1, momentum=0.0, seed=0, part="final"
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and how thoroughly.
+
+    Attributes:
+        methods: dense first.
+        search_seeds: seeds of the search, none of the final ones.
+        seeds: of the final runs.
+        base: what all trials have in common.
+    """
+
+    methods: tuple[Method, ...]
+    search_seeds: tuple[int, ...] = (100, 101)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    base: Trial = field(default_factory=_plain)
+
+    def search(self) -> list[Trial]:
+        """All trials of the search."""
+        return [t for m in self.methods if m.settings_of is None for t in self.search_of(m)]
+
+    def search_of(self, method: Method) -> list[Trial]:
+        """One method's search, each setting with each seed; or that of the method it names."""
+        method = self._searched(method)
+        return [
+            self._trial(method, rate, momentum, seed, "search")
+            for rate, momentum in method.settings()
+            for seed in self.search_seeds
+        ]
+
+    def final(self, done: Done) -> list[Trial]:
+        """The final trials of the methods whose search is complete."""
+        return [
+            self._trial(method, best.learning_rate, best.momentum, seed, "final")
+            for method in self.methods
+            if (best := best_setting([done.get(t) for t in self.search_of(method)])) is not None
+            for seed in self.seeds
+        ]
+
+    def _searched(self, method: Method) -> Method:
+        if method.settings_of is None:
+            return method
+        (searched,) = (m for m in self.methods if m.name == method.settings_of)
+        return searched
+
+    def _trial(self, method: Method, rate: float, momentum: float, seed: int, part: str) -> Trial:
+        trial: Trial = msgspec.structs.replace(
+            self.base,
+            method=method.name,
+            compressor=method.compressor,
+            learning_rate=rate,
+            momentum=momentum,
+            seed=seed,
+            part=part,
+        )
+        return trial
+
+
+def best_setting(searched: Sequence[Outcome | None]) -> Trial | None:
+    """The setting with the highest mean accuracy on the samples held out; None while one lacks.
+
+    Ties: the lower training loss; then the setting that was named first. A setting that diverged
+    with any seed is never chosen over one that did not.
+
+    Example:
+        >>> trial = Trial(method="m", compressor="none", learning_rate=0.1, momentum=0.0, seed=1,
+        ...               part="search")
+        >>> def seen(rate: float, accuracy: float) -> Outcome:
+        ...     return Outcome(trial=msgspec.structs.replace(trial, learning_rate=rate),
+        ...                    accuracy=accuracy, loss=0.1, steps=1, dense_bytes=4, sent_bytes=4,
+        ...                    state_bytes=0, cpu_s=1.0)
+        >>> best_setting([seen(0.1, 0.9), seen(0.2, 0.95)]).learning_rate
+        0.2
+        >>> best_setting([seen(0.1, 0.9), None]) is None
+        True
+    """
+    outcomes = [outcome for outcome in searched if outcome is not None]
+    if len(outcomes) < len(searched) or not outcomes:
+        return None
+    groups: dict[tuple[float, float], list[Outcome]] = {}
+    for outcome in outcomes:
+        key = (outcome.trial.learning_rate, outcome.trial.momentum)
+        groups.setdefault(key, []).append(outcome)
+
+    def merit(group: list[Outcome]) -> tuple[bool, float, float]:
+        losses = [o.loss for o in group if o.loss is not None]
+        return (
+            not any(o.diverged for o in group),
+            sum(o.accuracy for o in group) / len(group),
+            -sum(losses) / len(losses) if losses else float("-inf"),
+        )
+
+    return max(groups.values(), key=merit)[0].trial

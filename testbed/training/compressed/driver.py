@@ -1,0 +1,328 @@
+"""Carries out the conversations of a compressor over a backend, beside the training.
+
+For each message: an encoder's thread computes its first round as soon as its gradients are ready,
+the backend carries the round out, a decoder's thread makes the next round or the mean of the
+answer. The training waits for means alone. Encoding one message, exchanging another and decoding a
+third overlap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from testbed.backends.protocol import Backend, Work
+from testbed.base.errors import RunFailed
+from testbed.base.plan import Plan
+from testbed.base.types import CUT_BYTES, Combined, Request, Verb, shard_bounds
+from testbed.compression import server_merge
+from testbed.compression.common import num_bytes
+from testbed.compression.protocol import (
+    Arrived,
+    Compressor,
+    Context,
+    Form,
+    Merger,
+    Round,
+    can_cut,
+)
+from testbed.training.compressed.channel_order import Helper, Turns
+from testbed.training.compressed.costs import Costs
+from testbed.training.compressed.spec import Compression, compressors_of
+from testbed.training.compressed.state import States, carried
+from testbed.training.compressed.work import DECODE, ENCODE, Outgoing, Promise, Relay, Talk
+
+_VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER, Form.DELIVER: Verb.DELIVER}
+
+_OVER = 2  # a step this many before another one has no message left when that one's end
+
+_Submission = tuple[Request, Callable[[Work], None]]
+"""What is to be submitted, and who hears of its work."""
+
+
+class Conversations:
+    """The conversations of one rank, and what its compressor keeps between steps.
+
+    Requests of a fifo channel are submitted in an order that all ranks share: whatever is begun
+    first submits all its rounds first (see `Turns`). Where rank 0 decides the order, rounds are
+    submitted as they come. A worker that is alone, or on a backend that exchanges nothing, answers
+    its rounds itself.
+
+    Args:
+        compression: the compressor.
+        backend: opened with the plan's order and channels.
+        device: of the gradients.
+    """
+
+    def __init__(self, compression: Compression, backend: Backend, device: torch.device) -> None:
+        self.states: States = {}
+        self.costs: defaultdict[int, Costs] = defaultdict(Costs)
+        self.compression = compression
+        silent = backend.capabilities.consistency == "none"
+        self.num_workers = 1 if silent else backend.size
+        self.rank = 0 if silent else backend.rank
+        self._backend = backend
+        self._merges = Verb.MERGE in backend.capabilities.verbs
+        self._lock = threading.Lock()
+        self._turns: defaultdict[int, Turns[object, _Submission]] = defaultdict(Turns)
+        self._plan: Plan | None = None
+        self._keys: tuple[str, ...] = ()
+        self._compressors: Mapping[str, Compressor] = {}
+        self._live: set[Promise] = set()
+        self._failure: BaseException | None = None
+        self._encoder = Helper("encode", device)
+        self._decoder = Helper("decode", device)
+
+    def adopt(self, plan: Plan, keys: Sequence[str]) -> None:
+        """Go on with another plan (nothing is under way); residuals follow their elements.
+
+        Raises:
+            UsageError: see `compressors_of`.
+        """
+        self._compressors = compressors_of(self.compression, plan, keys)
+        if self._plan is not None and self.states:
+            self.states = carried(self.states, self._plan, self._keys, plan, keys)
+        self._plan, self._keys = plan, tuple(keys)
+
+    @property
+    def adopted(self) -> tuple[Plan, tuple[str, ...]]:
+        """The plan that is carried out, and the names of its messages."""
+        assert self._plan is not None  # a session adopts a plan before it takes a step
+        return self._plan, self._keys
+
+    @property
+    def state_bytes(self) -> int:
+        """What is kept between steps."""
+        return sum(map(num_bytes, self.states.values()))
+
+    def begin(self, outgoing: Outgoing) -> Talk:
+        """A message may leave; the work ends when the mean has taken its place."""
+        talk = Talk(outgoing)
+        self._add(talk)
+        self._encoder.give(lambda: self._guarded(talk, lambda: self._encode(talk)))
+        return talk
+
+    def submit(self, request: Request) -> Work:
+        """A request that is no compressor's, behind all that was begun before it."""
+        relay = Relay(request)
+        self._add(relay)
+
+        def leave() -> None:
+            submission = (request, functools.partial(self._relayed, relay))
+            self._submit(relay, submission, request.channel, last=True)
+
+        self._encoder.give(lambda: self._guarded(relay, leave))
+        return relay
+
+    def close(self) -> None:
+        """End the threads; whatever is still under way fails."""
+        self._encoder.close()
+        self._decoder.close()
+        self._fail(RunFailed("the session was closed before this message had ended"))
+
+    def _add(self, work: Promise) -> None:
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._live.add(work)
+        if failure is not None:
+            work.fail(failure)
+
+    def _guarded(self, work: Promise, act: Callable[[], None]) -> None:
+        if work.done():  # with the failure of another one
+            return
+        try:
+            act()
+        except Exception as error:  # handed to whoever waits, who may be any thread
+            if isinstance(work, Talk):
+                self._fail(work.named(error, self.compression.text))
+            else:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing can go on: a rank was lost, or this one has an error that it will report."""
+        with self._lock:
+            self._failure = self._failure or error
+            live = list(self._live)
+            self._live.clear()
+        for work in live:
+            work.fail(error)
+
+    def _encode(self, talk: Talk) -> None:
+        outgoing, context = talk.outgoing, talk.outgoing.context
+        outgoing.made()
+        talk.stage = "being encoded"
+        began_s = time.perf_counter()
+        state = self.states.get(talk.key, {})
+        compressor = self._compressors[talk.key]
+        context = dataclasses.replace(context, out=outgoing.values)
+        talk.conversation = compressor.exchange(outgoing.values, state, context)
+        self._go_on(talk, None, began_s)
+
+    def _go_on(self, talk: Talk, arrived: Arrived | None, began_s: float) -> None:
+        """Compute up to the next round, or to the end."""
+        assert talk.conversation is not None
+        try:
+            given = next(talk.conversation) if arrived is None else talk.conversation.send(arrived)
+        except StopIteration as stop:
+            values = talk.outgoing.values
+            if stop.value.mean is not values:
+                values.copy_(stop.value.mean)
+            self._settle(values.device)
+            self.states[talk.key] = stop.value.state
+            talk.add_computed(DECODE, began_s)
+            self._end(talk)
+            return
+        request = None if self.num_workers == 1 else self._request(talk, given)
+        self._settle(talk.outgoing.values.device)
+        talk.add_computed(ENCODE, began_s)
+        talk.add_round(given, () if request is None else request.parts)
+        if request is None:
+            own = answered_alone(given)
+            self._decoder.give(lambda: self._guarded(talk, lambda: self._decode(talk, own)))
+        else:
+            self._leave(talk, given, request)
+
+    def _leave(self, talk: Talk, given: Round, request: Request) -> None:
+        talk.stage = f"in {request.verb} {request.key!r}"
+
+        def hear(work: Work) -> None:
+            arrive = functools.partial(self._arrive, talk, request, work)
+            work.when_done(lambda: self._decoder.give(lambda: self._guarded(talk, arrive)))
+
+        self._submit(talk, (request, hear), request.channel, given.last)
+
+    def _request(self, talk: Talk, given: Round) -> Request:
+        outgoing = talk.outgoing
+        verb, note, parts = _VERBS[given.form], "", given.parts
+        if self._merges and given.merger is not None and server_merge.can_describe(given.merger):
+            verb = Verb.MERGE
+            parts, note = for_servers(
+                given.merger,
+                given.parts[0],
+                outgoing.values,
+                self._backend.capabilities.num_mergers,
+                outgoing.context.seed,
+            )
+        whole = len(parts) == 1 and given.form is not Form.DELIVER
+        return Request(
+            verb,
+            parts[0] if whole else None,
+            key=talk.next_key(),
+            step=outgoing.context.step,
+            priority=outgoing.priority,
+            channel=outgoing.channel,
+            note=note,
+            parts=() if whole else parts,
+        )
+
+    def _submit(self, owner: object, submission: _Submission, channel: int, last: bool) -> None:
+        """Submit now, or when it is its turn; all ranks do so in the same order."""
+        if self._plan is not None and self._plan.order == "priority":
+            begun = self._begin_requests([submission])
+        else:
+            with self._lock:  # submitted in the order in which they were admitted
+                begun = self._begin_requests(self._turns[channel].ask(owner, submission, last))
+        self._tell(begun)
+
+    def _end(self, talk: Talk) -> None:
+        with self._lock:
+            self._live.discard(talk)
+            step = talk.outgoing.context.step
+            self.costs[step] += talk.costs
+            if step - _OVER in self.costs:
+                self.costs[step - _OVER] = self.costs[step - _OVER].settled()
+            begun = self._begin_requests(self._turns[talk.outgoing.channel].leave(talk))
+        talk.finish()
+        self._tell(begun)
+
+    def _begin_requests(
+        self, admitted: Sequence[_Submission]
+    ) -> list[tuple[Work, Callable[[Work], None]]]:
+        return [(self._backend.submit(request), hear) for request, hear in admitted]
+
+    def _tell(self, begun: Sequence[tuple[Work, Callable[[Work], None]]]) -> None:
+        # Not under the lock: what has ended already is heard of at once.
+        for work, hear in begun:
+            hear(work)
+
+    def _arrive(self, talk: Talk, request: Request, work: Work) -> None:
+        combined = work.wait(0.0)
+        talk.add_exchanged(work, combined)
+        self._decode(talk, arrived_of(request.verb, combined))
+
+    def _decode(self, talk: Talk, arrived: Arrived) -> None:
+        talk.stage = "being decoded"
+        self._go_on(talk, arrived, time.perf_counter())
+
+    def _relayed(self, relay: Relay, work: Work) -> None:
+        def end() -> None:
+            with self._lock:
+                self._live.discard(relay)
+            relay.take(work)
+
+        # Not on the thread that ends it, which may hold locks of its own.
+        work.when_done(lambda: self._decoder.give(end))
+
+    def _settle(self, device: torch.device) -> None:
+        """What was computed on a GPU is there before others read it, and its time is known."""
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+    def context(
+        self, key: str, step: int, shapes: tuple[tuple[int, ...], ...], learning_rate: float | None
+    ) -> Context:
+        """What the compressor is told of a message."""
+        return Context(
+            rank=self.rank,
+            num_workers=self.num_workers,
+            step=step,
+            seed=self.compression.seed,
+            key=key,
+            shapes=shapes,
+            learning_rate=learning_rate,
+        )
+
+
+def answered_alone(given: Round) -> Arrived:
+    """The answer to a round of the only rank: its own part."""
+    return Arrived(given.parts)
+
+
+def arrived_of(verb: Verb, combined: Combined) -> Arrived:
+    """What a conversation is answered with."""
+    if verb is Verb.SUM:
+        assert combined.tensor is not None
+        return Arrived((combined.tensor,))
+    if verb is not Verb.MERGE:
+        return Arrived(combined.parts)
+    if combined.tensor is not None:
+        return server_merge.Pulled(combined.tensor, combined.lossless).arrived()
+    pieces = (server_merge.Pulled(part, combined.lossless).arrived() for part in combined.parts)
+    return Arrived(pieces=tuple(pieces))
+
+
+def for_servers(
+    merger: Merger, payload: torch.Tensor, like: torch.Tensor, num_mergers: int, seed: int
+) -> tuple[tuple[torch.Tensor, ...], str]:
+    """The payload for the server of its key, or cut into one for each; and the mergers in words.
+
+    A single server's link would carry the payloads of all workers, and what they are merged into
+    to all workers, while those of the others are idle.
+    """
+    size = like.numel()
+    if num_mergers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
+        return (payload,), server_merge.describe(merger, size, like.dtype, seed=seed)
+    bounds = shard_bounds(size, num_mergers)
+    notes = [
+        server_merge.describe(merger, high - low, like.dtype, seed=seed)
+        for low, high in itertools.pairwise(bounds)
+    ]
+    return merger.cut(payload, like, bounds), "\n".join(notes)

@@ -1,0 +1,1 @@
+"""Workloads by name, and models of users."""

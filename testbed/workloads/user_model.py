@@ -1,0 +1,192 @@
+"""The user's own model: a function in a Python file, named as `path/to/my_model.py:build`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed.base.errors import UsageError
+from testbed.base.parts import parse_options
+from testbed.workloads.kinds import OwnModel, no_function
+from testbed.workloads.workload import Workload
+
+EXAMPLE = """\
+    import torch
+    def build(width: int = 64):
+        x, y = torch.randn(512, width), torch.randint(10, (512,))
+        data = torch.utils.data.TensorDataset(x, y)
+        return torch.nn.Linear(width, 10), data
+"""
+
+_EXPECTED = (
+    "expected a function that returns a model and a dataset (or model, dataset and loss, or a "
+    f"testbed.workloads.workload.Workload), such as\n\n{EXAMPLE}"
+)
+_SCALARS = {str, int, float, bool}
+
+
+def build_own_model(own: OwnModel, *, seed: int, data_dir: str | None) -> Workload:
+    """Load the file, call the function and take what it returns for a workload.
+
+    The file's folder can be imported from while the function runs. An error that the user's code
+    raises comes through unchanged, with a note of where it happened.
+
+    Args:
+        own: file, function and options.
+        seed: passed on if the function has a parameter of this name.
+        data_dir: passed on if the function has a parameter of this name.
+
+    Raises:
+        UsageError: file or function are missing, an option does not fit the function's signature,
+            `data_dir` is given but not taken, or the result is no workload.
+    """
+    if not own.path.is_file():
+        raise UsageError(f"there is no file '{own.path}'; {_EXPECTED}")
+    with _importable(own.path.resolve().parent):
+        try:
+            build = _find(own)
+            result = build(**_arguments(own, build, {"seed": seed, "data_dir": data_dir}))
+        except UsageError:
+            raise
+        except Exception as error:
+            error.add_note(f"while the workload '{own.path}:{own.function}' was built")
+            raise
+    return _to_workload(own, result)
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _find(own: OwnModel) -> Callable[..., Any]:
+    module = _load_module(own.path.resolve())
+    build = getattr(module, own.function, None)
+    if not callable(build):
+        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
+        raise UsageError(f"{no_function(own, names)}; {_EXPECTED}")
+    return typing.cast("Callable[..., Any]", build)
+
+
+def _load_module(path: Path) -> types.ModuleType:
+    # A private name: the file must not take the place of an installed module of the same name.
+    name = f"_testbed_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickle and dataclasses look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _arguments(
+    own: OwnModel, build: Callable[..., Any], supplied: dict[str, Any]
+) -> dict[str, Any]:
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(build, eval_str=True).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    if supplied["data_dir"] is not None and "data_dir" not in parameters:
+        raise UsageError(
+            f"--data is {supplied['data_dir']!r}, but {own.function} in '{own.path}' takes no "
+            "data_dir; add the parameter data_dir, or leave --data out"
+        )
+    options = {n: p for n, p in parameters.items() if n not in supplied}
+    given = _convert_options(own, options)
+    missing = [n for n, p in options.items() if p.default is p.empty and n not in given]
+    if missing:
+        raise UsageError(
+            f"{own.function} in '{own.path}' needs {', '.join(missing)}; "
+            f"write {own.path}:{own.function}:{missing[0]}=..., or give it a default"
+        )
+    return {n: v for n, v in supplied.items() if n in parameters} | given
+
+
+def _convert_options(own: OwnModel, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    fields = [
+        (name, _kind_of(parameter), field(default=None)) for name, parameter in options.items()
+    ]
+    for key in own.options:
+        name = key.replace("-", "_")
+        if name in options and not _is_plain(_kind_of(options[name])):
+            raise UsageError(
+                f"'{own.path}': option {key!r} of {own.function} is annotated "
+                f"{options[name].annotation}; an option can be str, int, float, bool, a Literal "
+                "of strings, or one of these or None"
+            )
+    part = f"{own.path}:{own.function}"
+    converted = vars(parse_options(part, own.options, make_dataclass("Options", fields)))
+    return {key.replace("-", "_"): converted[key.replace("-", "_")] for key in own.options}
+
+
+def _kind_of(parameter: inspect.Parameter) -> Any:
+    """The type of an option: its annotation, else its default's type, else text."""
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation
+    return str if parameter.default in (parameter.empty, None) else type(parameter.default)
+
+
+def _is_plain(kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        inner = [k for k in typing.get_args(kind) if k is not type(None)]
+        return len(inner) == 1 and _is_plain(inner[0])
+    if origin is typing.Literal:
+        return all(isinstance(value, str) for value in typing.get_args(kind))
+    return kind in _SCALARS
+
+
+def _to_workload(own: OwnModel, result: Any) -> Workload:
+    workload = result
+    if isinstance(result, tuple) and len(result) in (2, 3):
+        model, dataset, *rest = result
+        workload = Workload(model, dataset, loss=rest[0] if rest else None)
+    if not isinstance(workload, Workload):
+        kind = type(result).__name__
+        what = f"a {kind} of {len(result)}" if isinstance(result, tuple) else f"a {kind}"
+        raise UsageError(f"{own.function} in '{own.path}' returned {what}; {_EXPECTED}")
+    if not isinstance(workload.model, torch.nn.Module):
+        kind = type(workload.model).__name__
+        raise UsageError(
+            f"{own.function} in '{own.path}' returned a {kind} as the model; {_EXPECTED}"
+        )
+    return replace(workload, loss=_as_loss(own, workload.loss))
+
+
+def _as_loss(own: OwnModel, loss: Any) -> Any:
+    """A criterion such as `nn.MSELoss()` takes (outputs, targets); a function (model, batch)."""
+    if loss is None or (callable(loss) and not isinstance(loss, torch.nn.Module)):
+        return loss
+    if not isinstance(loss, torch.nn.Module):
+        raise UsageError(
+            f"{own.function} in '{own.path}' returned a {type(loss).__name__} as the loss; "
+            "expected a function loss(model, batch) or a criterion such as torch.nn.MSELoss()"
+        )
+    criterion = loss
+
+    def criterion_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        value: torch.Tensor = criterion(model(batch[0]), batch[1])
+        return value
+
+    return criterion_loss
