@@ -317,7 +317,6 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
 
     from testbed.records.simulation import Simulation, SimulationResult
     from testbed.scheduling.break_even import plan_and_predict
-    from testbed.simulation import compressed_outlook
 
     alone_s = wanted.trace.forward_s + wanted.trace.backward_s
     results, outcomes = [], []

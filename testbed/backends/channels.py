@@ -14,7 +14,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
 from testbed.base.errors import RankLost, RunFailed, TestbedError
-from testbed.base.types import Combined, Request, Traffic
+from testbed.base.types import Request, Result, Traffic
 from testbed.control.protocol import Loss
 
 
@@ -27,7 +27,7 @@ class ChannelThreads:
         run: performs one request and returns its result; called on the channel's own thread.
     """
 
-    def __init__(self, group: Group, name: str, run: Callable[[Request], Combined]) -> None:
+    def __init__(self, group: Group, name: str, run: Callable[[Request], Result]) -> None:
         self._group = group
         self._name = name
         self._run = run

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from testbed.base.errors import Disagreement, UsageError
-from testbed.base.types import Capabilities, Request, Verb
+from testbed.base.types import Capabilities, Op, Request
 
 SUMMABLE = (
     torch.float64,
@@ -30,11 +30,11 @@ def check_request(
     """Refuse what the backend did not declare.
 
     Raises:
-        UsageError: verb, channel, dtype, device, layout or root; says what is allowed.
+        UsageError: op, channel, dtype, device, layout or root; says what is allowed.
     """
-    if request.verb not in capabilities.verbs:
-        known = ", ".join(sorted(capabilities.verbs))
-        raise UsageError(f"backend {backend!r} cannot {request.verb}; it can {known}")
+    if request.op not in capabilities.ops:
+        known = ", ".join(sorted(capabilities.ops))
+        raise UsageError(f"backend {backend!r} cannot {request.op}; it can {known}")
     if not 0 <= request.channel < capabilities.num_channels:
         raise UsageError(
             f"channel is {request.channel}; backend {backend!r} was opened with "
@@ -43,7 +43,7 @@ def check_request(
     if not 0 <= request.root < size:
         raise UsageError(f"root is {request.root}; expected a rank below {size}")
     check_parts(request, size)
-    if request.verb is Verb.BARRIER:
+    if request.op is Op.BARRIER:
         return
     allowed = tuple(dtypes)
     for tensor in tensors_of(request):
@@ -57,7 +57,7 @@ def check_request(
             raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {words}")
         if not tensor.is_contiguous():
             raise UsageError(f"{request}: tensor is not contiguous; submit tensor.contiguous()")
-    if request.verb is Verb.GATHER and tensor.dim() != 1:
+    if request.op is Op.ALL_GATHER and tensor.dim() != 1:
         raise UsageError(f"{request}: gather takes one dimension, not {tensor.dim()}; flatten it")
 
 
@@ -68,10 +68,10 @@ def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
         UsageError: it has neither.
 
     Example:
-        >>> len(tensors_of(Request(Verb.DELIVER, parts=(torch.ones(1), torch.ones(2)))))
+        >>> len(tensors_of(Request(Op.ALL_TO_ALL, parts=(torch.ones(1), torch.ones(2)))))
         2
     """
-    if request.verb is Verb.DELIVER or (request.verb is Verb.MERGE and request.parts):
+    if request.op is Op.ALL_TO_ALL or (request.op is Op.MERGE and request.parts):
         return request.parts
     if request.tensor is None:
         raise UsageError(
@@ -87,11 +87,11 @@ def check_parts(request: Request, size: int) -> None:
         UsageError: their number, dimensions or dtypes, or a tensor beside them.
     """
     parts = request.parts
-    if request.verb is Verb.MERGE and parts:
+    if request.op is Op.MERGE and parts:
         if request.tensor is not None:
             raise UsageError(f"{request} was given a tensor and parts; merge takes one of them")
         return
-    if request.verb is not Verb.DELIVER:
+    if request.op is not Op.ALL_TO_ALL:
         if parts:
             raise UsageError(
                 f"{request} was given {len(parts)} parts; only deliver and merge take parts"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import Backend, Group, Work
-from testbed.base.types import Combined, Request, Traffic, Verb
+from testbed.base.types import Op, Request, Result, Traffic
 
 CLOSE_SHARE = 0.5
 # Only the loss of a rank ends the wait for the inner backend: how long is too long is for whoever
@@ -57,8 +57,8 @@ class DelayedBackend:
         self._channels.close(CLOSE_SHARE * timeout_s)
         self._inner.close((1 - CLOSE_SHARE) * timeout_s)
 
-    def _run(self, request: Request) -> Combined:
-        if request.verb is not Verb.BARRIER:
+    def _run(self, request: Request) -> Result:
+        if request.op is not Op.BARRIER:
             spread_s = self._jitter_s * self._drawn.uniform(-1, 1)
             time.sleep(max(0.0, self._latency_s + spread_s))
         return self._inner.submit(request).wait(PATIENCE_S)

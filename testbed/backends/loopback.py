@@ -13,7 +13,7 @@ from testbed.backends.checks import check_request, one_dtype
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
 from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
-from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb, shard_bounds
+from testbed.base.types import Capabilities, Op, Request, Result, Traffic, shard_bounds
 from testbed.control.inproc import InprocControl
 from testbed.control.protocol import Loss
 
@@ -45,7 +45,7 @@ class Meeting:
             # A channel's k-th request meets the others' k-th, whatever it is called.
             turn = self._turns[rank, request.channel]
             self._turns[rank, request.channel] += 1
-            key = (request.channel, turn, request.verb, request.key, request.step)
+            key = (request.channel, turn, request.op, request.key, request.step)
             self._given[key][rank] = given
             self._changed.notify_all()
             everybody = self._changed.wait_for(
@@ -82,8 +82,8 @@ class LoopbackBackend:
         self.rank, self.size = group.rank, group.size
         self.capabilities = Capabilities(
             frozenset(
-                {Verb.SUM, Verb.FOLD, Verb.SPREAD, Verb.GATHER, Verb.DELIVER, Verb.BROADCAST}
-                | {Verb.BARRIER}
+                {Op.ALL_REDUCE, Op.FOLD, Op.SPREAD, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BROADCAST}
+                | {Op.BARRIER}
             ),
             num_channels=group.num_channels,
         )
@@ -105,28 +105,28 @@ class LoopbackBackend:
         """See `Backend.close`."""
         self._threads.close(timeout_s)
 
-    def _perform(self, request: Request) -> Combined:
+    def _perform(self, request: Request) -> Result:
         given = self._meeting.exchange(self.rank, request, self._limit_s)
         traffic = Traffic(local_bytes=2 * request.num_bytes, num_messages=1)
-        if request.verb is Verb.DELIVER:
+        if request.op is Op.ALL_TO_ALL:
             one_dtype([parts[0].dtype for parts in given])
-            return Combined(parts=tuple(parts[self.rank] for parts in given), traffic=traffic)
+            return Result(parts=tuple(parts[self.rank] for parts in given), traffic=traffic)
         if request.tensor is None:
-            return Combined(traffic=traffic)
+            return Result(traffic=traffic)
         tensors = [tensor for (tensor,) in given]
-        if request.verb is Verb.GATHER:
-            return Combined(request.tensor, tuple(tensors), traffic)
+        if request.op is Op.ALL_GATHER:
+            return Result(request.tensor, tuple(tensors), traffic)
         self._write(request, request.tensor, tensors)
-        return Combined(request.tensor, traffic=traffic)
+        return Result(request.tensor, traffic=traffic)
 
     def _write(self, request: Request, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> None:
         flat = tensor.view(-1)
         bounds = shard_bounds(flat.numel(), self.size)
-        if request.verb is Verb.BROADCAST:
+        if request.op is Op.BROADCAST:
             tensor.copy_(tensors[request.root])
-        elif request.verb is Verb.SUM:
+        elif request.op is Op.ALL_REDUCE:
             tensor.copy_(_sum(tensors))
-        elif request.verb is Verb.FOLD:
+        elif request.op is Op.FOLD:
             mine = slice(bounds[self.rank], bounds[self.rank + 1])
             flat[mine] = _sum([t.view(-1)[mine] for t in tensors])
         else:

@@ -9,7 +9,7 @@ import torch
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
-from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class NoBackend:
         self.rank = group.rank
         self.size = group.size
         self.capabilities = Capabilities(
-            frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY},
+            frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY},
             num_channels=group.num_channels,
             consistency="none",
             device_types=frozenset({"cpu", "cuda"}),
@@ -38,11 +38,11 @@ class NoBackend:
         """Done at once."""
         check_request("none", request, self.capabilities, self.size)
         work = PendingWork(request, 0.0)
-        work.finish(Combined(request.tensor, self._parts(request)))
+        work.finish(Result(request.tensor, self._parts(request)))
         return work
 
     def _parts(self, request: Request) -> tuple[torch.Tensor, ...]:
-        if request.verb is Verb.GATHER and request.tensor is not None:
+        if request.op is Op.ALL_GATHER and request.tensor is not None:
             return (request.tensor,) * self.size
         return tuple(
             part if rank == self.rank else part[:0] for rank, part in enumerate(request.parts)

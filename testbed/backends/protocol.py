@@ -1,6 +1,6 @@
 """The one protocol behind which servers and rings are interchangeable.
 
-A backend has one required verb, `submit(Request) -> Work`, and declares the rest. Requests of one
+A backend has one required op, `submit(Request) -> Work`, and declares the rest. Requests of one
 channel run one after another in the order in which they were submitted (which all ranks must
 share) or, when opened with `order=priority`, in the order that rank 0 decides and announces.
 """
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from testbed.base.types import Capabilities, Combined, Event, Request, Traffic
+from testbed.base.types import Capabilities, Event, Request, Result, Traffic
 from testbed.control.protocol import Control
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Work(Protocol):
         """Whether `wait` would return (or raise) at once."""
         ...
 
-    def wait(self, timeout_s: float | None = None) -> Combined:
+    def wait(self, timeout_s: float | None = None) -> Result:
         """The result; blocks without keeping a core busy.
 
         Args:
@@ -61,7 +61,7 @@ class Backend(Protocol):
         """Start (or queue) an exchange; never blocks on the network.
 
         Raises:
-            UsageError: a verb, channel, dtype or layout that this backend did not declare.
+            UsageError: an op, channel, dtype or layout that this backend did not declare.
         """
         ...
 
@@ -75,10 +75,10 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Peer(Protocol):
+class ExternalFramework(Protocol):
     """A backend that is another framework: gradients are exchanged by its own hooks, not by plan.
 
-    Its verbs serve what surrounds the training: equal starts, and measuring the link.
+    Its ops serve what surrounds the training: equal starts, and measuring the link.
     """
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -27,7 +27,7 @@ from testbed.backends.work import PendingWork
 from testbed.base.errors import RankLost, UsageError
 from testbed.control.protocol import Loss
 
-# Verb, key and step: what tells a request from the others that wait on its channel.
+# Op, key and step: what tells a request from the others that wait on its channel.
 _Identity = tuple[str, str, int]
 # Channel and identity of a request that rank 0 picked.
 _Choice = tuple[int, str, str, int]
@@ -222,8 +222,8 @@ class RequestQueue:
 
     def _follow(self, choices: list[_Choice]) -> None:
         with self._lock:
-            for channel, verb, key, step in choices:
-                self._announced[channel].append((verb, key, step))
+            for channel, op, key, step in choices:
+                self._announced[channel].append((op, key, step))
         self._wake()
 
     def _lose(self, loss: Loss) -> None:
@@ -263,7 +263,7 @@ class _Named:
 
 
 def _identity(work: PendingWork) -> tuple[str, str, int]:
-    return (work.request.verb.value, work.request.key, work.request.step)
+    return (work.request.op.value, work.request.key, work.request.step)
 
 
 def _loss_error(loss: Loss, work: PendingWork) -> RankLost:

@@ -18,10 +18,10 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.backends.work import PendingWork
-from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 # Their sizes come as they come, and their answers are new tensors.
-OF_ANY_SIZE = frozenset({Verb.GATHER, Verb.DELIVER, Verb.MERGE})
+OF_ANY_SIZE = frozenset({Op.ALL_GATHER, Op.ALL_TO_ALL, Op.MERGE})
 
 
 class Copier(Protocol):
@@ -107,7 +107,7 @@ class StagedWork(PendingWork):
         self._copier = copier
         self.landing: object | None = None
 
-    def wait(self, timeout_s: float | None = None) -> Combined:
+    def wait(self, timeout_s: float | None = None) -> Result:
         """See `Work.wait`."""
         result = super().wait(timeout_s)
         if self.landing is not None:
@@ -139,7 +139,7 @@ class StagedBackend:
         work = StagedWork(request, self._deadline_s, self._copier)
         hosts = tuple(self._buffer(request, tensor) for tensor in given)
         # A spread goes on from what the fold left in the host buffer.
-        folded = request.verb is Verb.SPREAD
+        folded = request.op is Op.SPREAD
         pairs = () if folded else zip(given, hosts, strict=True)
         tokens = tuple(self._copier.down(tensor, host) for tensor, host in pairs)
         self._departures.put(_Departure(work, hosts, tokens))
@@ -156,7 +156,7 @@ class StagedBackend:
         self._inner.close(timeout_s)
 
     def _buffer(self, request: Request, tensor: torch.Tensor) -> torch.Tensor:
-        if request.verb in OF_ANY_SIZE:
+        if request.op in OF_ANY_SIZE:
             return self._copier.buffer(tensor)
         name = (request.key, tensor.shape, tensor.dtype)
         if name not in self._buffers:
@@ -182,13 +182,13 @@ class StagedBackend:
         tensor = request.tensor
         try:
             result = inner.wait(0)
-            if request.verb in OF_ANY_SIZE:
+            if request.op in OF_ANY_SIZE:
                 device = _given(request)[0].device
                 parts = tuple(part.to(device) for part in result.parts)
-                if request.verb is Verb.MERGE and result.tensor is not None:
+                if request.op is Op.MERGE and result.tensor is not None:
                     tensor = result.tensor.to(device)
                 result = replace(result, parts=parts)
-            elif request.verb is not Verb.FOLD and tensor is not None:
+            elif request.op is not Op.FOLD and tensor is not None:
                 work.landing = self._copier.up(hosts[0], tensor)
         except Exception as error:  # belongs to whoever waits for this request
             work.fail(error)

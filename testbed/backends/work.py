@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from testbed.base.errors import DeadlineExceeded
-from testbed.base.types import Combined, Event, Request
+from testbed.base.types import Event, Request, Result
 
 
 class PendingWork:
@@ -23,7 +23,7 @@ class PendingWork:
         self._deadline_s = deadline_s
         self._done = threading.Event()
         self._settle = threading.Lock()
-        self._result: Combined | None = None
+        self._result: Result | None = None
         self._error: BaseException | None = None
         self._submitted_s = time.perf_counter()
         self._listeners: list[Callable[[], None]] = []
@@ -34,7 +34,7 @@ class PendingWork:
         """The backend begins to move bytes."""
         self._started_s = time.perf_counter()
 
-    def finish(self, result: Combined) -> None:
+    def finish(self, result: Result) -> None:
         """The result is in place."""
         self._close(result, None)
 
@@ -42,7 +42,7 @@ class PendingWork:
         """There will be no result."""
         self._close(None, error)
 
-    def _close(self, result: Combined | None, error: BaseException | None) -> None:
+    def _close(self, result: Result | None, error: BaseException | None) -> None:
         with self._settle:
             if self._done.is_set():
                 return
@@ -65,7 +65,7 @@ class PendingWork:
         """Whether `wait` would return or raise at once."""
         return self._done.is_set()
 
-    def wait(self, timeout_s: float | None = None) -> Combined:
+    def wait(self, timeout_s: float | None = None) -> Result:
         """The result; see `Work.wait`."""
         limit_s = self._deadline_s if timeout_s is None else timeout_s
         if not self._done.wait(limit_s):
@@ -83,7 +83,7 @@ class PendingWork:
         """When it was submitted, started and ended."""
         request = self.request
         return Event(
-            request.verb,
+            request.op,
             request.key,
             request.step,
             request.channel,

@@ -2,7 +2,7 @@
 
 An exchange is two half-steps (style of Rabenseifner, 2004): *fold* brings the sum of each shard to
 one place, *spread* brings the result back to all. A ring owns a shard in a worker, a parameter
-server in a server; the verbs below name the half-steps and the wholes alike for both.
+server in a server; the ops below name the half-steps and the wholes alike for both.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ AT_ONCE_BYTES = 16 << 10
 CUT_BYTES = 8 << 20
 
 
-class Verb(enum.StrEnum):
+class Op(enum.StrEnum):
     """What a backend can be asked to do; a backend declares which of them it can."""
 
-    SUM = "sum"  # the tensor of every rank is replaced by the sum over ranks: fold, then spread
+    ALL_REDUCE = "all-reduce"  # each rank's tensor becomes the sum over ranks: fold, then spread
     # First half of a sum: each shard's sum ends up with its owner. Until the spread has ended, what
     # else stands in the tensor is undefined.
     FOLD = "fold"
     SPREAD = "spread"  # second half: the folded shards come back into the tensors of all ranks
-    GATHER = "gather"  # one-dimensional tensors of unequal sizes come to all ranks, in rank order
-    DELIVER = "deliver"  # one one-dimensional part for each rank, sizes known to the sender alone
+    ALL_GATHER = (
+        "all-gather"  # one-dimensional tensors of unequal sizes come to all ranks, in rank order
+    )
+    ALL_TO_ALL = (
+        "all-to-all"  # one one-dimensional part for each rank, sizes known to the sender alone
+    )
     MERGE = "merge"  # a gather whose payloads servers merge into one for all, or one for each range
     BROADCAST = "broadcast"  # the root's tensor replaces those of all others
     BARRIER = "barrier"  # nobody goes on before all have come
@@ -78,7 +82,7 @@ class Request:
     """One exchange that a rank submits; all ranks of a group submit the same ones.
 
     Attributes:
-        verb: what is to be done.
+        op: what is to be done.
         tensor: the rank's tensor, worked on in place (contiguous); for GATHER and MERGE it is
             left as it is; None for a barrier and for DELIVER.
         key: names the tensor in errors, event records and on a server; equal on all ranks.
@@ -95,7 +99,7 @@ class Request:
             then holds their mergers, one in each line.
     """
 
-    verb: Verb
+    op: Op
     tensor: torch.Tensor | None = None
     key: str = ""
     step: int = 0
@@ -114,11 +118,11 @@ class Request:
 
     def __str__(self) -> str:
         what = f" of {self.key!r}" if self.key else ""
-        return f"{self.verb}{what} ({self.num_bytes} bytes) in step {self.step}"
+        return f"{self.op}{what} ({self.num_bytes} bytes) in step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class Result:
     """What an exchange brought to this rank.
 
     Attributes:
@@ -145,7 +149,7 @@ class Capabilities:
     """What an opened backend can do, declared instead of stubs that raise.
 
     Attributes:
-        verbs: the verbs that `submit` takes.
+        ops: the ops that `submit` takes.
         num_channels: how many channels run at once; channels are 0 .. num_channels - 1.
         consistency: `bsp`, `ssp:<staleness>` or `async`.
         device_types: where tensors may live without being copied by the caller.
@@ -156,7 +160,7 @@ class Capabilities:
             by measuring; None = nothing was.
     """
 
-    verbs: frozenset[Verb]
+    ops: frozenset[Op]
     num_channels: int = 1
     consistency: str = "bsp"
     device_types: frozenset[str] = frozenset({"cpu"})
@@ -170,7 +174,7 @@ class Capabilities:
 class Event:
     """When one exchange passed its three gates on this rank, in seconds of one local clock."""
 
-    verb: str
+    op: str
     key: str
     step: int
     channel: int

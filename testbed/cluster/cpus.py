@@ -50,7 +50,7 @@ def kept_awake(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
 # Which of the machine's cores each node has; pure.
 
 
-def dealt(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+def pin_cores(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
     """The cores of each node, as many for each; None where they cannot be dealt out evenly.
 
     With N nodes and C cores node i has core i mod C where C divides N, so that neighbours in a ring
@@ -63,7 +63,7 @@ def dealt(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] |
         cores: C > 0 numbers, in order.
 
     Example:
-        >>> dealt(4, [0, 1]), dealt(2, [0, 1, 2, 3, 4]), dealt(3, [0, 1])
+        >>> pin_cores(4, [0, 1]), pin_cores(2, [0, 1, 2, 3, 4]), pin_cores(3, [0, 1])
         (((0,), (1,), (0,), (1,)), ((0, 1), (2, 3)), None)
     """
     each, num_cores = len(cores) // num_nodes, len(cores)

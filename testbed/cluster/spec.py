@@ -40,10 +40,10 @@ class ClusterSpec:
         cpu_policy: `batch` = processes on the nodes get Linux's SCHED_BATCH, see below; `other` =
             they keep the policy under which the testbed was started, as a rule SCHED_OTHER.
         cores: `pinned` = each node's processes keep to its share of this machine's cores, an error
-            where these cannot be dealt out evenly (see `cores.dealt`); `shared` = any node's may be
+            where they cannot be dealt out evenly (`cpus.pin_cores`); `shared` = any node may be
             on any core; `auto` = pinned where they can be dealt out.
         awake: `auto` = idle cores of this machine poll instead of halting while the cluster is up,
-            where that is allowed (see `awake.kept_awake`); `no` = they halt as they always do.
+            where that is allowed (see `cpus.kept_awake`); `no` = they halt as they always do.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
         links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
             or `rate.3=1gbit` for both.

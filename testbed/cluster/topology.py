@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.cluster.cpus import dealt
+from testbed.cluster.cpus import pin_cores
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 
@@ -177,7 +177,7 @@ class Topology:
     def node_cores(self) -> tuple[tuple[int, ...], ...] | None:
         """The cores of each node; None = all nodes share all of them."""
         wanted = self.spec.cores != "shared" and self.cores
-        return dealt(self.spec.nodes, self.cores) if wanted else None
+        return pin_cores(self.spec.nodes, self.cores) if wanted else None
 
     def policy_command(self, node: Node) -> Command:
         """The words before a command that give it, and all that it starts, cores and CPU policy.

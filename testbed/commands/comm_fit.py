@@ -84,7 +84,7 @@ def fit_member(
 
     from testbed.launch.join import announce_identity, join
     from testbed.launch.lifecycle import as_member, place_device, share_cores
-    from testbed.launch.progress import telling_of
+    from testbed.launch.progress import progress_of
     from testbed.microbench.member import serve_all
 
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def fit_member(
         if role.is_server:
             serve_all(contestants, _with_channels(group, MAX_CHANNELS))
             return
-        with telling_of(group.control, role.identity.rank, sys.stderr):
+        with progress_of(group.control, role.identity.rank, sys.stderr):
             _work(config, contestants, role, group, output)
 
     as_member(role.identity.rank, group, live)

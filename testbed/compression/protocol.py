@@ -40,9 +40,9 @@ State = dict[str, torch.Tensor]
 class Form(enum.StrEnum):
     """How the tensors of a round travel."""
 
-    SUM = "sum"  # Verb.SUM: replaced by the sum over ranks, by any backend
+    SUM = "sum"  # Op.ALL_REDUCE: replaced by the sum over ranks, by any backend
     GATHER = (
-        "gather"  # Verb.GATHER: one-dimensional, unequal sizes, all ranks get all, in rank order
+        "gather"  # Op.ALL_GATHER: one-dimensional, unequal sizes, all ranks get all, in rank order
     )
     DELIVER = "deliver"  # one part to each rank: all-to-all with unequal, mostly empty, parts
 

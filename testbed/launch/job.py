@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Over:
+class JobResult:
     """How a job ended.
 
     Attributes:
@@ -98,7 +98,7 @@ class Over:
     said: tuple[str, ...] = ()
 
 
-def run_job(job: Job, deadline_s: float) -> Over:
+def run_job(job: Job, deadline_s: float) -> JobResult:
     """Start the ranks, wait for them and end all that is left of them.
 
     Ctrl-C is heard while they run. Whoever asks while they are started or ended must wait until
@@ -125,10 +125,10 @@ def run_job(job: Job, deadline_s: float) -> Over:
             said += tee.close(timeout_s=5)
     interrupted = None if ears.asked is None else 128 + ears.asked
     if ending is None or ending.status == 0:
-        return Over(interrupted or 0)
+        return JobResult(interrupted or 0)
     who = "mpirun" if job.by_mpirun else f"rank {ending.culprit}, the first to end,"
     words = f"{who} {processes.status_of(ending.status)}"
-    return Over(interrupted or (2 if ending.status == 2 else 1), words, tuple(said))
+    return JobResult(interrupted or (2 if ending.status == 2 else 1), words, tuple(said))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from testbed.base.errors import RankLost, TestbedError, UsageError
 from testbed.cluster.facts import find_facts
 from testbed.control.protocol import Control, Loss
 from testbed.launch.host import check_threads, own_threads
-from testbed.launch.progress import without_what_lives
+from testbed.launch.progress import gc_freeze
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def as_member(rank: int, group: Group, live: Callable[[], T]) -> T:
     _speak_when_ended(who, group.control)
     end_soon_after_loss(who, group)
     try:
-        with without_what_lives():
+        with gc_freeze():
             result = live()
         group.control.close()
     except BaseException as error:  # the others must hear of it, whatever it is

@@ -14,7 +14,7 @@ from testbed.base.config import RunConfig
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from testbed.launch.join import Role, open_backend
 from testbed.launch.plan_options import group_for, plan_for, stream_of
 from testbed.launch.rehearsal import (
@@ -198,7 +198,7 @@ class Probe:
         return max(computing_s, look_s if self._is_plain else look_s / PAYLOAD_SHARE)
 
     def _first_look_s(self) -> float:
-        sums = Verb.SUM in self._backend.capabilities.verbs
+        sums = Op.ALL_REDUCE in self._backend.capabilities.ops
         if self._group.size == 1 or not sums or self._backend.capabilities.consistency == "none":
             return 0.0
         return first_look(

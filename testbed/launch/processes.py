@@ -63,7 +63,7 @@ class Interrupted(Exception):
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
 
 
-class Ears:
+class SignalGate:
     """Hears Ctrl-C, SIGTERM and SIGHUP, and raises where it is safe to: inside `open`.
 
     The first signal counts. Whoever asks again, while children are being ended for the first, is
@@ -103,9 +103,9 @@ class Ears:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Ears]:
+def interruptible() -> Iterator[SignalGate]:
     """Inside, signals that ask this process to end are heard by the ears that it gives."""
-    ears, before = Ears(), {}
+    ears, before = SignalGate(), {}
     try:
         for signum in ASKING_TO_END:
             before[signum] = signal.signal(signum, ears.hear)

@@ -51,7 +51,7 @@ def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> 
         thread.join(LEAVE_S)
 
 
-def telling_of(control: Control, rank: int, out: TextIO) -> AbstractContextManager[None]:
+def progress_of(control: Control, rank: int, out: TextIO) -> AbstractContextManager[None]:
     """On rank 0 what it is doing, as the control plane knows it; nothing on the others."""
     if rank != 0:
         return nullcontext()
@@ -61,7 +61,7 @@ def telling_of(control: Control, rank: int, out: TextIO) -> AbstractContextManag
 # Python's search for garbage, kept away from what lives as long as the process.
 
 
-def spare_what_lives() -> None:
+def freeze_long_lived() -> None:
     """From now on a search for garbage does not look through what exists already.
 
     A full search goes through the hundreds of thousands of objects that the libraries made when
@@ -69,7 +69,7 @@ def spare_what_lives() -> None:
     and all others wait for it: every rank once within the first steps, and again later.
 
     Example:
-        >>> spare_what_lives()
+        >>> freeze_long_lived()
         >>> gc.get_freeze_count() > 1000
         True
         >>> gc.unfreeze()
@@ -79,9 +79,9 @@ def spare_what_lives() -> None:
 
 
 @contextmanager
-def without_what_lives() -> Iterator[None]:
-    """Likewise, for as long as the context lasts; `spare_what_lives` may be called inside."""
-    spare_what_lives()
+def gc_freeze() -> Iterator[None]:
+    """Likewise, for as long as the context lasts; `freeze_long_lived` may be called inside."""
+    freeze_long_lived()
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from testbed.profiling.added import Samples, added_s, longest_s
 from testbed.profiling.overhead import Step, training_step
 from testbed.statistics.steady import quietest
@@ -152,8 +152,8 @@ def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
     Not under a compressor, whose messages are of other sizes, nor where servers update parameters.
     """
     capabilities = backend.capabilities
-    wanted = {Verb.FOLD, Verb.SPREAD} if plan.halves else {Verb.SUM}
-    sums = wanted <= capabilities.verbs and Verb.APPLY not in capabilities.verbs
+    wanted = {Op.FOLD, Op.SPREAD} if plan.halves else {Op.ALL_REDUCE}
+    sums = wanted <= capabilities.ops and Op.APPLY not in capabilities.ops
     plain = compressor == RunConfig().compressor
     alone = backend.size == 1 or capabilities.consistency == "none"
     return plain and sums and not alone

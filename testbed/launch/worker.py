@@ -20,7 +20,7 @@ from testbed.launch.lifecycle import as_member, place_device, share_cores
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
-from testbed.launch.progress import spare_what_lives, telling_of
+from testbed.launch.progress import freeze_long_lived, progress_of
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.spec import without_own_momentum
@@ -58,7 +58,7 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         if role.is_server:
             _serve(config, role, group)
             return None
-        with telling_of(group.control, role.identity.rank, sys.stderr):
+        with progress_of(group.control, role.identity.rank, sys.stderr):
             return _work(msgspec.structs.replace(config, device=device), role, group)
 
     return as_member(role.identity.rank, group, live)
@@ -84,7 +84,7 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            with telling_of(group.control, rank, sys.stderr):
+            with progress_of(group.control, rank, sys.stderr):
                 cells[rank] = _work(config, role, group, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
@@ -142,7 +142,7 @@ def _work(
         planned.replan,
         dilation_of(config.cluster),
     )
-    spare_what_lives()
+    freeze_long_lived()
     outcome = train(run, workload)
     group.control.set_state("waiting for the other ranks to finish")
     packed = msgspec.json.encode(outcome)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from testbed.records.comm import CommConfig, Operation
 
 # What is submitted for an operation, one after the other.
-VERBS: Final[dict[Operation, tuple[Verb, ...]]] = {
-    "sum": (Verb.SUM,),
-    "fold-spread": (Verb.FOLD, Verb.SPREAD),
-    "gather": (Verb.GATHER,),
-    "broadcast": (Verb.BROADCAST,),
+OPS: Final[dict[Operation, tuple[Op, ...]]] = {
+    "sum": (Op.ALL_REDUCE,),
+    "fold-spread": (Op.FOLD, Op.SPREAD),
+    "gather": (Op.ALL_GATHER,),
+    "broadcast": (Op.BROADCAST,),
 }
 
 

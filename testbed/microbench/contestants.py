@@ -12,7 +12,7 @@ from testbed.backends.zmq_ps.placement import busiest_link_bytes
 from testbed.base.errors import UsageError
 from testbed.launch.join import resolve_backend
 from testbed.microbench.bandwidth import bus_factor
-from testbed.microbench.config import VERBS
+from testbed.microbench.config import OPS
 from testbed.records.comm import CommConfig
 
 
@@ -104,9 +104,9 @@ def check_opened(config: CommConfig, backend: Backend, label: str, device: str) 
     Raises:
         UsageError: operation or device; says what the backend takes.
     """
-    lacking = [verb for verb in VERBS[config.op] if verb not in backend.capabilities.verbs]
+    lacking = [op for op in OPS[config.op] if op not in backend.capabilities.ops]
     if lacking:
-        known = ", ".join(sorted(backend.capabilities.verbs))
+        known = ", ".join(sorted(backend.capabilities.ops))
         raise UsageError(f"backend {label!r} cannot {', '.join(lacking)}; it can {known}")
     device_type = device.partition(":")[0]
     if device_type not in backend.capabilities.device_types:

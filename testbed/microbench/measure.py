@@ -10,10 +10,10 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
-from testbed.base.types import Combined, Request, Verb
+from testbed.base.types import Op, Request, Result
 from testbed.control.protocol import Control
 from testbed.microbench import payload
-from testbed.microbench.config import VERBS, Size, sizes, turns
+from testbed.microbench.config import OPS, Size, sizes, turns
 from testbed.records.comm import CommConfig, Operation
 
 # One exchange of each operation: what is submitted, what is waited for, what must have come.
@@ -68,7 +68,7 @@ class Exchanged:
     """One exchange as this rank saw it: its seconds and what came."""
 
     time_s: float
-    result: Combined
+    result: Result
 
 
 def run_exchange(
@@ -91,18 +91,18 @@ def run_exchange(
         RankLost, DeadlineExceeded: as `Work.wait`.
     """
     key = f"{name}/{tensor.numel()}"
-    backend.submit(Request(Verb.BARRIER, key=f"{key}/begin", step=step)).wait()
-    result = Combined(tensor)
+    backend.submit(Request(Op.BARRIER, key=f"{key}/begin", step=step)).wait()
+    result = Result(tensor)
     start_s = time.perf_counter()
-    for verb in VERBS[operation]:
-        result = backend.submit(Request(verb, tensor, key=key, step=step, root=ROOT)).wait()
+    for op in OPS[operation]:
+        result = backend.submit(Request(op, tensor, key=key, step=step, root=ROOT)).wait()
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)  # a result may still be on its way to the device
     return Exchanged(time.perf_counter() - start_s, result)
 
 
 def wrong_elements(
-    operation: Operation, tensors: Tensors, tensor: torch.Tensor, result: Combined, step: int
+    operation: Operation, tensors: Tensors, tensor: torch.Tensor, result: Result, step: int
 ) -> int:
     """How many elements of the result differ from what must have come; a missing one counts."""
     if operation != "gather":

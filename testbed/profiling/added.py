@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from testbed.base.types import Event, Verb
+from testbed.base.types import Event, Op
 
 SHORTEST_S = 1e-7  # between two moments that the clock cannot tell apart
 
-# Of which verbs so many make a sum.
-_SUMS_IN_ONE = {Verb.SUM.value: 1, Verb.FOLD.value: 2, Verb.SPREAD.value: 2}
+# Of which ops so many make a sum.
+_SUMS_IN_ONE = {Op.ALL_REDUCE.value: 1, Op.FOLD.value: 2, Op.SPREAD.value: 2}
 
 # Step, key, bytes and seconds of each message.
 Samples = list[tuple[int, str, int, float]]
@@ -26,7 +26,8 @@ def added_s(events: Sequence[Event]) -> Samples:
     and so does a wait for ranks that submitted it later.
 
     Example:
-        >>> events = [Event("sum", k, 0, 0, 8, s, s, e) for k, s, e in (("a", 1, 3), ("b", 2, 4))]
+        >>> times = (("a", 1, 3), ("b", 2, 4))
+        >>> events = [Event("all-reduce", k, 0, 0, 8, s, s, e) for k, s, e in times]
         >>> [(key, time_s) for _, key, _, time_s in added_s(events)]
         [('a', 2), ('b', 1)]
     """
@@ -35,8 +36,8 @@ def added_s(events: Sequence[Event]) -> Samples:
     for event in sorted(events, key=attrgetter("ended_s")):
         begun_s = max(ended.get(event.channel, event.submitted_s), event.submitted_s)
         ended[event.channel] = event.ended_s
-        if event.verb in _SUMS_IN_ONE and event.num_bytes:
-            time_s = _SUMS_IN_ONE[event.verb] * max(event.ended_s - begun_s, SHORTEST_S)
+        if event.op in _SUMS_IN_ONE and event.num_bytes:
+            time_s = _SUMS_IN_ONE[event.op] * max(event.ended_s - begun_s, SHORTEST_S)
             added.append((event.step, event.key, event.num_bytes, time_s))
     return added
 

@@ -13,7 +13,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
 from testbed.prediction.fit import fit_link, fit_slowdown
 from testbed.prediction.rehearsal_fit import missing_s
@@ -83,7 +83,7 @@ def measure_link(
         UsageError: the backend cannot sum, or moves nothing.
         RankLost, DeadlineExceeded: as `Work.wait` and `Control.all_gather`.
     """
-    lacking = {Verb.SUM, Verb.BARRIER} - backend.capabilities.verbs
+    lacking = {Op.ALL_REDUCE, Op.BARRIER} - backend.capabilities.ops
     if lacking or backend.capabilities.consistency == "none":
         raise UsageError(
             f"backend {name!r} moves no sums; there is no link to measure: choose another backend"
@@ -232,7 +232,7 @@ class _Measurement:
         works = [
             self._backend.submit(
                 Request(
-                    Verb.SUM,
+                    Op.ALL_REDUCE,
                     self._tensors[0][: num_bytes // 4],
                     key=f"{KEY}/stream/{place}",
                     step=step,
@@ -256,7 +256,7 @@ class _Measurement:
         """The ranks stand at the same point; the number of what begins."""
         step = self._step
         self._step += 1
-        request = Request(Verb.BARRIER, key=f"{KEY}/begin", step=step)
+        request = Request(Op.BARRIER, key=f"{KEY}/begin", step=step)
         self._backend.submit(request).wait(self._deadline_s)
         return step
 
@@ -266,7 +266,7 @@ class _Measurement:
         works = [
             self._backend.submit(
                 Request(
-                    Verb.SUM,
+                    Op.ALL_REDUCE,
                     self._tensors[channel][: _bytes_at(exchange, place) // 4],
                     key=f"{KEY}/{exchange.num_bytes}/{channel}/{place}",
                     step=step,

@@ -11,7 +11,7 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.errors import UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
 
 
@@ -263,11 +263,14 @@ def first_look(
     Raises:
         RankLost, DeadlineExceeded: as `Work.wait` and `Control.all_gather`.
     """
-    backend.submit(Request(Verb.BARRIER, key=f"{KEY}/begin", step=0)).wait(deadline_s)
+    backend.submit(Request(Op.BARRIER, key=f"{KEY}/begin", step=0)).wait(deadline_s)
     first, timed = (
         backend.submit(
             Request(
-                Verb.SUM, torch.zeros(num_bytes // 4, device=device), key=f"{KEY}/{place}", step=0
+                Op.ALL_REDUCE,
+                torch.zeros(num_bytes // 4, device=device),
+                key=f"{KEY}/{place}",
+                step=0,
             )
         )
         for place, num_bytes in enumerate((FIRST_BYTES, TIMED_BYTES))

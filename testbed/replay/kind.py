@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.base.files import find_trace
-from testbed.replay.model import owned
+from testbed.replay.layout import owned
 from testbed.workloads.workload import Workload, WorkloadKind
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from testbed.prediction.break_even import WORTH, crossing, highest_worth
 from testbed.records.report import BreakEven, CompressionVerdict, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.work import sharing_of, undilated
-from testbed.scheduling.break_even import WORTH, crossing, highest_worth
 
 BACKWARD = 2 / 3  # share of compute that is the backward pass, as FLOPs have it
 

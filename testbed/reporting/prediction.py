@@ -32,7 +32,7 @@ def _missed(cell: Cell, predicted_s: float | None) -> float | None:
 
 
 def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
-    """Over all predicted cells, then by backend and by scheduler (without their options).
+    """JobResult all predicted cells, then by backend and by scheduler (without their options).
 
     Where some links were brought to messages of rehearsed steps, also by what the link was fitted
     to: there less is left to predict; and what the model says of those cells without rehearsing, as

@@ -9,11 +9,12 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm
+from testbed.prediction.break_even import highest_worth
 from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import Node, at_bandwidth
-from testbed.scheduling.break_even import PLAIN, highest_worth
+from testbed.scheduling.break_even import PLAIN
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, is_for_sparse, plan_under
 

@@ -12,7 +12,7 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.training.replica import (
     Replica,
     backward,
@@ -118,5 +118,5 @@ def average_gradients(model: torch.nn.Module, backend: Backend, step: int) -> No
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradient = parameter.grad.contiguous()
-            backend.submit(Request(Verb.SUM, gradient, key=name, step=step)).wait()
+            backend.submit(Request(Op.ALL_REDUCE, gradient, key=name, step=step)).wait()
             parameter.grad = gradient.div_(float(backend.size))

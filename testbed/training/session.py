@@ -10,18 +10,18 @@ import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.plan import Plan, check_plan
-from testbed.base.types import Event, Verb
+from testbed.base.types import Event, Op
 from testbed.control.protocol import Control
 from testbed.training.compressed.engine import Compressing
 from testbed.training.compressed.spec import Compression
-from testbed.training.exchange.buckets import Fusion, describe_messages
+from testbed.training.exchange.buckets import GradientBuckets, describe_messages
 from testbed.training.exchange.hooks import (
-    ReadWatch,
+    ForwardHooks,
     before_state_access,
     refuse_closure,
     refuse_unexchanged,
 )
-from testbed.training.exchange.reducer import Contribution, Flight
+from testbed.training.exchange.reducer import Contribution, GradientReducer
 from testbed.training.exchange.refusals import halves_refused, read_unseen, unused_on_server
 from testbed.training.exchange.setup import (
     AGREE_S,
@@ -31,13 +31,13 @@ from testbed.training.exchange.setup import (
     replanner,
     share_start,
 )
-from testbed.training.exchange.unused import Usage
+from testbed.training.exchange.unused import UnusedParameters
 from testbed.training.exchange.update import (
-    PendingUpdate,
+    DeferredUpdate,
+    all_zero,
     divide,
     norms_of,
     refuse_non_finite,
-    silent,
 )
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.sampling import describe_tensors
@@ -55,7 +55,7 @@ class Session:
     updated just before its next forward pass. `flush()` ends what is pending, and happens by itself
     before a `state_dict()`.
 
-    With a backend that runs the optimizer on servers (`Verb.APPLY`), parameters come back instead
+    With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead
     of gradients, and `optimizer.step()` finds nothing left to do. `events` holds the exchanges of
     the newest step whose exchanges have all ended, in the order in which they were waited for.
 
@@ -101,9 +101,9 @@ class Session:
         self._awaited = False
         self._leave: Callable[[], None] | None = None
         self._ready_names: list[str] = []
-        self._reads: ReadWatch | None = None
-        self._pending: PendingUpdate | None = None
-        self._applies = Verb.APPLY in backend.capabilities.verbs
+        self._reads: ForwardHooks | None = None
+        self._pending: DeferredUpdate | None = None
+        self._applies = Op.APPLY in backend.capabilities.ops
         drifts = backend.capabilities.consistency == "none"
         self._divisor = 1 if drifts or compression else backend.size
         # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
@@ -125,7 +125,7 @@ class Session:
             plan = replan([name for name, _ in reversed(self._named)])
         share_start(model, backend)
         self._adopt(plan)
-        self._usage = Usage(
+        self._usage = UnusedParameters(
             backend,
             control,
             self._waiter.wait,
@@ -241,7 +241,7 @@ class Session:
     def _adopt(self, plan: Plan) -> None:
         sizes = [parameter.numel() for _, parameter in self._named]
         check_plan(plan, [name for name, _ in self._named], sizes)
-        lacking = {Verb.FOLD, Verb.SPREAD} - self.backend.capabilities.verbs
+        lacking = {Op.FOLD, Op.SPREAD} - self.backend.capabilities.ops
         if plan.halves and (lacking or self._applies) and self.compressing is None:
             raise halves_refused(plan.scheduler)
         agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
@@ -249,7 +249,7 @@ class Session:
         self.plan = plan
         self._parameters = [by_name[name] for name in plan.names]
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._fusion = Fusion(plan, self._parameters)
+        self._fusion = GradientBuckets(plan, self._parameters)
         self._keys = describe_messages(plan)
         if self.compressing is not None:
             self.compressing.adopt(plan, self._keys, self._parameters)
@@ -264,7 +264,9 @@ class Session:
             flight = self.compressing.flight(self.plan, self._fusion, self._keys, self.step)
         else:
             rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
-            flight = Flight(self.plan, self._fusion, self._keys, self.backend, self.step, rate)
+            flight = GradientReducer(
+                self.plan, self._fusion, self._keys, self.backend, self.step, rate
+            )
         return Contribution(flight, self._parameters, self.plan.names, self._waiter.first)
 
     def _hook(self, model: torch.nn.Module) -> None:
@@ -277,7 +279,7 @@ class Session:
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         if not self.plan.crosses_iteration or self._alone:
             return
-        self._reads = ReadWatch(model, self._about_to_read)
+        self._reads = ForwardHooks(model, self._about_to_read)
         self._handles += self._reads.handles
         self._handles += before_state_access(model, self._optimizer, self.flush)
 
@@ -341,7 +343,7 @@ class Session:
         unused = self._usage.prepare(len(self._parameters), contribution.absent, self.step)
         if self.plan.halves:
             contribution.flight.spread()
-        self._pending = PendingUpdate(
+        self._pending = DeferredUpdate(
             *(contribution.flight, self._parameters, self.plan.names, self.step),
             optimizer=None if self._applies else self._optimizer,
             divisor=self._divisor,
@@ -382,7 +384,7 @@ class Session:
         if self._alone:
             return
         # A mean that is zero everywhere may come from a parameter that no rank used: ask.
-        doubtful = [tensors[position] for position in silent(gradients, norms)]
+        doubtful = [tensors[position] for position in all_zero(gradients, norms)]
         if doubtful:
             for tensor in self._usage.unused(doubtful, self._contribution.absent, self.step):
                 self._parameters[tensor].grad = None

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from testbed.backends.protocol import Backend, Peer
+from testbed.backends.protocol import Backend, ExternalFramework
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
-from testbed.base.types import Traffic, Verb
+from testbed.base.types import Op, Traffic
 from testbed.control.protocol import Control
 from testbed.records.cell import Accuracy
 from testbed.training import checkpoint
 from testbed.training.compressed.spec import Compression, compression_of, refuse_ratios
 from testbed.training.evaluation import Snapshots, accuracy_at, accuracy_of
 from testbed.training.exchange.setup import AGREE_S, Replan, agree_on
-from testbed.training.peer_session import PeerSession
+from testbed.training.external_session import ExternalSession
 from testbed.training.reference import largest_error, reference_parameters, worker_seed
 from testbed.training.replica import (
     Replica,
@@ -109,7 +109,7 @@ def _compression(run: Run, workload: Workload, total: int) -> Compression | None
     compression = compression_of(config.compressor, config.seed, compared)
     if compression is None and run.plan is not None:
         refuse_ratios(run.plan)
-    if compression is not None and isinstance(run.backend, Peer):
+    if compression is not None and isinstance(run.backend, ExternalFramework):
         raise UsageError(
             f"--compressor {config.compressor} compresses what a plan sends, and backend "
             f"{config.backend!r} exchanges gradients by itself; use another backend"
@@ -119,10 +119,12 @@ def _compression(run: Run, workload: Workload, total: int) -> Compression | None
 
 def _open_session(
     run: Run, replica: Replica, compression: Compression | None
-) -> Session | PeerSession:
+) -> Session | ExternalSession:
     on_resume = replica.workload.on_resume
-    if isinstance(run.backend, Peer) and run.backend.size > 1:
-        peer = PeerSession(replica.model, replica.optimizer, run.backend, run.control, on_resume)
+    if isinstance(run.backend, ExternalFramework) and run.backend.size > 1:
+        peer = ExternalSession(
+            replica.model, replica.optimizer, run.backend, run.control, on_resume
+        )
         replica.called = peer.model
         return peer
     return Session(
@@ -141,7 +143,7 @@ def _open_session(
 
 def _check(run: Run, total: int) -> None:
     config = run.config
-    applies = Verb.APPLY in run.backend.capabilities.verbs
+    applies = Op.APPLY in run.backend.capabilities.ops
     if applies and config.clip_norm is not None:
         raise UsageError(
             "--clip-norm needs the whole mean gradient in one place, but with update=server it "
@@ -166,7 +168,7 @@ class _Loop:
         self,
         run: Run,
         replica: Replica,
-        session: Session | PeerSession,
+        session: Session | ExternalSession,
         order: SampleOrder,
         total: int,
     ) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from testbed.backends.protocol import Work
 from testbed.base.errors import DeadlineExceeded
-from testbed.base.types import Combined, Event
+from testbed.base.types import Event, Result
 from testbed.control.protocol import Control
-from testbed.training.compressed.work import Talk
+from testbed.training.compressed.work import CompressedWork
 from testbed.training.exchange.setup import AGREE_S
 
 
@@ -37,7 +37,7 @@ class Waiter:
         self._step_waited_s = 0.0
         self._events: list[Event] = []
 
-    def wait(self, work: Work, name: str) -> Combined:
+    def wait(self, work: Work, name: str) -> Result:
         """The result of an exchange.
 
         Raises:
@@ -63,7 +63,7 @@ class Waiter:
         self._step_waited_s += waited_s
         if result.staleness is not None:
             self.staleness = result.staleness
-        if isinstance(work, Talk):
+        if isinstance(work, CompressedWork):
             self._events += work.details
         self._events.append(work.event)
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.types import Combined, Request, Verb
+from testbed.base.types import Op, Request, Result
 
 MEET_S = 60.0
 WITHIN_S = 60.0
@@ -60,9 +60,9 @@ def meet(group: Group, name: str) -> None:
     group.control.all_gather(f"case {name}", b"", MEET_S, members=group.size)
 
 
-def do(backend: Backend, verb: Verb, tensor: torch.Tensor | None, **more: object) -> Combined:
+def do(backend: Backend, op: Op, tensor: torch.Tensor | None, **more: object) -> Result:
     """One exchange from beginning to end."""
-    return backend.submit(Request(verb, tensor, **more)).wait(WITHIN_S)  # type: ignore[arg-type]
+    return backend.submit(Request(op, tensor, **more)).wait(WITHIN_S)  # type: ignore[arg-type]
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: object = "") -> None:

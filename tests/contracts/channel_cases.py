@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from tests.contracts.cases import (
     WITHIN_S,
     assert_same,
@@ -29,7 +29,7 @@ def all_channels_at_once(backend: Backend, group: Group) -> None:
             size = 1 + (step * 4099 + channel * 31) % 20_000
             salt = step + 11 * channel
             tensor = integers(group.rank, size, torch.float32, salt=salt).to(device_of(backend))
-            request = Request(Verb.SUM, tensor, key=f"w{channel}", step=step, channel=channel)
+            request = Request(Op.ALL_REDUCE, tensor, key=f"w{channel}", step=step, channel=channel)
             submitted.append((backend.submit(request), tensor, salt))
     for work, tensor, salt in reversed(submitted):
         work.wait(WITHIN_S)
@@ -41,11 +41,11 @@ def one_channel_does_not_hold_another(backend: Backend, group: Group) -> None:
     """While channel 0 waits for the last rank, channel 1 goes on."""
     last = group.size - 1
     held = integers(group.rank, 100_000, torch.float32).to(device_of(backend))
-    first = Request(Verb.SUM, held, key="held", step=0, channel=0)
+    first = Request(Op.ALL_REDUCE, held, key="held", step=0, channel=0)
     works = [backend.submit(first)] if group.rank != last else []
     for step in range(5):
         tensor = integers(group.rank, 1000, torch.float32, salt=step).to(device_of(backend))
-        work = backend.submit(Request(Verb.SUM, tensor, key="free", step=step, channel=1))
+        work = backend.submit(Request(Op.ALL_REDUCE, tensor, key="free", step=step, channel=1))
         work.wait(WITHIN_S)
         assert_same(tensor, sum_of_integers(group.size, 1000, torch.float32, salt=step), step)
     assert not any(work.done() for work in works)
@@ -69,7 +69,12 @@ def any_order_with_priorities(backend: Backend, group: Group) -> None:
     for i in torch.randperm(count, generator=generator).tolist():
         works[i] = backend.submit(
             Request(
-                Verb.SUM, tensors[i], key=f"layer {i}", priority=i, channel=i % num_channels, step=3
+                Op.ALL_REDUCE,
+                tensors[i],
+                key=f"layer {i}",
+                priority=i,
+                channel=i % num_channels,
+                step=3,
             )
         )
     for i, work in works.items():
@@ -86,10 +91,10 @@ def most_urgent_goes_next(backend: Backend, group: Group) -> list[str]:
     submitted on rank 0.
     """
     device = device_of(backend)
-    hold = Request(Verb.SUM, torch.ones(HELD_ELEMENTS, device=device), key="hold", priority=-1)
+    hold = Request(Op.ALL_REDUCE, torch.ones(HELD_ELEMENTS, device=device), key="hold", priority=-1)
     urgency = {"a": 5, "b": 2, "c": 9, "d": 1, "e": 7, "f": 0, "g": 2}
     rest = [
-        Request(Verb.SUM, torch.ones(50, device=device), key=key, priority=priority)
+        Request(Op.ALL_REDUCE, torch.ones(50, device=device), key=key, priority=priority)
         for key, priority in urgency.items()
     ]
     works = []
@@ -114,9 +119,9 @@ def older_steps_go_first(backend: Backend, group: Group) -> list[tuple[int, str]
     waited for by a rank that has both.
     """
     device = device_of(backend)
-    hold = Request(Verb.SUM, torch.ones(HELD_ELEMENTS, device=device), key="hold", step=1)
-    young = Request(Verb.SUM, torch.ones(50, device=device), key="young", step=3, priority=0)
-    old = Request(Verb.SUM, torch.ones(50, device=device), key="old", step=2, priority=9)
+    hold = Request(Op.ALL_REDUCE, torch.ones(HELD_ELEMENTS, device=device), key="hold", step=1)
+    young = Request(Op.ALL_REDUCE, torch.ones(50, device=device), key="young", step=3, priority=0)
+    old = Request(Op.ALL_REDUCE, torch.ones(50, device=device), key="old", step=2, priority=9)
     works = []
     if group.rank == 0:
         works = [backend.submit(request) for request in (hold, young, old)]

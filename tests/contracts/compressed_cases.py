@@ -88,8 +88,8 @@ def trained(
             last.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for event in sorted(session.events, key=lambda event: event.started_s):
-                if event.verb in ("sum", "gather", "deliver", "merge"):
-                    told = (event.verb, event.key, event.step)
+                if event.op in ("sum", "gather", "deliver", "merge"):
+                    told = (event.op, event.key, event.step)
                     requests.setdefault(event.channel, []).append(told)
         session.close()
     finally:

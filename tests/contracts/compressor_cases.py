@@ -10,7 +10,7 @@ import torch
 
 from testbed.backends.mpi.options import RingOptions
 from testbed.backends.protocol import Backend, Group
-from testbed.base.types import Combined, Request, Traffic, Verb
+from testbed.base.types import Op, Request, Result, Traffic
 from testbed.compression.lockstep import Lockstep, carry_out, handed_over_bytes
 from testbed.compression.protocol import Arrived, Context, Form, Round, State
 from testbed.compression.registry import resolve_compressor
@@ -19,7 +19,7 @@ from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import WITHIN_S, device_of, meet
 from tests.harness.compressors import SHAPES, messages
 
-VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER, Form.DELIVER: Verb.DELIVER}
+OPS = {Form.SUM: Op.ALL_REDUCE, Form.GATHER: Op.ALL_GATHER, Form.DELIVER: Op.ALL_TO_ALL}
 NUM_STEPS = 2
 
 
@@ -28,14 +28,14 @@ class Carried:
     """One round of one rank.
 
     Attributes:
-        verb: that carried it.
+        op: that carried it.
         given_bytes: that this rank handed over, the part for itself left out.
         answer_bytes: of a merged payload.
         element_bytes: of the tensors.
         traffic: that the backend counted for the request.
     """
 
-    verb: Verb
+    op: Op
     given_bytes: int
     answer_bytes: int
     element_bytes: int
@@ -65,7 +65,7 @@ def same_as_in_lockstep(backend: Backend, group: Group, spec: str, sizes: tuple[
     Bit for bit, unless the backend adds sums in another order than the ranks'.
     """
     compressor = resolve_compressor(spec)
-    merges = Verb.MERGE in backend.capabilities.verbs
+    merges = Op.MERGE in backend.capabilities.ops
     means = []
     for size in sizes:
         shapes = SHAPES if size == 700 else ((size,),)
@@ -78,7 +78,7 @@ def same_as_in_lockstep(backend: Backend, group: Group, spec: str, sizes: tuple[
             mine = values[group.rank].to(device_of(backend))
             mean, state, rounds = converse(backend, spec, mine, state, context)
             expected = alone.exchange(values)[group.rank].mean
-            sums = any(carried.verb is Verb.SUM for carried in rounds)
+            sums = any(carried.op is Op.ALL_REDUCE for carried in rounds)
             if mine.device.type == "cpu" and (backend.capabilities.exact_order or not sums):
                 assert torch.equal(mean, expected), (spec, size, step)
             tolerance = 2e-2 if "fp16" in spec or "bf16" in spec else 1e-4
@@ -136,26 +136,26 @@ def converse(
         element_bytes = given.parts[0].element_size()
         done = backend.submit(request).wait(WITHIN_S)
         answer_bytes = 0
-        if request.verb is Verb.MERGE and done.tensor is not None:
+        if request.op is Op.MERGE and done.tensor is not None:
             answer_bytes = done.tensor.numel()
-        rounds.append(Carried(request.verb, given_bytes, answer_bytes, element_bytes, done.traffic))
+        rounds.append(Carried(request.op, given_bytes, answer_bytes, element_bytes, done.traffic))
         arrived = arrived_of(request, done)
 
 
 def request_of(backend: Backend, given: Round, values: torch.Tensor, key: str) -> Request:
     if given.form is Form.DELIVER:
-        return Request(Verb.DELIVER, parts=given.parts, key=key)
-    if given.merger is not None and Verb.MERGE in backend.capabilities.verbs:
+        return Request(Op.ALL_TO_ALL, parts=given.parts, key=key)
+    if given.merger is not None and Op.MERGE in backend.capabilities.ops:
         note = describe(given.merger, values.numel(), values.dtype)
-        return Request(Verb.MERGE, given.parts[0], key=key, note=note)
-    return Request(VERBS[given.form], given.parts[0], key=key)
+        return Request(Op.MERGE, given.parts[0], key=key, note=note)
+    return Request(OPS[given.form], given.parts[0], key=key)
 
 
-def arrived_of(request: Request, done: Combined) -> Arrived:
-    if request.verb is Verb.MERGE:
+def arrived_of(request: Request, done: Result) -> Arrived:
+    if request.op is Op.MERGE:
         assert done.tensor is not None
         return Pulled(done.tensor, done.lossless).arrived()
-    if request.verb is Verb.SUM:
+    if request.op is Op.ALL_REDUCE:
         assert done.tensor is not None
         return Arrived((done.tensor,))
     return Arrived(done.parts)

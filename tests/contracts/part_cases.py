@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.types import Request, Traffic, Verb, shard_bounds
+from testbed.base.types import Op, Request, Traffic, shard_bounds
 from testbed.compression.gathered import Codec, gathered_mean
 from testbed.compression.protocol import Context, Merger
 from testbed.compression.quantize import Levels, Quantised
@@ -74,7 +74,7 @@ def delivers(backend: Backend, group: Group, dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
     for step, sizes in enumerate(plans(group.size)):
         mine = parts_from(backend, sizes, dtype)
-        work = backend.submit(Request(Verb.DELIVER, parts=mine, key="parts", step=step))
+        work = backend.submit(Request(Op.ALL_TO_ALL, parts=mine, key="parts", step=step))
         assert_delivered(backend, work.wait(WITHIN_S).parts, sizes, dtype)
         assert work.event.num_bytes == sum(sizes[group.rank]) * dtype.itemsize
         for target, tensor in enumerate(mine):
@@ -91,7 +91,7 @@ def delivers_under_way(backend: Backend, group: Group, any_order: bool) -> None:
             sizes = plans(group.size)[(step + channel) % 4]
             mine = parts_from(backend, sizes, torch.float32)
             key = f"layer {step} of {channel}"
-            request = Request(Verb.DELIVER, parts=mine, key=key, channel=channel, priority=-step)
+            request = Request(Op.ALL_TO_ALL, parts=mine, key=key, channel=channel, priority=-step)
             jobs.append((request, sizes))
     if any_order:
         generator = torch.Generator().manual_seed(group.rank)
@@ -113,7 +113,7 @@ def traffic_of_delivers(backend: Backend, group: Group) -> tuple[Traffic, Traffi
     requests, sent, received = Traffic(), 0, 0
     for step, sizes in enumerate(plans(group.size)):
         mine = parts_from(backend, sizes, torch.float32)
-        work = backend.submit(Request(Verb.DELIVER, parts=mine, key="counted", step=step))
+        work = backend.submit(Request(Op.ALL_TO_ALL, parts=mine, key="counted", step=step))
         requests += work.wait(WITHIN_S).traffic
         for other in range(group.size):
             if other != group.rank:
@@ -149,7 +149,7 @@ def merges(backend: Backend, group: Group, any_order: bool) -> list[int]:
             expected, _ = merge(merger, payloads, like, {}, Context())
             note = describe(merger, num_elements, torch.float32)
             request = Request(
-                Verb.MERGE,
+                Op.MERGE,
                 payloads[group.rank].to(device_of(backend)),
                 key=f"{name} {num_elements}",
                 note=note,
@@ -179,12 +179,12 @@ def merges_cut(backend: Backend, group: Group) -> None:
         notes = [describe(TopK(0.05), b - a, torch.float32) for a, b in pairwise(bounds)]
         mine = TopK(0.05).cut(payloads[group.rank], like, bounds)
         request = Request(
-            Verb.MERGE,
+            Op.MERGE,
             key=f"cut {num_elements}",
             note="\n".join(notes),
             parts=tuple(part.to(device_of(backend)) for part in mine),
         )
-        answer = arrived_of(Verb.MERGE, backend.submit(request).wait(WITHIN_S))
+        answer = arrived_of(Op.MERGE, backend.submit(request).wait(WITHIN_S))
         assert len(answer.pieces) == num_mergers
         talk = gathered_mean(TopK(0.05), payloads[group.rank], like)
         next(talk)
@@ -202,7 +202,7 @@ def traffic_of_merges(backend: Backend, group: Group) -> tuple[Traffic, list[int
     meet(group, "counted before merging")
     note = describe(codec, num_elements, torch.float32)
     mine = payloads[group.rank].to(device_of(backend))
-    merged = backend.submit(Request(Verb.MERGE, mine, key="counted", note=note)).wait(WITHIN_S)
+    merged = backend.submit(Request(Op.MERGE, mine, key="counted", note=note)).wait(WITHIN_S)
     meet(group, "all is merged")
     counted = backend.traffic() - before
     meet(group, "counted after merging")

@@ -93,7 +93,7 @@ def _by_channel(events: list[Event]) -> dict[int, list[tuple[str, str, int]]]:
     channels: dict[int, list[tuple[str, str, int]]] = {}
     for event in sorted(events, key=lambda event: event.started_s):
         if event.key != KEY:  # votes are waited for only where they are needed
-            channels.setdefault(event.channel, []).append((event.verb, event.key, event.num_bytes))
+            channels.setdefault(event.channel, []).append((event.op, event.key, event.num_bytes))
     return channels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import (
     DTYPES,
@@ -24,7 +24,7 @@ def exact_sums(backend: Backend, group: Group, dtype_name: str) -> None:
     dtype, device = DTYPES[dtype_name], device_of(backend)
     for step, size in enumerate(SIZES):
         tensor = integers(group.rank, size, dtype).to(device)
-        result = do(backend, Verb.SUM, tensor, key=f"integers {size}", step=step)
+        result = do(backend, Op.ALL_REDUCE, tensor, key=f"integers {size}", step=step)
         assert result.tensor is tensor
         assert_same(tensor, sum_of_integers(group.size, size, dtype), (dtype, size))
 
@@ -39,7 +39,7 @@ def float_sums(backend: Backend, group: Group, dtype_name: str) -> str:
     results = []
     for step, size in enumerate(SIZES):
         tensor = normals(group.rank, size, dtype).to(device)
-        do(backend, Verb.SUM, tensor, key=f"normals {size}", step=step)
+        do(backend, Op.ALL_REDUCE, tensor, key=f"normals {size}", step=step)
         parts = torch.stack([normals(r, size, dtype).double() for r in range(group.size)])
         bound = group.size * torch.finfo(dtype).eps * parts.abs().sum(0)
         error = (tensor.cpu().double() - parts.sum(0)).abs()
@@ -50,7 +50,7 @@ def float_sums(backend: Backend, group: Group, dtype_name: str) -> str:
 
 def one_large_sum(backend: Backend, group: Group, num_elements: int) -> None:
     tensor = integers(group.rank, num_elements, torch.float32).to(device_of(backend))
-    do(backend, Verb.SUM, tensor, key="large")
+    do(backend, Op.ALL_REDUCE, tensor, key="large")
     assert_same(tensor, sum_of_integers(group.size, num_elements, torch.float32))
 
 
@@ -60,7 +60,7 @@ def repeated_in_place(backend: Backend, group: Group) -> None:
     address = tensor.data_ptr()
     for step in range(12):
         tensor.copy_(integers(group.rank, 40_001, torch.float32, salt=step))
-        do(backend, Verb.SUM, tensor, key="same", step=step)
+        do(backend, Op.ALL_REDUCE, tensor, key="same", step=step)
         assert_same(
             tensor, sum_of_integers(group.size, 40_001, torch.float32, salt=step), f"step {step}"
         )
@@ -72,7 +72,7 @@ def repeated_fresh(backend: Backend, group: Group) -> None:
     for step in range(24):
         size = 1 + (step * 7919) % 30_000
         tensor = integers(group.rank, size, torch.float32, salt=step).to(device_of(backend))
-        do(backend, Verb.SUM, tensor, key="fresh", step=step)
+        do(backend, Op.ALL_REDUCE, tensor, key="fresh", step=step)
         assert_same(tensor, sum_of_integers(group.size, size, torch.float32, salt=step), step)
 
 
@@ -80,7 +80,7 @@ def repeated_under_one_name(backend: Backend, group: Group) -> None:
     """Requests that nobody named follow each other in order of submission."""
     tensors = [integers(group.rank, 9, torch.float32, salt=i) for i in range(30)]
     tensors = [t.to(device_of(backend)) for t in tensors]
-    works = [backend.submit(Request(Verb.SUM, t)) for t in tensors]
+    works = [backend.submit(Request(Op.ALL_REDUCE, t)) for t in tensors]
     for i, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
         work.wait(WITHIN_S)
         assert_same(tensor, sum_of_integers(group.size, 9, torch.float32, salt=i), i)
@@ -91,7 +91,7 @@ def shapes(backend: Backend, group: Group) -> None:
     for step, shape in enumerate([(), (1,), (3, 5), (2, 0, 4), (2, 3, 4, 5)]):
         size = torch.Size(shape).numel()
         tensor = integers(group.rank, size, torch.float32).view(shape).to(device_of(backend))
-        do(backend, Verb.SUM, tensor, key="shaped", step=step)
+        do(backend, Op.ALL_REDUCE, tensor, key="shaped", step=step)
         assert_same(tensor, sum_of_integers(group.size, size, torch.float32).view(shape), shape)
 
 
@@ -100,7 +100,7 @@ def nothing_moves(backend: Backend, group: Group) -> None:
     assert backend.capabilities.consistency == "none"
     for step, size in enumerate(SIZES):
         tensor = integers(group.rank, size, torch.float32).to(device_of(backend))
-        do(backend, Verb.SUM, tensor, key="still", step=step)
+        do(backend, Op.ALL_REDUCE, tensor, key="still", step=step)
         assert_same(tensor, integers(group.rank, size, torch.float32), size)
     moved = backend.traffic()
     assert (moved.sent_bytes, moved.received_bytes, moved.local_bytes) == (0, 0, 0)

@@ -7,7 +7,7 @@ import re
 import psutil
 import pytest
 
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from tests.contracts.specs import DEFAULTS, MOVING, WITH_SERVERS, WITHOUT_SERVERS, jobs
 from tests.harness.rank_pool import Job, RankPool
 
@@ -31,7 +31,7 @@ def test_a_lost_rank_is_named_by_all_others(job: Job, pool: RankPool) -> None:
 @pytest.mark.ends_job(2)
 @pytest.mark.parametrize("job", jobs(DEFAULTS, two_or_three, quick=(3,)))
 def test_a_rank_that_is_lost_in_a_delivery_is_named(job: Job, pool: RankPool) -> None:
-    check_loss(pool, victim=job.num_ranks - 1, midway=job.num_ranks == 3, verb=Verb.DELIVER)
+    check_loss(pool, victim=job.num_ranks - 1, midway=job.num_ranks == 3, op=Op.ALL_TO_ALL)
 
 
 @pytest.mark.slow
@@ -41,10 +41,10 @@ def test_rank_0_is_named_too(job: Job, pool: RankPool) -> None:
     check_loss(pool, victim=0, midway=job.num_ranks == 2)
 
 
-def check_loss(pool: RankPool, victim: int, midway: bool, verb: Verb = Verb.SUM) -> None:
+def check_loss(pool: RankPool, victim: int, midway: bool, op: Op = Op.ALL_REDUCE) -> None:
     processes = pool.ranks.processes()
     as_process = not pool.kind.in_process
-    answers = pool.answers(CASE, victim, midway, as_process, verb, within_s=TOLD_S)
+    answers = pool.answers(CASE, victim, midway, as_process, op, within_s=TOLD_S)
     for rank, answer in enumerate(answers):
         if rank == victim:
             assert answer is None or not as_process

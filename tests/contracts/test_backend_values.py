@@ -8,7 +8,7 @@ from tests.contracts.cases import DTYPES, FLOATS
 from tests.contracts.specs import MOVING, SILENT, jobs, many
 from tests.harness.rank_pool import Job, RankPool
 
-SUMS, VERBS = "tests.contracts.sum_cases", "tests.contracts.verb_cases"
+SUMS, OPS = "tests.contracts.sum_cases", "tests.contracts.verb_cases"
 LARGE_ELEMENTS = 16 << 20  # 64 MiB of float32
 
 every_job = pytest.mark.parametrize("job", jobs(MOVING))
@@ -44,39 +44,39 @@ def test_sums_go_on(job: Job, pool: RankPool, case: str) -> None:
 @every_job
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_fold_then_spread_is_a_sum(job: Job, pool: RankPool, dtype: str) -> None:
-    pool.run(f"{VERBS}:fold_then_spread", dtype)
+    pool.run(f"{OPS}:fold_then_spread", dtype)
 
 
 @every_job
 def test_halves_of_several_sums_are_kept_apart(job: Job, pool: RankPool) -> None:
-    pool.run(f"{VERBS}:halves_under_way")
+    pool.run(f"{OPS}:halves_under_way")
 
 
 @every_job
 def test_halves_bring_the_same_bits_to_all_ranks(job: Job, pool: RankPool) -> None:
-    assert len(set(pool.run(f"{VERBS}:halves_equal_a_sum"))) == 1
+    assert len(set(pool.run(f"{OPS}:halves_equal_a_sum"))) == 1
 
 
 @every_job
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_gather_of_unequal_sizes(job: Job, pool: RankPool, dtype: str) -> None:
-    pool.run(f"{VERBS}:gathers", dtype)
+    pool.run(f"{OPS}:gathers", dtype)
 
 
 @every_job
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_broadcast_from_every_root(job: Job, pool: RankPool, dtype: str) -> None:
-    pool.run(f"{VERBS}:broadcasts", dtype)
+    pool.run(f"{OPS}:broadcasts", dtype)
 
 
 @pytest.mark.parametrize("job", jobs(MOVING, many))
 def test_a_barrier_waits_for_all(job: Job, pool: RankPool) -> None:
-    pool.run(f"{VERBS}:barrier_waits_for_all")
+    pool.run(f"{OPS}:barrier_waits_for_all")
 
 
 @every_job
 def test_a_wait_that_ran_out_can_be_repeated(job: Job, pool: RankPool) -> None:
-    pool.run(f"{VERBS}:wait_can_be_repeated")
+    pool.run(f"{OPS}:wait_can_be_repeated")
 
 
 @pytest.mark.parametrize("job", jobs(SILENT, quick=(2,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.base.types import Traffic, Verb
+from testbed.base.types import Op, Traffic
 from tests.contracts.compressor_cases import Exchange
 from tests.contracts.specs import DEFAULTS, MOVING, jobs
 from tests.harness.compressors import SPECS, keeping
@@ -26,16 +26,16 @@ def test_means_are_those_of_ranks_in_one_thread(job: Job, pool: RankPool) -> Non
 @pytest.mark.parametrize("job", jobs(DEFAULTS))
 def test_bytes_between_workers_are_those_of_the_formulas(job: Job, pool: RankPool) -> None:
     """What a rank hands over is the compressor's formula, what travels the backend's of that."""
-    verbs: set[Verb] = set()
+    ops: set[Op] = set()
     for spec in SPECS:
         answers = pool.run(f"{CASES}:exchanges", spec, NUM_ELEMENTS)
         for step, of_ranks in enumerate(zip(*answers, strict=True)):
             for exchange in of_ranks:
                 check_one_rank(exchange, pool, f"{spec} in step {step}")
             check_all_ranks(of_ranks, job, pool, f"{spec} in step {step}")
-            verbs |= {carried.verb for carried in of_ranks[0].rounds}
-    merging = {Verb.MERGE} if job.backend == "zmq-ps" else set()
-    assert verbs == {Verb.SUM, Verb.GATHER, Verb.DELIVER} | merging
+            ops |= {carried.op for carried in of_ranks[0].rounds}
+    merging = {Op.MERGE} if job.backend == "zmq-ps" else set()
+    assert ops == {Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL} | merging
 
 
 def check_one_rank(exchange: Exchange, pool: RankPool, what: str) -> None:
@@ -52,10 +52,10 @@ def check_one_rank(exchange: Exchange, pool: RankPool, what: str) -> None:
 def check_all_ranks(of_ranks: tuple[Exchange, ...], job: Job, pool: RankPool, what: str) -> None:
     least = most = 0
     for carried in zip(*(exchange.rounds for exchange in of_ranks), strict=True):
-        assert len({one.verb for one in carried}) == 1, what
+        assert len({one.op for one in carried}) == 1, what
         bounds = round_bytes(
             job.backend,
-            carried[0].verb,
+            carried[0].op,
             [one.given_bytes for one in carried],
             answer_bytes=carried[0].answer_bytes,
             element_bytes=carried[0].element_bytes,

@@ -10,7 +10,7 @@ import pytest
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace, TraceTensor
-from testbed.base.types import Event, Verb
+from testbed.base.types import Event, Op
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.schedules import setup_of
 from tests.contracts.specs import SCHEDULED, jobs
@@ -96,8 +96,8 @@ def test_dear_gathers_during_the_next_forward_pass(job: Job, pools: PoolKeeper) 
     for rank, forwards in enumerate(everybody):
         late: list[bool] = []
         for forward in forwards:
-            spread_s = {e.key: e.ended_s for e in forward.events if e.verb is Verb.SPREAD}
-            fold_s = {e.key: e.ended_s for e in forward.events if e.verb is Verb.FOLD}
+            spread_s = {e.key: e.ended_s for e in forward.events if e.op is Op.SPREAD}
+            fold_s = {e.key: e.ended_s for e in forward.events if e.op is Op.FOLD}
             assert set(spread_s) == set(fold_s) == {f"{n}.weight" for n in forward.began_s}
             for name, began_s in forward.began_s.items():  # no layer runs before its own has come
                 assert spread_s[f"{name}.weight"] < began_s

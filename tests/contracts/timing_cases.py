@@ -14,7 +14,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Group
 from testbed.base.plan import Plan
-from testbed.base.types import Event, Request, Verb
+from testbed.base.types import Event, Op, Request
 from testbed.training.session import Session
 from tests.contracts.cases import MEET_S, WITHIN_S, meet
 from tests.harness.watched import Watched
@@ -155,12 +155,7 @@ def gathers_during_forward(backend: Backend, group: Group, plan: Plan) -> list[F
         group.control.all_gather("in forward", b"", MEET_S, members=group.size)
 
     def before(request: Request) -> None:
-        if (
-            holds
-            and request.verb is Verb.SPREAD
-            and request.key == "middle.weight"
-            and request.step
-        ):
+        if holds and request.op is Op.SPREAD and request.key == "middle.weight" and request.step:
             in_forward()
 
     sizes = {"first": SMALL, "middle": LARGE, "last": HUGE}

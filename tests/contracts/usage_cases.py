@@ -12,7 +12,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import RankLost, TestbedError, UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.launch.join import resolve_backend
 from tests.contracts.cases import (
     WITHIN_S,
@@ -27,32 +27,34 @@ from tests.contracts.cases import (
 def _wrong_requests(backend: Backend, device: str) -> dict[str, Request]:
     good = torch.ones(6, device=device)
     wrong = {
-        "not contiguous": Request(Verb.SUM, torch.ones(4, 4, device=device).t()),
-        "sliced with a step": Request(Verb.SUM, torch.ones(8, device=device)[::2]),
-        "channel too large": Request(Verb.SUM, good, channel=backend.capabilities.num_channels),
-        "channel negative": Request(Verb.SUM, good, channel=-1),
-        "no tensor to sum": Request(Verb.SUM),
-        "no tensor to broadcast": Request(Verb.BROADCAST),
-        "root too large": Request(Verb.BROADCAST, good, root=backend.size),
-        "root negative": Request(Verb.BROADCAST, good, root=-1),
-        "gather in two dimensions": Request(Verb.GATHER, torch.ones(2, 2, device=device)),
-        "parts to be summed": Request(Verb.SUM, good, parts=(good,)),
-        "deliver without parts": Request(Verb.DELIVER),
-        "deliver of a tensor": Request(Verb.DELIVER, good, parts=(good,) * backend.size),
-        "deliver to too many": Request(Verb.DELIVER, parts=(good,) * (backend.size + 1)),
-        "deliver in two dimensions": Request(
-            Verb.DELIVER, parts=(torch.ones(2, 2, device=device),) * backend.size
+        "not contiguous": Request(Op.ALL_REDUCE, torch.ones(4, 4, device=device).t()),
+        "sliced with a step": Request(Op.ALL_REDUCE, torch.ones(8, device=device)[::2]),
+        "channel too large": Request(
+            Op.ALL_REDUCE, good, channel=backend.capabilities.num_channels
         ),
-        "deliver with a step": Request(Verb.DELIVER, parts=(good[::2],) * backend.size),
-        "merge by nobody": Request(Verb.MERGE, good.to(torch.uint8), note="{}"),
-        "dtype nobody adds": Request(Verb.SUM, torch.ones(3, dtype=torch.complex64)),
-        "tensor without memory": Request(Verb.SUM, torch.ones(3, device="meta")),
+        "channel negative": Request(Op.ALL_REDUCE, good, channel=-1),
+        "no tensor to sum": Request(Op.ALL_REDUCE),
+        "no tensor to broadcast": Request(Op.BROADCAST),
+        "root too large": Request(Op.BROADCAST, good, root=backend.size),
+        "root negative": Request(Op.BROADCAST, good, root=-1),
+        "gather in two dimensions": Request(Op.ALL_GATHER, torch.ones(2, 2, device=device)),
+        "parts to be summed": Request(Op.ALL_REDUCE, good, parts=(good,)),
+        "deliver without parts": Request(Op.ALL_TO_ALL),
+        "deliver of a tensor": Request(Op.ALL_TO_ALL, good, parts=(good,) * backend.size),
+        "deliver to too many": Request(Op.ALL_TO_ALL, parts=(good,) * (backend.size + 1)),
+        "deliver in two dimensions": Request(
+            Op.ALL_TO_ALL, parts=(torch.ones(2, 2, device=device),) * backend.size
+        ),
+        "deliver with a step": Request(Op.ALL_TO_ALL, parts=(good[::2],) * backend.size),
+        "merge by nobody": Request(Op.MERGE, good.to(torch.uint8), note="{}"),
+        "dtype nobody adds": Request(Op.ALL_REDUCE, torch.ones(3, dtype=torch.complex64)),
+        "tensor without memory": Request(Op.ALL_REDUCE, torch.ones(3, device="meta")),
     }
     if backend.size > 1:
         two = (good.double(), *[good] * (backend.size - 1))
-        wrong["deliver of two dtypes"] = Request(Verb.DELIVER, parts=two)
-    for verb in set(Verb) - backend.capabilities.verbs:
-        wrong[f"undeclared {verb}"] = Request(verb, good)
+        wrong["deliver of two dtypes"] = Request(Op.ALL_TO_ALL, parts=two)
+    for op in set(Op) - backend.capabilities.ops:
+        wrong[f"undeclared {op}"] = Request(op, good)
     return wrong
 
 
@@ -77,7 +79,7 @@ def wrong_use(backend: Backend, group: Group) -> list[str]:
 def still_works(backend: Backend, group: Group) -> None:
     """A sum after something went wrong."""
     tensor = integers(group.rank, 1001, torch.float32).to(device_of(backend))
-    do(backend, Verb.SUM, tensor, key="after")
+    do(backend, Op.ALL_REDUCE, tensor, key="after")
     assert_same(tensor, sum_of_integers(group.size, 1001, torch.float32))
 
 
@@ -86,12 +88,12 @@ def closing(backend: Backend, group: Group, spec: str, shared: bool) -> list[str
     kind, options = resolve_backend(spec)
     mine = backend if shared else kind.open(replace(group, name="to be closed"), options)
     tensor = integers(group.rank, 100, torch.float32).to(device_of(mine))
-    do(mine, Verb.SUM, tensor, key="before close")
+    do(mine, Op.ALL_REDUCE, tensor, key="before close")
     assert_same(tensor, sum_of_integers(group.size, 100, torch.float32))
-    do(mine, Verb.BARRIER, None, key="before close")
+    do(mine, Op.BARRIER, None, key="before close")
     mine.close(WITHIN_S)
     mine.close(WITHIN_S)
-    return [_refusal(lambda: mine.submit(Request(Verb.SUM, tensor, key="after close")))]
+    return [_refusal(lambda: mine.submit(Request(Op.ALL_REDUCE, tensor, key="after close")))]
 
 
 def _refusal(act: Callable[[], object]) -> str:
@@ -110,7 +112,7 @@ def lose_a_rank(
     victim: int,
     midway: bool,
     as_process: bool,
-    verb: Verb = Verb.SUM,
+    op: Op = Op.ALL_REDUCE,
 ) -> list[str]:
     """One rank is lost while the others are in an exchange; what each survivor was told.
 
@@ -120,12 +122,12 @@ def lose_a_rank(
         victim: who is lost.
         midway: it submits the same exchange first.
         as_process: it is killed; else it leaves with a report, as a failing thread does.
-        verb: SUM, or DELIVER with as many elements to each rank.
+        op: SUM, or DELIVER with as many elements to each rank.
     """
     tensor = torch.ones(4_000_000, device=device_of(backend))
-    request = Request(Verb.SUM, tensor, key="weight", step=7)
-    if verb is Verb.DELIVER:
-        request = replace(request, verb=verb, tensor=None, parts=(tensor,) * group.size)
+    request = Request(Op.ALL_REDUCE, tensor, key="weight", step=7)
+    if op is Op.ALL_TO_ALL:
+        request = replace(request, op=op, tensor=None, parts=(tensor,) * group.size)
     if group.rank == victim:
         if midway:
             backend.submit(request)

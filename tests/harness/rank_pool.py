@@ -29,6 +29,7 @@ from testbed.backends.protocol import Group
 from testbed.control.inproc import InprocHub
 from testbed.launch import mpirun, processes
 from testbed.launch.identity import Identity
+from testbed.launch.job import start_ranks
 from testbed.launch.join import Role, resolve_backend
 from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
 from tests.harness.rank_main import JobSettings
@@ -268,7 +269,7 @@ class ProcessRanks:
                     self._children = (
                         [mpirun.start_ranks(command, size, 1, errors=errors)]
                         if needs_mpi
-                        else job.start_ranks(command, size, 1, errors=errors)
+                        else start_ranks(command, size, 1, errors=errors)
                     )
                 self._welcome(listener, job)
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.backends.mpi.doubling import plan_doubling
-from testbed.base.types import Verb
+from testbed.base.types import Op
 
 Bounds = tuple[int, int]  # least and most
 
@@ -53,18 +53,18 @@ def merge_bytes(payloads: Sequence[int], answer_bytes: int) -> Bounds:
 
 def round_bytes(
     backend: str,
-    verb: Verb,
+    op: Op,
     given: Sequence[int],
     *,
     answer_bytes: int = 0,
     element_bytes: int = 4,
     switch_bytes: int = 0,
 ) -> Bounds:
-    """One round of any verb.
+    """One round of any op.
 
     Args:
         backend: its name; `loopback` sends nothing.
-        verb: SUM, GATHER, DELIVER or MERGE.
+        op: SUM, GATHER, DELIVER or MERGE.
         given: bytes that each rank hands over, parts for itself left out.
         answer_bytes: of a merged payload.
         element_bytes: of the tensors.
@@ -72,10 +72,10 @@ def round_bytes(
     """
     if backend == "loopback":
         return 0, 0
-    if verb is Verb.MERGE:
+    if op is Op.MERGE:
         return merge_bytes(given, answer_bytes)
-    if verb is Verb.SUM:
+    if op is Op.ALL_REDUCE:
         moved = sum_bytes(backend, len(given), given[0], element_bytes, switch_bytes)
     else:
-        moved = gather_bytes(backend, given) if verb is Verb.GATHER else sum(given)
+        moved = gather_bytes(backend, given) if op is Op.ALL_GATHER else sum(given)
     return moved, moved

@@ -180,8 +180,8 @@ def test_whatever_runs_on_a_node_keeps_to_its_cores_where_they_go_round(cores: s
     assert done.status == 0, done.err
     mine = sorted(os.sched_getaffinity(0))
     half = len(mine) // 2
-    dealt = [mine[:half], mine[half : 2 * half]] if cores != "shared" and half else [mine, mine]
-    assert done.out.splitlines() == [" ".join(map(str, node)) for node in dealt]
+    pin_cores = [mine[:half], mine[half : 2 * half]] if cores != "shared" and half else [mine, mine]
+    assert done.out.splitlines() == [" ".join(map(str, node)) for node in pin_cores]
 
 
 @pytest.mark.parametrize("asked", ["auto", "no"])

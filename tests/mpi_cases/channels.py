@@ -9,14 +9,14 @@ from launched import MpiControl, open_backend
 from mpi4py import MPI
 
 from testbed.backends.mpi.options import RingOptions
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 
 
 def check_independence(spec: str, control: MpiControl) -> None:
     """Channel 0 waits for rank 1 while channel 1 gets its work done."""
     backend = open_backend(spec, control, name="independent", num_channels=2)
     tensors = [torch.ones(200_000), torch.ones(200_000)]
-    requests = [Request(Verb.SUM, t, channel=c) for c, t in enumerate(tensors)]
+    requests = [Request(Op.ALL_REDUCE, t, channel=c) for c, t in enumerate(tensors)]
     held_up = backend.submit(requests[0]) if control.rank == 0 else None
     backend.submit(requests[1]).wait()
     assert held_up is None or not held_up.done()
@@ -24,7 +24,7 @@ def check_independence(spec: str, control: MpiControl) -> None:
     (held_up or backend.submit(requests[0])).wait()
     assert all(bool((t == 2).all()) for t in tensors)
     many = [
-        backend.submit(Request(Verb.SUM, torch.full((n,), 1.0), key=str(n), channel=n % 2))
+        backend.submit(Request(Op.ALL_REDUCE, torch.full((n,), 1.0), key=str(n), channel=n % 2))
         for n in range(40)
     ]
     for n, work in enumerate(many):
@@ -42,7 +42,7 @@ def check_priority(spec: str, control: MpiControl) -> None:
     tensors = {name: torch.full((1000,), float(i + 1)) for i, name in enumerate(names)}
     works = {
         name: backend.submit(
-            Request(Verb.SUM, tensors[name], key=name, priority=-names.index(name))
+            Request(Op.ALL_REDUCE, tensors[name], key=name, priority=-names.index(name))
         )
         for name in mine
     }

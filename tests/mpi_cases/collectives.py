@@ -1,4 +1,4 @@
-"""Under mpirun: every verb of the backends given as arguments, at awkward sizes and dtypes."""
+"""Under mpirun: every op of the backends given as arguments, at awkward sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpi4py import MPI
 from testbed.backends.mpi.dtypes import SUPPORTED
 from testbed.backends.mpi.plain_ring import plain_ring_fold, plain_ring_sum
 from testbed.backends.protocol import Backend
-from testbed.base.types import Request, Verb, shard_bounds
+from testbed.base.types import Op, Request, shard_bounds
 
 SIZES = (0, 1, 2, 3, 5, 1000, 70_001)
 FEW_SIZES = (1, 5, 70_001)
@@ -29,15 +29,15 @@ def check_sums(backend: Backend) -> None:
             every = [small_integers(num_elements, r, torch.int64) for r in range(size)]
             expected = sum(every).to(dtype)
             for _ in range(2):  # the second time over the same memory, with other values
-                done = backend.submit(Request(Verb.SUM, tensor)).wait()
+                done = backend.submit(Request(Op.ALL_REDUCE, tensor)).wait()
                 assert done.tensor is tensor
                 assert torch.equal(tensor, expected), (dtype, num_elements)
                 tensor.copy_(every[rank])
     scalar = torch.tensor(float(rank))
-    backend.submit(Request(Verb.SUM, scalar)).wait()
+    backend.submit(Request(Op.ALL_REDUCE, scalar)).wait()
     assert scalar.item() == size * (size - 1) / 2
     parameter = torch.nn.Parameter(torch.ones(3))
-    backend.submit(Request(Verb.SUM, parameter)).wait()
+    backend.submit(Request(Op.ALL_REDUCE, parameter)).wait()
     assert parameter.tolist() == [size] * 3
 
 
@@ -49,12 +49,12 @@ def check_halves(backend: Backend) -> None:
             expected = sum(small_integers(num_elements, r, dtype) for r in range(size))
             bounds = shard_bounds(num_elements, size)
             own = slice(bounds[rank], bounds[rank + 1])
-            backend.submit(Request(Verb.FOLD, tensor)).wait()
+            backend.submit(Request(Op.FOLD, tensor)).wait()
             assert torch.equal(tensor[own], expected[own])
             elsewhere = torch.ones(num_elements, dtype=torch.bool)
             elsewhere[own] = False
             tensor[elsewhere] = 77
-            backend.submit(Request(Verb.SPREAD, tensor)).wait()
+            backend.submit(Request(Op.SPREAD, tensor)).wait()
             assert torch.equal(tensor, expected)
 
 
@@ -63,18 +63,18 @@ def check_the_rest(backend: Backend) -> None:
     for root in range(size):
         for num_elements in (0, *FEW_SIZES):
             tensor = small_integers(num_elements, rank, torch.float64)
-            backend.submit(Request(Verb.BROADCAST, tensor, root=root)).wait()
+            backend.submit(Request(Op.BROADCAST, tensor, root=root)).wait()
             assert torch.equal(tensor, small_integers(num_elements, root, torch.float64))
     for dtype in (torch.int32, torch.bfloat16):
         for base in (0, 3, 200_000):
             mine = torch.full((base * (rank + 1) % 7 + base,), rank, dtype=dtype)
-            parts = backend.submit(Request(Verb.GATHER, mine)).wait().parts
+            parts = backend.submit(Request(Op.ALL_GATHER, mine)).wait().parts
             assert [p.numel() for p in parts] == [base * (r + 1) % 7 + base for r in range(size)]
             assert all(bool((p == r).all()) and p.dtype == dtype for r, p in enumerate(parts))
     empty_but_one = torch.ones(5 if rank == size - 1 else 0)
-    parts = backend.submit(Request(Verb.GATHER, empty_but_one)).wait().parts
+    parts = backend.submit(Request(Op.ALL_GATHER, empty_but_one)).wait().parts
     assert [p.numel() for p in parts] == [0] * (size - 1) + [5]
-    done = backend.submit(Request(Verb.BARRIER)).wait()
+    done = backend.submit(Request(Op.BARRIER)).wait()
     assert done.traffic.sent_bytes == 0
 
 
@@ -86,14 +86,14 @@ def check_floats(backend: Backend, *, like_plain_ring: bool) -> None:
             seeded = torch.Generator().manual_seed(num_elements * 31 + backend.rank)
             values = torch.randn(num_elements, generator=seeded).to(dtype)
             summed, plain = values.clone(), values.clone()
-            backend.submit(Request(Verb.SUM, summed)).wait()
+            backend.submit(Request(Op.ALL_REDUCE, summed)).wait()
             bits = bytes(summed.view(torch.uint8).numpy())
             assert len(set(comm.allgather(bits))) == 1, (dtype, num_elements)
             if like_plain_ring:
                 plain_ring_sum(comm, plain)
                 assert bytes(plain.view(torch.uint8).numpy()) == bits, (dtype, num_elements)
                 folded, plain = values.clone(), values.clone()
-                backend.submit(Request(Verb.FOLD, folded)).wait()
+                backend.submit(Request(Op.FOLD, folded)).wait()
                 plain_ring_fold(comm, plain)
                 own = slice(*shard_bounds(num_elements, backend.size)[backend.rank :][:2])
                 assert torch.equal(folded[own], plain[own])
@@ -103,7 +103,7 @@ def check_traffic(backend: Backend) -> None:
     size = backend.size
     num_elements = 60_000 * size
     before = backend.traffic()
-    done = backend.submit(Request(Verb.SUM, torch.zeros(num_elements))).wait()
+    done = backend.submit(Request(Op.ALL_REDUCE, torch.zeros(num_elements))).wait()
     assert done.traffic == backend.traffic() - before
     sent = MPI.COMM_WORLD.allreduce(done.traffic.sent_bytes)
     received = MPI.COMM_WORLD.allreduce(done.traffic.received_bytes)

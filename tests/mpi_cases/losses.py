@@ -16,7 +16,7 @@ from launched import MpiControl, open_backend
 from mpi4py import MPI
 
 from testbed.base.errors import Disagreement, RankLost
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.protocol import Loss
 
 
@@ -29,14 +29,14 @@ def check_loss(spec: str, control: MpiControl) -> None:
     backend = open_backend(spec, control, name="bereaved", num_channels=2)
     before = mpi_threads()
     if control.rank == 0:
-        work = backend.submit(Request(Verb.SUM, torch.ones(1_000_000), key="weight", step=7))
-        backend.submit(Request(Verb.SUM, torch.ones(10), channel=1))
+        work = backend.submit(Request(Op.ALL_REDUCE, torch.ones(1_000_000), key="weight", step=7))
+        backend.submit(Request(Op.ALL_REDUCE, torch.ones(10), channel=1))
     control.lose(Loss(1 - control.rank, f"rank {1 - control.rank}", "it was killed"))
     if control.rank == 0:
         with pytest.raises(RankLost, match=r"rank 1 is lost: it was killed.*'weight'.*step 7"):
             work.wait(10)
         with pytest.raises(RankLost):
-            backend.submit(Request(Verb.BARRIER)).wait(10)
+            backend.submit(Request(Op.BARRIER)).wait(10)
     backend.close()
     assert len(before) == 1
     before[0].join(10)
@@ -48,7 +48,7 @@ def check_error_in_thread(spec: str, control: MpiControl) -> None:
     backend = open_backend(spec, control, name="disagreeing")
     dtype = torch.float32 if control.rank == 0 else torch.int64
     with pytest.raises(Disagreement, match=r"rank 0: torch.float32, rank 1: torch.int64"):
-        backend.submit(Request(Verb.GATHER, torch.zeros(3, dtype=dtype))).wait(10)
+        backend.submit(Request(Op.ALL_GATHER, torch.zeros(3, dtype=dtype))).wait(10)
     for thread in mpi_threads():
         thread.join(10)
     assert len(control.failures) == 1

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from testbed.backends.mpi.ring import ArmedCache
 from testbed.base.errors import UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 
 
 class Pair:
@@ -22,22 +22,24 @@ class Pair:
 def check_refusals(control: MpiControl) -> None:
     backend = open_backend("mpi-ring", control)
     refused = {
-        "not contiguous": Request(Verb.SUM, torch.zeros(4, 4).t()),
-        "expected one of float32, float64": Request(Verb.SUM, torch.zeros(3, dtype=torch.bool)),
-        "expected a CPU tensor": Request(Verb.SUM, torch.zeros(3, device="meta")),
-        "the MPI backends take barrier": Request(Verb.APPLY, torch.zeros(3)),
-        "expected one dimension": Request(Verb.GATHER, torch.zeros(2, 2)),
-        "expected 0 .. 0": Request(Verb.BROADCAST, torch.zeros(3), root=1),
-        "has no tensor": Request(Verb.SUM),
-        "was given a tensor": Request(Verb.BARRIER, torch.zeros(1)),
-        "numbered from 0": Request(Verb.SUM, torch.zeros(3), channel=1),
+        "not contiguous": Request(Op.ALL_REDUCE, torch.zeros(4, 4).t()),
+        "expected one of float32, float64": Request(
+            Op.ALL_REDUCE, torch.zeros(3, dtype=torch.bool)
+        ),
+        "expected a CPU tensor": Request(Op.ALL_REDUCE, torch.zeros(3, device="meta")),
+        "the MPI backends take all-gather": Request(Op.APPLY, torch.zeros(3)),
+        "expected one dimension": Request(Op.ALL_GATHER, torch.zeros(2, 2)),
+        "expected 0 .. 0": Request(Op.BROADCAST, torch.zeros(3), root=1),
+        "has no tensor": Request(Op.ALL_REDUCE),
+        "was given a tensor": Request(Op.BARRIER, torch.zeros(1)),
+        "numbered from 0": Request(Op.ALL_REDUCE, torch.zeros(3), channel=1),
     }
     for message, request in refused.items():
         with pytest.raises(UsageError, match=message):
             backend.submit(request)
     backend.close()
     with pytest.raises(UsageError, match="closed"):
-        backend.submit(Request(Verb.BARRIER))
+        backend.submit(Request(Op.BARRIER))
     with pytest.raises(UsageError, match="blocking=1"):
         open_backend("mpi:blocking=1", control, num_channels=2)
 

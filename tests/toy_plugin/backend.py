@@ -10,7 +10,7 @@ from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import BackendKind, Group
 from testbed.backends.work import PendingWork
-from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NotesBackend:
     def __init__(self, group: Group, patience_s: float) -> None:
         self.rank, self.size = group.rank, group.size
         self.capabilities = Capabilities(
-            frozenset({Verb.SUM, Verb.BROADCAST, Verb.BARRIER}), num_channels=1
+            frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER}), num_channels=1
         )
         self._group = group
         self._patience_s = patience_s
@@ -46,19 +46,19 @@ class NotesBackend:
     def close(self, timeout_s: float = 10.0) -> None:
         self._threads.close(timeout_s)
 
-    def _perform(self, request: Request) -> Combined:
+    def _perform(self, request: Request) -> Result:
         tensor = request.tensor
         mine = b"" if tensor is None else bytes(tensor.detach().view(-1).view(torch.uint8).numpy())
         notes = self._group.control.all_gather(
             f"{self._group.name}.notes", mine, self._patience_s, members=self.size
         )
         if tensor is None or tensor.numel() == 0:
-            return Combined(tensor)
+            return Result(tensor)
         given = [torch.frombuffer(bytearray(n), dtype=tensor.dtype) for n in notes]
-        result = given[request.root] if request.verb is Verb.BROADCAST else sum(given[1:], given[0])
+        result = given[request.root] if request.op is Op.BROADCAST else sum(given[1:], given[0])
         tensor.detach().view(-1).copy_(result)
         moved = (self.size - 1) * len(mine)
-        return Combined(tensor, traffic=Traffic(moved, moved, num_messages=1))
+        return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
 
 
 def open_notes(group: Group, options: object) -> NotesBackend:

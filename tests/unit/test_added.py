@@ -4,8 +4,8 @@ from testbed.base.types import Event
 from testbed.profiling.added import added_s, longest_s
 
 
-def event(key, submitted_s, ended_s, *, verb="sum", channel=0, num_bytes=8):
-    return Event(verb, key, 3, channel, num_bytes, submitted_s, submitted_s, ended_s)
+def event(key, submitted_s, ended_s, *, op="all-reduce", channel=0, num_bytes=8):
+    return Event(op, key, 3, channel, num_bytes, submitted_s, submitted_s, ended_s)
 
 
 def test_a_pause_before_a_message_is_not_its_own():
@@ -24,7 +24,7 @@ def test_channels_do_not_wait_for_each_other():
 
 def test_others_keep_the_channel_but_only_sums_that_move_something_are_told():
     events = [
-        event("begin", 0.0, 1.0, verb="barrier"),
+        event("begin", 0.0, 1.0, op="barrier"),
         event("nothing", 0.0, 2.0, num_bytes=0),
         event("a", 0.0, 2.5),
     ]
@@ -55,8 +55,8 @@ def test_a_wait_for_a_late_rank_belongs_to_the_message_on_whichever_rank_it_was(
 
 def test_halves_count_as_the_sum_that_two_of_them_make():
     events = [
-        event("a", 0.0, 1.0, verb="fold"),
-        event("b", 0.0, 3.0, verb="fold"),
-        event("a", 3.5, 4.0, verb="spread"),
+        event("a", 0.0, 1.0, op="fold"),
+        event("b", 0.0, 3.0, op="fold"),
+        event("a", 3.5, 4.0, op="spread"),
     ]
     assert added_s(events) == [(3, "a", 8, 2.0), (3, "b", 8, 4.0), (3, "a", 8, 1.0)]

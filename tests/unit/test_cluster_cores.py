@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from testbed.base.errors import UsageError
-from testbed.cluster.cpus import dealt
+from testbed.cluster.cpus import pin_cores
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.cluster.topology import Topology
@@ -16,7 +16,7 @@ from testbed.launch.host import check_threads, own_threads, threads_of
 @pytest.mark.parametrize("num_cores", range(1, 9))
 def test_nodes_have_equally_many_cores_or_none_of_their_own(num_nodes, num_cores):
     cores = range(10, 10 + num_cores)
-    nodes = dealt(num_nodes, cores)
+    nodes = pin_cores(num_nodes, cores)
     if nodes is None:
         assert num_nodes > num_cores
         assert num_nodes % num_cores

@@ -8,7 +8,7 @@ import torch
 from testbed.backends.loopback import LoopbackBackend
 from testbed.backends.protocol import Group
 from testbed.base.errors import RankLost
-from testbed.base.types import Combined, Verb
+from testbed.base.types import Op, Result
 from testbed.control.inproc import InprocHub
 from testbed.microbench import payload
 from testbed.microbench.measure import Exchanged, make_tensors, measure, wrong_elements
@@ -73,7 +73,7 @@ def test_parts_that_are_missing_or_too_short_are_wrong():
     payload.fill(tensors.buffer, tensors.mine, 0)
     whole = tensors.buffer.clone()
     for parts, wrong in (((whole,), 100), ((whole, whole[:50]), 100), ((), 200)):
-        result = Combined(tensors.buffer, parts)
+        result = Result(tensors.buffer, parts)
         assert wrong_elements("gather", tensors, tensors.buffer, result, 0) == wrong
 
 
@@ -86,7 +86,7 @@ class Corrupting:
 
     def submit(self, request):
         work = self._backend.submit(request)
-        if request.verb is Verb.SUM and self.rank == self._rank and request.step % 3 == 0:
+        if request.op is Op.ALL_REDUCE and self.rank == self._rank and request.step % 3 == 0:
             work.wait()
             request.tensor[0] += 1
         return work
@@ -186,4 +186,4 @@ def test_a_rank_that_fails_ends_the_measurement_on_all():
 
 
 def test_an_exchange_is_what_came_and_how_long_it_took():
-    assert Exchanged(0.5, Combined()).time_s == 0.5
+    assert Exchanged(0.5, Result()).time_s == 0.5

@@ -15,7 +15,7 @@ from testbed.backends.delayed import DelayedBackend, open_delayed
 from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
 from testbed.base.parts import BACKENDS
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.inproc import InprocHub
 
 LATENCY_S = 0.02
@@ -46,7 +46,7 @@ def together(body: Callable[[int], object]) -> None:
 
 
 def request(rank: int, key: str, **more: Any) -> Request:
-    return Request(Verb.SUM, torch.full((4,), float(rank + 1)), key=key, step=0, **more)
+    return Request(Op.ALL_REDUCE, torch.full((4,), float(rank + 1)), key=key, step=0, **more)
 
 
 def test_each_exchange_of_a_channel_waits_after_the_one_before_it() -> None:

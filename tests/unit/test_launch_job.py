@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from testbed.launch.job import Job, run_job
-from testbed.launch.processes import Ears, Interrupted, interruptible
+from testbed.launch.processes import Interrupted, SignalGate, interruptible
 
 STUBBORN = """
 import os, signal, sys, threading
@@ -95,4 +95,4 @@ def test_handlers_are_what_they_were() -> None:
     with interruptible() as ears:
         assert signal.getsignal(signal.SIGINT) == ears.hear
     assert signal.getsignal(signal.SIGINT) == before
-    assert Ears().asked is None
+    assert SignalGate().asked is None

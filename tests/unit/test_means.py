@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.base.errors import NonFiniteGradient
-from testbed.training.exchange.update import norms_of, refuse_non_finite, silent
+from testbed.training.exchange.update import all_zero, norms_of, refuse_non_finite
 
 
 class Reads(TorchDispatchMode):
@@ -30,7 +30,7 @@ def test_healthy_tensors_are_not_read_one_by_one(count: int) -> None:
     tensors = [torch.full((3,), float(i)) for i in range(count)]
     with Reads() as reads:
         norms = norms_of(tensors)
-        assert silent(tensors, norms) == [0]
+        assert all_zero(tensors, norms) == [0]
         refuse_non_finite([str(i) for i in range(count)], tensors, norms, step=0)
     assert reads.calls["aten._foreach_norm.Scalar"] == 1
     assert sum(reads.calls.values()) <= 4, reads.calls
@@ -38,8 +38,8 @@ def test_healthy_tensors_are_not_read_one_by_one(count: int) -> None:
 
 def test_dtypes_may_differ_and_tensors_without_elements_are_not_silent() -> None:
     tensors = [torch.empty(0), torch.zeros(2, dtype=torch.float64), torch.ones(1).bfloat16()]
-    assert silent(tensors, norms_of(tensors)) == [1]
-    assert silent([], norms_of([])) == []
+    assert all_zero(tensors, norms_of(tensors)) == [1]
+    assert all_zero([], norms_of([])) == []
 
 
 def test_a_norm_that_overflows_is_not_a_gradient_that_does() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.backends.mpi.patience import SLACK_NS, sleep_exactly
+from testbed.backends.mpi.backoff import SLACK_NS, sleep_exactly
 
 
 def test_a_thread_sleeps_exactly_and_leaves_others_alone() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.backends.mpi.backoff import CROWDED, ROOMY, backoff_for, next_sleep_s
 from testbed.backends.mpi.doubling import choose_switch, plan_doubling
 from testbed.backends.mpi.flow import (
     Flow,
@@ -20,9 +21,8 @@ from testbed.backends.mpi.flow import (
     sum_flows,
 )
 from testbed.backends.mpi.options import RingOptions
-from testbed.backends.mpi.patience import CROWDED, ROOMY, manners_for, next_sleep_s
 from testbed.base.errors import UsageError
-from testbed.base.types import Verb, shard_bounds
+from testbed.base.types import Op, shard_bounds
 
 
 def play(flows: list[Flow], tensors: list[list[int]]) -> int:
@@ -67,8 +67,8 @@ def total(tensors: list[list[int]]) -> list[int]:
     return [sum(column) for column in zip(*tensors, strict=True)]
 
 
-def run_verb(groups, size: int, tensors, segment: int, verb: Verb) -> int:
-    plans = [sum_flows(groups, r, len(tensors[0]), segment, verb) for r in range(size)]
+def run_verb(groups, size: int, tensors, segment: int, op: Op) -> int:
+    plans = [sum_flows(groups, r, len(tensors[0]), segment, op) for r in range(size)]
     stages = list(zip(*plans, strict=True))
     return sum(play(list(stage), tensors) for stage in stages)
 
@@ -82,7 +82,7 @@ segments = st.integers(1, 50)
 def test_ring_sums_with_the_bytes_of_the_bound(size, num_elements, segment):
     tensors = tensors_of(size, num_elements)
     expected = total(tensors)
-    sent = run_verb(flat_groups(size), size, tensors, segment, Verb.SUM)
+    sent = run_verb(flat_groups(size), size, tensors, segment, Op.ALL_REDUCE)
     assert all(tensor == expected for tensor in tensors)
     assert sent == 2 * (size - 1) * num_elements
 
@@ -97,21 +97,21 @@ def test_two_levels_sum_and_own_the_same_shards_as_a_flat_ring(shape, num_elemen
     groups = groups_of([f"h{r % num_hosts}" for r in range(size)], None)
     tensors = tensors_of(size, num_elements)
     expected = total(tensors)
-    run_verb(groups, size, tensors, segment, Verb.FOLD)
+    run_verb(groups, size, tensors, segment, Op.FOLD)
     bounds = shard_bounds(num_elements, size)
     for rank, tensor in enumerate(tensors):
         own = slice(bounds[rank], bounds[rank + 1])
         assert tensor[own] == expected[own]
-    run_verb(groups, size, tensors, segment, Verb.SPREAD)
+    run_verb(groups, size, tensors, segment, Op.SPREAD)
     assert all(tensor == expected for tensor in tensors)
     again = tensors_of(size, num_elements)
-    run_verb(groups, size, again, segment, Verb.SUM)
+    run_verb(groups, size, again, segment, Op.ALL_REDUCE)
     assert again == tensors
 
 
 def test_two_levels_send_between_hosts_only_one_share():
     groups = groups_of(["a", "a", "a", "b", "b", "b"], None)
-    inside, between, _ = sum_flows(groups, 0, 600, 1000, Verb.SUM)
+    inside, between, _ = sum_flows(groups, 0, 600, 1000, Op.ALL_REDUCE)
     assert between.right == 3
     assert sum(end - begin for begin, end in between.sends) == 600 // 3
     assert {inside.left, inside.right} == {1, 2}
@@ -120,7 +120,7 @@ def test_two_levels_send_between_hosts_only_one_share():
 @given(st.integers(2, 6), st.integers(1, 40), segments)
 def test_what_was_sent_is_overwritten_only_after_that_send(size, num_elements, segment):
     for rank in range(size):
-        (flow,) = sum_flows(flat_groups(size), rank, num_elements, segment, Verb.SUM)
+        (flow,) = sum_flows(flat_groups(size), rank, num_elements, segment, Op.ALL_REDUCE)
         for arrival in flow.arrivals:
             if arrival.reduce:
                 assert arrival.after is None
@@ -200,8 +200,8 @@ def test_options_are_checked_when_they_are_given():
 
 
 def test_waiting_yields_first_then_sleeps_longer_and_longer_up_to_a_bound():
-    assert manners_for(2, 2) is ROOMY
-    assert manners_for(3, 2) is CROWDED
+    assert backoff_for(2, 2) is ROOMY
+    assert backoff_for(3, 2) is CROWDED
     assert CROWDED.yield_s < ROOMY.yield_s
     assert next_sleep_s(ROOMY, ROOMY.yield_s / 2, 0.0) == 0.0
     sleeps = [0.0]

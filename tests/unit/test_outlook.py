@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from testbed.base.files import load_shipped_trace
 from testbed.base.link import Link
+from testbed.prediction.break_even import WORTH
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.prediction.factors import factors, scaling
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.break_even import PLAIN, WORTH, break_even, plan_and_predict
+from testbed.scheduling.break_even import PLAIN, break_even, plan_and_predict
 from testbed.scheduling.build import serial_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
 from testbed.scheduling.protocol import make_plan

@@ -10,6 +10,7 @@ from testbed.base.files import find_trace
 from testbed.base.link import Link, Piece
 from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.algorithms import Ring, Server, round_phases_s
+from testbed.prediction.break_even import highest_worth
 from testbed.prediction.codec import (
     CodecCost,
     CodecSample,
@@ -21,7 +22,6 @@ from testbed.prediction.codec import (
 from testbed.prediction.compressed import compressed_timeline, message_cost
 from testbed.prediction.cross_iteration import predict
 from testbed.profiling.codec import measure_codec
-from testbed.scheduling.break_even import highest_worth
 from testbed.scheduling.compressed import Outlook
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, plan_under

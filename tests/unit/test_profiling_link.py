@@ -10,7 +10,7 @@ from testbed.backends.loopback import LOOPBACK, LoopbackOptions
 from testbed.backends.none import NONE
 from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from testbed.cluster.topology import burst_bytes
 from testbed.control.inproc import InprocHub
 from testbed.prediction.fit import fit_link
@@ -120,7 +120,7 @@ def test_it_can_be_measured_twice_and_then_be_used():
         from testbed.base.types import Request
 
         tensor = torch.ones(4)
-        backend.submit(Request(Verb.SUM, tensor, key="after", step=0)).wait()
+        backend.submit(Request(Op.ALL_REDUCE, tensor, key="after", step=0)).wait()
         return tensor.tolist()
 
     assert on_threads(2, 1, body) == [[2.0] * 4] * 2
@@ -177,7 +177,7 @@ def test_short_messages_stand_behind_one_that_uses_up_what_a_shaper_lets_pass():
         measure_link(backend, control, num_workers=2, deadline_s=20.0, sweep=SMALL)
 
     on_threads(2, 1, body)
-    sums = [r for r in sent if r.verb is Verb.SUM and r.key.startswith("link/64/")]
+    sums = [r for r in sent if r.op is Op.ALL_REDUCE and r.key.startswith("link/64/")]
     assert {r.tensor.nbytes for r in sums if r.key.endswith("/0")} == {LEAD_BYTES}
     assert {r.tensor.nbytes for r in sums if not r.key.endswith("/0")} == {64}
 

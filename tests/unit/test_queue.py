@@ -12,7 +12,7 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.inproc import InprocHub
 
 BYTES = 40
@@ -58,7 +58,9 @@ class Ranks:
 
     def submit(self, rank: int, key: str, priority: int, step: int = 0, channel: int = 0) -> None:
         tensor = torch.zeros(BYTES // 4)
-        request = Request(Verb.SUM, tensor, key=key, priority=priority, step=step, channel=channel)
+        request = Request(
+            Op.ALL_REDUCE, tensor, key=key, priority=priority, step=step, channel=channel
+        )
         self.queues[rank].submit(PendingWork(request, 10.0))
 
     def taken(self, rank: int, channel: int = 0) -> PendingWork:

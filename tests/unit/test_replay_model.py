@@ -14,7 +14,8 @@ from testbed.base.errors import UsageError
 from testbed.base.files import save_trace
 from testbed.base.parts import parse_spec
 from testbed.base.trace import Trace, TraceTensor
-from testbed.replay.model import PATTERN_ELEMENTS, ComputeCursor, Values, owned, runs_of, shift_of
+from testbed.replay.layout import owned, runs_of
+from testbed.replay.model import PATTERN_ELEMENTS, ComputeCursor, Values, shift_of
 from testbed.replay.workload import build_replay
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload

@@ -163,7 +163,7 @@ def test_events_tell_each_exchange_of_a_step_once(scheduler: str) -> None:
         for step in range(3):
             step_once(model, optimizer)
             session.flush()
-            told = [(e.verb, e.key, e.step) for e in session.events if e.key != KEY]
+            told = [(e.op, e.key, e.step) for e in session.events if e.key != KEY]
             halves = 2 if session.plan.halves else 1
             assert len(told) == len(set(told)) == halves * len(session.plan.messages)
             assert {number for _, _, number in told} == {step}

@@ -138,7 +138,7 @@ def test_second_halves_leave_in_forward_order_behind_the_first() -> None:
             step_once(model, optimizer)
         session.flush()
         begun = sorted(session.events, key=lambda event: event.started_s)
-        assert [(event.verb, event.key) for event in begun] == [
+        assert [(event.op, event.key) for event in begun] == [
             ("fold", "last.weight"),
             ("fold", "first.weight"),
             ("spread", "first.weight"),

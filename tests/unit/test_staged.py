@@ -12,7 +12,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.staged import StagedBackend, staged
 from testbed.backends.zmq_ps import ZMQ_PS
 from testbed.base.errors import UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.compression.protocol import Context
 from testbed.compression.server_merge import describe
 from testbed.compression.topk import TopK
@@ -58,7 +58,7 @@ def test_submitting_does_not_wait_for_the_copy() -> None:
     copier = RecordingCopier()
     backend = make(copier)
     tensor = torch.arange(4.0)
-    work = backend.submit(Request(Verb.SUM, tensor, key="w"))
+    work = backend.submit(Request(Op.ALL_REDUCE, tensor, key="w"))
     assert not work.done()
     copier.may_arrive.set()
     result = work.wait()
@@ -73,7 +73,7 @@ def test_a_key_keeps_its_buffer_and_the_tensor_gets_the_result() -> None:
     backend = make(copier)
     for step in range(3):
         tensor = torch.full((5,), float(step))
-        backend.submit(Request(Verb.SUM, tensor, key="w", step=step)).wait()
+        backend.submit(Request(Op.ALL_REDUCE, tensor, key="w", step=step)).wait()
         assert tensor.tolist() == [float(step)] * 5
     assert copier.steps.count("buffer") == 1
     backend.close()
@@ -84,8 +84,8 @@ def test_what_the_inner_backend_refuses_reaches_the_waiter() -> None:
     copier.may_arrive.set()
     backend = make(copier)
     with pytest.raises(UsageError, match="channel is 9"):
-        backend.submit(Request(Verb.SUM, torch.zeros(1), key="w", channel=9)).wait()
-    backend.submit(Request(Verb.SUM, torch.zeros(1), key="w")).wait()
+        backend.submit(Request(Op.ALL_REDUCE, torch.zeros(1), key="w", channel=9)).wait()
+    backend.submit(Request(Op.ALL_REDUCE, torch.zeros(1), key="w")).wait()
     backend.close()
 
 
@@ -102,10 +102,10 @@ def test_parts_have_buffers_of_their_own_for_the_time_of_the_exchange() -> None:
     backend = make(copier)
     for step in range(2):
         part = torch.arange(3.0) + step  # of one shape in both steps, as a kept buffer's would be
-        request = Request(Verb.DELIVER, parts=(part,), key="w", step=step)
+        request = Request(Op.ALL_TO_ALL, parts=(part,), key="w", step=step)
         (arrived,) = backend.submit(request).wait().parts
         assert arrived.tolist() == part.tolist()
-        gathered = backend.submit(Request(Verb.GATHER, part, key="w", step=step)).wait()
+        gathered = backend.submit(Request(Op.ALL_GATHER, part, key="w", step=step)).wait()
         assert gathered.tensor is part
         assert gathered.parts[0].tolist() == part.tolist()
     # Nothing is copied up into what was given.
@@ -123,7 +123,7 @@ def test_two_parts_of_one_shape_stay_apart() -> None:
         copier.may_arrive.set()
         backend = StagedBackend(LOOPBACK.open(group, LOOPBACK.options()), copier, "cpu", WAIT_S)
         parts = (torch.full((2,), 10.0 * number), torch.full((2,), 10.0 * number + 1))
-        done = backend.submit(Request(Verb.DELIVER, parts=parts, key="w")).wait()
+        done = backend.submit(Request(Op.ALL_TO_ALL, parts=parts, key="w")).wait()
         arrived[number] = [part.tolist() for part in done.parts]
         backend.close()
 
@@ -144,7 +144,7 @@ def test_a_merged_payload_comes_back_in_another_size_than_was_given() -> None:
     copier = RecordingCopier()
     copier.may_arrive.set()
     backend = StagedBackend(ZMQ_PS.open(group, ZMQ_PS.options()), copier, "cpu", WAIT_S)
-    done = backend.submit(Request(Verb.MERGE, payload, key="w", note=note)).wait()
+    done = backend.submit(Request(Op.MERGE, payload, key="w", note=note)).wait()
     assert done.lossless
     assert done.tensor is not None
     mean = codec.unpack_mean(done.tensor, torch.zeros(8))
@@ -160,9 +160,9 @@ def test_cuda_parts_are_delivered_to_the_device() -> None:
     backend = staged(LOOPBACK.open(group, LOOPBACK.options()), "cuda:0", WAIT_S)
     for step in range(3):
         part = torch.arange(100_003 + step, device="cuda", dtype=torch.float32)
-        for verb in (Verb.DELIVER, Verb.GATHER):
-            given = {"parts": (part,)} if verb is Verb.DELIVER else {"tensor": part}
-            done = backend.submit(Request(verb, key="w", step=step, **given)).wait()  # type: ignore[arg-type]
+        for op in (Op.ALL_TO_ALL, Op.ALL_GATHER):
+            given = {"parts": (part,)} if op is Op.ALL_TO_ALL else {"tensor": part}
+            done = backend.submit(Request(op, key="w", step=step, **given)).wait()  # type: ignore[arg-type]
             assert done.parts[0].is_cuda
             assert torch.equal(done.parts[0], part)
     backend.close()
@@ -176,7 +176,7 @@ def test_cuda_tensors_travel_and_come_back() -> None:
     tensor = torch.arange(1_000_003, device="cuda", dtype=torch.float32)
     expected = tensor.clone()
     for step in range(3):
-        backend.submit(Request(Verb.SUM, tensor, key="w", step=step)).wait()
+        backend.submit(Request(Op.ALL_REDUCE, tensor, key="w", step=step)).wait()
         assert torch.equal(tensor, expected)
     backend.close()
 
@@ -193,8 +193,8 @@ def test_a_spread_goes_on_from_what_the_fold_left() -> None:
         backend = StagedBackend(inner, copier, "cpu", WAIT_S)
         tensor = torch.full((6,), float(number + 1))
         # The device still holds this rank's own values: copied down again, they would replace sums.
-        backend.submit(Request(Verb.FOLD, tensor, key="w")).wait()
-        backend.submit(Request(Verb.SPREAD, tensor, key="w")).wait()
+        backend.submit(Request(Op.FOLD, tensor, key="w")).wait()
+        backend.submit(Request(Op.SPREAD, tensor, key="w")).wait()
         results[number] = tensor.tolist()
         backend.close()
 

@@ -130,7 +130,7 @@ def test_only_what_will_be_done_in_time_is_run_again(tmp_path, monkeypatch, with
             return super().__call__(config, json_path, log_path)
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s)
-    for module in ("run", "second_runs"):
+    for module in ("run", "reruns"):
         monkeypatch.setattr(f"testbed.sweeping.{module}.time", clock)
     host = Slow({2: [0.3], 3: [0.2]})
     said = run(new_store(tmp_path, within_min=within_min), host)[1]

@@ -12,7 +12,7 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions, busiest_link_bytes
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.inproc import InprocHub
 
 DTYPES = (
@@ -87,27 +87,27 @@ def every_verb(running, dtype, num_elements):
     total = sum(start[1:], start=start[0])
 
     tensors = [t.clone() for t in start]
-    done = running.request(*(Request(Verb.SUM, t, "w") for t in tensors))
+    done = running.request(*(Request(Op.ALL_REDUCE, t, "w") for t in tensors))
     assert all(torch.equal(t, total) for t in tensors)
     assert all(c.tensor is t for c, t in zip(done, tensors, strict=True))
 
     tensors = [t.clone() for t in start]
-    running.request(*(Request(Verb.FOLD, t, "w") for t in tensors))
-    running.request(*(Request(Verb.SPREAD, t, "w") for t in tensors))
+    running.request(*(Request(Op.FOLD, t, "w") for t in tensors))
+    running.request(*(Request(Op.SPREAD, t, "w") for t in tensors))
     assert all(torch.equal(t, total) for t in tensors)
 
     tensors = [t.clone() for t in start]
     root = size - 1
-    running.request(*(Request(Verb.BROADCAST, t, "w", root=root) for t in tensors))
+    running.request(*(Request(Op.BROADCAST, t, "w", root=root) for t in tensors))
     assert all(torch.equal(t, start[root]) for t in tensors)
 
     parts = [torch.full((rank * num_elements,), rank + 1).to(dtype) for rank in range(size)]
-    done = running.request(*(Request(Verb.GATHER, part, "w") for part in parts))
+    done = running.request(*(Request(Op.ALL_GATHER, part, "w") for part in parts))
     for combined in done:
         assert all(torch.equal(a, b) for a, b in zip(combined.parts, parts, strict=True))
         assert len(combined.parts) == size
 
-    assert [c.tensor for c in running.request(*[Request(Verb.BARRIER)] * size)] == [None] * size
+    assert [c.tensor for c in running.request(*[Request(Op.BARRIER)] * size)] == [None] * size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -129,7 +129,7 @@ def test_tensors_of_any_shape_are_summed_in_place():
     with job(2, ZmqPsOptions(servers="dedicated:1")) as running:
         for shape in ((), (3, 4, 5), (0, 7)):
             tensors = [torch.full(shape, rank + 1.0) for rank in range(2)]
-            running.request(*(Request(Verb.SUM, t, "w") for t in tensors))
+            running.request(*(Request(Op.ALL_REDUCE, t, "w") for t in tensors))
             assert all(torch.equal(t, torch.full(shape, 3.0)) for t in tensors)
 
 
@@ -140,7 +140,7 @@ def test_channels_run_side_by_side_and_every_request_arrives(order):
         def many(rank, backend):
             tensors = [torch.full((100 + i,), float(rank + i)) for i in range(30)]
             works = [
-                backend.submit(Request(Verb.SUM, t, f"t{i}", channel=i % 2, priority=-i))
+                backend.submit(Request(Op.ALL_REDUCE, t, f"t{i}", channel=i % 2, priority=-i))
                 for i, t in enumerate(tensors)
             ]
             for work in works:
@@ -157,11 +157,11 @@ def test_folds_of_two_tensors_may_be_spread_later_in_any_order():
         def fold_then_spread(rank, backend):
             first, second = torch.full((5,), rank + 1.0), torch.full((6,), 10.0)
             for key, tensor in (("a", first), ("b", second)):
-                backend.submit(Request(Verb.FOLD, tensor, key, step=4)).wait()
+                backend.submit(Request(Op.FOLD, tensor, key, step=4)).wait()
             for key, tensor in (("b", second), ("a", first)):
-                backend.submit(Request(Verb.SPREAD, tensor, key, step=4)).wait()
+                backend.submit(Request(Op.SPREAD, tensor, key, step=4)).wait()
             with pytest.raises(UsageError, match="no fold to bring back"):
-                backend.submit(Request(Verb.SPREAD, first, "a", step=4))
+                backend.submit(Request(Op.SPREAD, first, "a", step=4))
             return first, second
 
         for first, second in running.each(fold_then_spread):
@@ -173,7 +173,7 @@ def counted(options, size, num_bytes):
     """Traffic of each rank, and of its request, for one sum of `num_bytes` bytes."""
     with job(size, options) as running:
         tensors = [torch.ones(num_bytes // 4) for _ in range(size)]
-        done = running.request(*(Request(Verb.SUM, t, "w") for t in tensors))
+        done = running.request(*(Request(Op.ALL_REDUCE, t, "w") for t in tensors))
         return running.each(lambda rank, backend: backend.traffic()), [c.traffic for c in done]
 
 
@@ -231,11 +231,11 @@ def test_updates_on_the_servers_equal_torch_in_one_process(note, make):
 
     def train(rank, backend):
         value = start.clone() if rank == 0 else torch.full_like(start, -1.0)
-        backend.submit(Request(Verb.INSTALL, value, "w", note=json.dumps(note))).wait()
+        backend.submit(Request(Op.INSTALL, value, "w", note=json.dumps(note))).wait()
         assert torch.equal(value, start)
         for step in range(num_steps):
             value.copy_(gradients[step, rank])
-            request = Request(Verb.APPLY, value, "w", step=step, learning_rate=rates[step])
+            request = Request(Op.APPLY, value, "w", step=step, learning_rate=rates[step])
             done = backend.submit(request).wait()
             assert (done.version, done.staleness) == (step + 1, 0)
         return value
@@ -254,18 +254,18 @@ def test_loosely_coupled_workers_apply_every_gradient_once(consistency):
 
     def train(rank, backend):
         value = torch.zeros(1000)
-        backend.submit(Request(Verb.INSTALL, value, "w", note="{}")).wait()
+        backend.submit(Request(Op.INSTALL, value, "w", note="{}")).wait()
         lags = []
         for step in range(num_steps):
             value.fill_(1.0)
-            request = Request(Verb.APPLY, value, "w", step=step, learning_rate=1.0)
+            request = Request(Op.APPLY, value, "w", step=step, learning_rate=1.0)
             done = backend.submit(request).wait()
             lags.append(done.staleness)
             assert done.version >= step + 1
         met.wait(30)
-        backend.submit(Request(Verb.BARRIER)).wait()
+        backend.submit(Request(Op.BARRIER)).wait()
         value.fill_(0.0)
-        backend.submit(Request(Verb.APPLY, value, "w", step=num_steps, learning_rate=1.0)).wait()
+        backend.submit(Request(Op.APPLY, value, "w", step=num_steps, learning_rate=1.0)).wait()
         return value, max(lags)
 
     with job(size, options) as running:
@@ -280,12 +280,12 @@ def test_a_worker_that_closed_no_longer_holds_back_the_others():
 
     def train(rank, backend):
         value = torch.zeros(10)
-        backend.submit(Request(Verb.INSTALL, value, "w", note="{}")).wait()
+        backend.submit(Request(Op.INSTALL, value, "w", note="{}")).wait()
         if rank == 1:
             backend.close()
             return 0
         for step in range(10):
-            backend.submit(Request(Verb.APPLY, value, "w", step=step)).wait()
+            backend.submit(Request(Op.APPLY, value, "w", step=step)).wait()
         return 10
 
     with job(2, options) as running:
@@ -296,7 +296,7 @@ def test_ranks_that_disagree_both_hear_what_differs():
     with job(2, ZmqPsOptions(servers="dedicated:1")) as running:
 
         def disagree(rank, backend):
-            work = backend.submit(Request(Verb.SUM, torch.ones(4 + rank), "w"))
+            work = backend.submit(Request(Op.ALL_REDUCE, torch.ones(4 + rank), "w"))
             with pytest.raises(Disagreement, match="total_elements is"):
                 work.wait()
 
@@ -310,21 +310,21 @@ def test_ranks_that_disagree_both_hear_what_differs():
 
 def test_a_rank_that_does_not_come_runs_into_the_deadline():
     with job(2, ZmqPsOptions(servers="dedicated:1")) as running:
-        first = running.backends[0].submit(Request(Verb.SUM, torch.ones(4), "w"))
+        first = running.backends[0].submit(Request(Op.ALL_REDUCE, torch.ones(4), "w"))
         with pytest.raises(DeadlineExceeded):
             first.wait(0.0)
-        running.backends[1].submit(Request(Verb.SUM, torch.ones(4), "w")).wait()
+        running.backends[1].submit(Request(Op.ALL_REDUCE, torch.ones(4), "w")).wait()
         assert first.wait().tensor.tolist() == [2.0] * 4
 
 
 def test_a_loss_fails_what_waits_and_what_comes_and_close_still_works():
     with job(2, ZmqPsOptions(servers="dedicated:1")) as running:
-        work = running.backends[0].submit(Request(Verb.SUM, torch.ones(4), "conv1", step=7))
+        work = running.backends[0].submit(Request(Op.ALL_REDUCE, torch.ones(4), "conv1", step=7))
         running.controls[1].report_failure("out of memory")
         with pytest.raises(RankLost, match=r"rank 1 is lost: out of memory.*conv1.*step 7"):
             work.wait()
         with pytest.raises(RankLost):
-            running.backends[0].submit(Request(Verb.BARRIER)).wait()
+            running.backends[0].submit(Request(Op.BARRIER)).wait()
         with pytest.raises(RankLost, match="this server was serving"):
             running.servers[0].result(30)
         running.servers.clear()
@@ -347,7 +347,7 @@ def test_a_killed_colocated_server_is_a_loss_for_all():
 
         def sum_forever(backend):
             while True:
-                backend.submit(Request(Verb.SUM, torch.ones(1 << 16), "w")).wait()
+                backend.submit(Request(Op.ALL_REDUCE, torch.ones(1 << 16), "w")).wait()
 
         def wait_for_the_loss(rank, backend):
             with pytest.raises(RankLost, match=r"parameter server \d.*ended with status -9"):
@@ -361,10 +361,10 @@ def test_nothing_is_left_after_close():
     def cycle():
         with job(2, ZmqPsOptions()) as running:
             assert len(server_processes()) == 2
-            running.request(*(Request(Verb.SUM, torch.ones(1 << 18), "w") for _ in range(2)))
+            running.request(*(Request(Op.ALL_REDUCE, torch.ones(1 << 18), "w") for _ in range(2)))
             running.each(lambda rank, backend: backend.close())
             with pytest.raises(UsageError, match="closed"):
-                running.backends[0].submit(Request(Verb.BARRIER))
+                running.backends[0].submit(Request(Op.BARRIER))
         assert server_processes() == []
 
     cycle()  # starts what pyzmq keeps for the whole process: one thread that frees sent buffers
@@ -377,11 +377,11 @@ def test_nothing_is_left_after_close():
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(Verb.SUM), "has no tensor"),
-        (Request(Verb.SUM, torch.ones(2), channel=5), "channel is 5"),
-        (Request(Verb.FOLD, torch.ones(2), "w", channel=5), "channel is 5"),
-        (Request(Verb.SPREAD, torch.ones(2), "w"), "no fold to bring back"),
-        (Request(Verb.APPLY, torch.ones(2), "w"), "need update=server"),
+        (Request(Op.ALL_REDUCE), "has no tensor"),
+        (Request(Op.ALL_REDUCE, torch.ones(2), channel=5), "channel is 5"),
+        (Request(Op.FOLD, torch.ones(2), "w", channel=5), "channel is 5"),
+        (Request(Op.SPREAD, torch.ones(2), "w"), "no fold to bring back"),
+        (Request(Op.APPLY, torch.ones(2), "w"), "need update=server"),
     ],
 )
 def test_bad_requests_are_refused_at_once(request_, message):
@@ -390,5 +390,5 @@ def test_bad_requests_are_refused_at_once(request_, message):
         with pytest.raises(UsageError, match=message):
             backend.submit(request_)
         good = torch.ones(2)
-        backend.submit(Request(Verb.FOLD, good, "w")).wait()
-        backend.submit(Request(Verb.SPREAD, good, "w")).wait()
+        backend.submit(Request(Op.FOLD, good, "w")).wait()
+        backend.submit(Request(Op.SPREAD, good, "w")).wait()

@@ -14,7 +14,7 @@ from testbed.backends.zmq_ps.server_merge import Merges
 from testbed.backends.zmq_ps.server_state import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
 from testbed.base.errors import Disagreement, RankLost, UsageError
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.compression.protocol import Context
 from testbed.compression.quantize import Levels, Quantised
 from testbed.compression.server_merge import describe, merge
@@ -160,7 +160,7 @@ def test_owners_are_balanced_by_bytes_and_stay(sizes, num_servers, channel):
 
 
 def merge_request(payload, codec, **more):
-    return Request(Verb.MERGE, payload, key="w", note=describe(codec, SIZE, torch.float32), **more)
+    return Request(Op.MERGE, payload, key="w", note=describe(codec, SIZE, torch.float32), **more)
 
 
 @pytest.mark.parametrize("servers", ["colocated:1", "dedicated:2"])

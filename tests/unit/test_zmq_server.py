@@ -75,7 +75,7 @@ def worker(context, server, rank):
 def sum_frames(rank, sequence=0, values=(1.0, 2.0)):
     term = torch.tensor(values)
     header = Header(
-        Operation.SUM,
+        Operation.ALL_REDUCE,
         rank,
         flags=Flag.PAYLOAD,
         dtype="float32",
@@ -119,9 +119,9 @@ def _garbage():
         ([good_header, good_payload, b"more"], "Refused"),
         ([good_header, good_payload, b"more", b"still more"], "Refused"),
         (sum_frames(1, 99), "Refused"),  # rank 0's socket speaks for rank 1
-        ([encode(Header(Operation.SUM, 0), token_digest(b"other"))], "BadToken"),
-        ([encode(Header(Operation.SUM, 7), DIGEST)], "Refused"),
-        ([encode(Header(Operation.SUM, 0), DIGEST)], "Refused"),
+        ([encode(Header(Operation.ALL_REDUCE, 0), token_digest(b"other"))], "BadToken"),
+        ([encode(Header(Operation.ALL_REDUCE, 7), DIGEST)], "Refused"),
+        ([encode(Header(Operation.ALL_REDUCE, 0), DIGEST)], "Refused"),
     ]
 
 

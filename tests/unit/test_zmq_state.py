@@ -80,7 +80,7 @@ def test_sums_are_in_rank_order_whatever_the_order_of_arrival(order, dtype):
     terms = [(torch.randn(50) * 10**rank).to(dtype) for rank in range(4)]
     state = ServerState(4)
     for worker in order:
-        replies = state.handle(message(Operation.SUM, worker, terms[worker], key="w"))
+        replies = state.handle(message(Operation.ALL_REDUCE, worker, terms[worker], key="w"))
         assert bool(replies) == (worker == order[-1])
     expected = ((terms[0] + terms[1]) + terms[2]) + terms[3]
     assert [reply.header.worker for reply in replies] == [0, 1, 2, 3]
@@ -105,7 +105,9 @@ def test_sharded_sums_equal_the_plain_twin(num_workers, num_servers, slice_kib, 
         for worker in workers:
             term = torch.randn(5000, generator=generator)
             expected = plain.sum(f"w {sequence}", worker, term)
-            got = sharded.handle(message(Operation.SUM, worker, term, key="w", sequence=sequence))
+            got = sharded.handle(
+                message(Operation.ALL_REDUCE, worker, term, key="w", sequence=sequence)
+            )
             assert (expected is None) == (not got)
         assert expected is not None
         assert set(got) == set(range(num_workers))
@@ -261,28 +263,28 @@ def test_folds_that_are_never_spread_do_not_pile_up():
 @pytest.mark.parametrize(
     "other",
     [
-        message(Operation.SUM, 1, torch.ones(4), key="v"),
-        message(Operation.SUM, 1, torch.ones(5), key="w"),
-        message(Operation.SUM, 1, torch.ones(4, dtype=torch.float64), key="w"),
-        message(Operation.SUM, 1, torch.ones(4), key="w", step=3),
-        message(Operation.SUM, 0, torch.ones(4), key="w"),
+        message(Operation.ALL_REDUCE, 1, torch.ones(4), key="v"),
+        message(Operation.ALL_REDUCE, 1, torch.ones(5), key="w"),
+        message(Operation.ALL_REDUCE, 1, torch.ones(4, dtype=torch.float64), key="w"),
+        message(Operation.ALL_REDUCE, 1, torch.ones(4), key="w", step=3),
+        message(Operation.ALL_REDUCE, 0, torch.ones(4), key="w"),
     ],
 )
 def test_workers_that_disagree_all_hear_of_it(other):
     state = ServerState(3)
-    state.handle(message(Operation.SUM, 0, torch.ones(4), key="w"))
+    state.handle(message(Operation.ALL_REDUCE, 0, torch.ones(4), key="w"))
     errors = state.handle(other)
     assert [m.header.worker for m in errors] == [0, 1, 2]
     assert all(m.header.flags & Flag.ERROR and m.header.note for m in errors)
-    (late,) = state.handle(message(Operation.SUM, 2, torch.ones(4), key="w"))
+    (late,) = state.handle(message(Operation.ALL_REDUCE, 2, torch.ones(4), key="w"))
     assert late.header.note == errors[0].header.note
 
 
 @pytest.mark.parametrize(
     "stray",
     [
-        message(Operation.SUM, 2, torch.ones(4)),
-        message(Operation.SUM, 0, torch.ones(4), payload=False),
+        message(Operation.ALL_REDUCE, 2, torch.ones(4)),
+        message(Operation.ALL_REDUCE, 0, torch.ones(4), payload=False),
         message(Operation.BARRIER, 0, torch.ones(4)),
         message(Operation.BROADCAST, 0, torch.ones(4), root=1),
         message(Operation.INSTALL, 1, torch.ones(4)),

@@ -32,7 +32,7 @@ DIGEST = token_digest(b"secret of the job")
 U64 = st.integers(0, 2**64 - 1)
 
 GOLDEN = Header(
-    operation=Operation.SUM,
+    operation=Operation.ALL_REDUCE,
     worker=3,
     dtype="float32",
     flags=Flag.PAYLOAD,
@@ -173,10 +173,10 @@ def test_payload_of_another_length_is_refused():
 @pytest.mark.parametrize(
     "header",
     [
-        Header(Operation.SUM, worker=1 << 16),
-        Header(Operation.SUM, worker=0, key="k" * (MAX_KEY_BYTES + 1)),
-        Header(Operation.SUM, worker=0, note=b"n" * (MAX_NOTE_BYTES + 1)),
-        Header(Operation.SUM, worker=0, dtype="complex64"),
+        Header(Operation.ALL_REDUCE, worker=1 << 16),
+        Header(Operation.ALL_REDUCE, worker=0, key="k" * (MAX_KEY_BYTES + 1)),
+        Header(Operation.ALL_REDUCE, worker=0, note=b"n" * (MAX_NOTE_BYTES + 1)),
+        Header(Operation.ALL_REDUCE, worker=0, dtype="complex64"),
     ],
 )
 def test_values_that_do_not_fit_are_not_written(header):

@@ -8,21 +8,21 @@ from dataclasses import replace
 import torch
 
 from testbed.backends.checks import check_parts, tensors_of
+from testbed.backends.mpi.backoff import Patience
 from testbed.backends.mpi.channel import RingCollectives
 from testbed.backends.mpi.dtypes import SUPPORTED
 from testbed.backends.mpi.flow import flat_groups, groups_of
 from testbed.backends.mpi.library import LibraryCollectives
-from testbed.backends.mpi.loop import Collectives, Doorbell, Loop, Steps
+from testbed.backends.mpi.loop import Collectives, Loop, Steps, Wakeup
 from testbed.backends.mpi.options import LibraryOptions, RingOptions
-from testbed.backends.mpi.patience import Patience
 from testbed.backends.mpi.world import Joined, join
 from testbed.backends.protocol import Group
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
 from testbed.base.errors import UsageError
-from testbed.base.types import Capabilities, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Traffic
 
-VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
+OPS = frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY}
 
 
 class MpiBackend:
@@ -44,7 +44,7 @@ class MpiBackend:
     ) -> None:
         self.rank, self.size = group.rank, group.size
         self.capabilities = Capabilities(
-            VERBS,
+            OPS,
             num_channels=group.num_channels,
             # a + b has the same bits in any order; of three and more the algorithm decides
             exact_order=group.size <= 2,
@@ -53,7 +53,7 @@ class MpiBackend:
         self._deadline_s = group.deadline_s
         self._joined = joined
         self._collectives = collectives
-        doorbell = Doorbell()
+        doorbell = Wakeup()
         self._requests = RequestQueue(group, doorbell.ring)
         self._loop = Loop(
             self._requests,
@@ -92,24 +92,24 @@ def check_request(request: Request, size: int) -> None:
     """Refuse what the collectives cannot do.
 
     Raises:
-        UsageError: the verb, dtype, device, layout or root does not fit.
+        UsageError: the op, dtype, device, layout or root does not fit.
     """
-    verb, tensor = request.verb, request.tensor
-    if verb not in VERBS:
-        known = ", ".join(sorted(VERBS))
-        raise UsageError(f"verb is {verb.value!r}; the MPI backends take {known}")
+    op, tensor = request.op, request.tensor
+    if op not in OPS:
+        known = ", ".join(sorted(OPS))
+        raise UsageError(f"op is {op.value!r}; the MPI backends take {known}")
     check_parts(request, size)
-    if verb == Verb.BARRIER:
+    if op == Op.BARRIER:
         if tensor is not None:
             raise UsageError("a barrier was given a tensor; expected none; use sum or broadcast")
         return
     for given in tensors_of(request):
         _check_tensor(request, given)
-    if verb == Verb.GATHER and tensor is not None and tensor.dim() != 1:
+    if op == Op.ALL_GATHER and tensor is not None and tensor.dim() != 1:
         raise UsageError(
             f"{request} has shape {tuple(tensor.shape)}; expected one dimension; call .view(-1)"
         )
-    if verb == Verb.BROADCAST and not 0 <= request.root < size:
+    if op == Op.BROADCAST and not 0 <= request.root < size:
         raise UsageError(f"{request} has root {request.root}; expected 0 .. {size - 1}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from mpi4py import MPI
 
+from testbed.backends.mpi.backoff import Patience
 from testbed.backends.mpi.doubling import (
     ArmedDoubling,
     Doubling,
@@ -20,9 +21,8 @@ from testbed.backends.mpi.doubling import (
 from testbed.backends.mpi.flow import Flow, Groups, chain_flow, cut, ring_flow, sum_flows
 from testbed.backends.mpi.gather import Frames, deliver, parts_of, sizes_from
 from testbed.backends.mpi.loop import Steps, complete
-from testbed.backends.mpi.patience import Patience
 from testbed.backends.mpi.ring import ArmedCache, ArmedFlow, Staging, run_flow
-from testbed.base.types import AT_ONCE_BYTES, Combined, Request, Traffic, Verb
+from testbed.base.types import AT_ONCE_BYTES, Op, Request, Result, Traffic
 
 
 class ArmedFlows:
@@ -60,59 +60,57 @@ class RingChannel:
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     def ring(
-        self, tensor: torch.Tensor, verb: Verb, nearly: Callable[[], None] | None = None
-    ) -> Steps[Combined]:
+        self, tensor: torch.Tensor, op: Op, nearly: Callable[[], None] | None = None
+    ) -> Steps[Result]:
         """SUM, FOLD or SPREAD by the segmented ring, in place.
 
         Args:
             tensor: of every rank.
-            verb: which of them.
+            op: which of them.
             nearly: called once when the last segments are on their way.
         """
         flat = tensor.detach().view(-1)
         segment = self._segment(flat.dtype)
         armed = self._rings.get(
-            (flat.data_ptr(), flat.numel(), flat.dtype, verb, 0),
-            lambda: self._arm(
-                sum_flows(self._groups, self._rank, flat.numel(), segment, verb), flat
-            ),
+            (flat.data_ptr(), flat.numel(), flat.dtype, op, 0),
+            lambda: self._arm(sum_flows(self._groups, self._rank, flat.numel(), segment, op), flat),
         )
         for flow in armed.flows[:-1]:
             yield from run_flow(flow, flat, self._staging)
         for flow in armed.flows[-1:]:
             yield from run_flow(flow, flat, self._staging, nearly)
-        return Combined(tensor, traffic=armed.traffic)
+        return Result(tensor, traffic=armed.traffic)
 
-    def doubling(self, tensor: torch.Tensor) -> Steps[Combined]:
+    def doubling(self, tensor: torch.Tensor) -> Steps[Result]:
         """SUM by recursive doubling, in place."""
         flat = tensor.detach().view(-1)
         if flat.numel() == 0:
-            return Combined(tensor)
+            return Result(tensor)
         self._grow_slots(flat.numel() * flat.element_size())
         armed = self._doublings.get(
             (flat.data_ptr(), flat.numel(), flat.dtype),
             lambda: ArmedDoubling(self._doubling, self.comm, flat, self._slots_like(flat)),
         )
         yield from run_doubling(armed, flat)
-        return Combined(tensor, traffic=armed.traffic)
+        return Result(tensor, traffic=armed.traffic)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Steps[Combined]:
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Steps[Result]:
         """The root's tensor goes along a chain of segments."""
         flat = tensor.detach().view(-1)
         spans = cut((0, flat.numel()), self._segment(flat.dtype))
         armed = self._rings.get(
-            (flat.data_ptr(), flat.numel(), flat.dtype, Verb.BROADCAST, root),
+            (flat.data_ptr(), flat.numel(), flat.dtype, Op.BROADCAST, root),
             lambda: self._arm((chain_flow(self._rank, self._size, root, spans),), flat),
         )
         yield from run_flow(armed.flows[0], flat, self._staging)
-        return Combined(tensor, traffic=armed.traffic)
+        return Result(tensor, traffic=armed.traffic)
 
-    def barrier(self) -> Steps[Combined]:
+    def barrier(self) -> Steps[Result]:
         """A sum of one byte that nobody looks at."""
         token = yield from self.doubling(self._token)
-        return Combined(traffic=_as_header(token.traffic))
+        return Result(traffic=_as_header(token.traffic))
 
-    def gather(self, tensor: torch.Tensor) -> Steps[Combined]:
+    def gather(self, tensor: torch.Tensor) -> Steps[Result]:
         """The tensors of all ranks, which may differ in size.
 
         Sizes, dtypes and short tensors go to all ranks at once; then long tensors go around.
@@ -131,7 +129,7 @@ class RingChannel:
         if any(part.numel() * part.element_size() > AT_ONCE_BYTES for part in parts):
             parts[self._rank].copy_(mine)
             traffic += yield from self._go_round(together, sizes)
-        return Combined(tensor, parts, traffic)
+        return Result(tensor, parts, traffic)
 
     def free(self) -> None:
         """Give all persistent requests back; nothing may be in flight."""
@@ -202,11 +200,11 @@ def measure_switch(channel: RingChannel, patience: Patience, num_repeats: int = 
     for num_bytes in TRIED_BYTES:
         tensor = torch.zeros(num_bytes // 4)
 
-        def by_doubling(tensor: torch.Tensor = tensor) -> Steps[Combined]:
+        def by_doubling(tensor: torch.Tensor = tensor) -> Steps[Result]:
             return channel.doubling(tensor)
 
-        def by_ring(tensor: torch.Tensor = tensor) -> Steps[Combined]:
-            return channel.ring(tensor, Verb.SUM)
+        def by_ring(tensor: torch.Tensor = tensor) -> Steps[Result]:
+            return channel.ring(tensor, Op.ALL_REDUCE)
 
         doubling_s, ring_s = _medians_s((by_doubling, by_ring), patience, num_repeats)
         timings.append((num_bytes, doubling_s, ring_s))
@@ -215,7 +213,7 @@ def measure_switch(channel: RingChannel, patience: Patience, num_repeats: int = 
 
 
 def _medians_s(
-    candidates: Sequence[Callable[[], Steps[Combined]]], patience: Patience, num_repeats: int
+    candidates: Sequence[Callable[[], Steps[Result]]], patience: Patience, num_repeats: int
 ) -> list[float]:
     """Median seconds of each candidate, run in turn so that a disturbance meets all of them."""
     samples: list[list[float]] = [[] for _ in candidates]
@@ -258,20 +256,20 @@ class RingCollectives:
             measure_switch(self._channels[0], patience) if switch_bytes is None else switch_bytes
         )
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
         """See `Collectives.steps`."""
         channel, tensor = self._channels[request.channel], request.tensor
-        if request.verb == Verb.DELIVER:
+        if request.op == Op.ALL_TO_ALL:
             return deliver(channel.comm, request.parts)
         if tensor is None:
             return channel.barrier()
-        if request.verb == Verb.BROADCAST:
+        if request.op == Op.BROADCAST:
             return channel.broadcast(tensor, request.root)
-        if request.verb == Verb.GATHER:
+        if request.op == Op.ALL_GATHER:
             return channel.gather(tensor)
-        if request.verb == Verb.SUM and request.num_bytes <= self.switch_bytes:
+        if request.op == Op.ALL_REDUCE and request.num_bytes <= self.switch_bytes:
             return channel.doubling(tensor)
-        return channel.ring(tensor, request.verb, nearly)
+        return channel.ring(tensor, request.op, nearly)
 
     def free(self) -> None:
         """See `Collectives.free`."""

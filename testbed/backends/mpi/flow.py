@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
-from testbed.base.types import Verb, shard_bounds
+from testbed.base.types import Op, shard_bounds
 
 Span = tuple[int, int]  # begin and end, in elements
 
@@ -174,7 +174,7 @@ def flat_groups(size: int) -> Groups:
 
 
 def sum_flows(
-    groups: Groups, rank: int, num_elements: int, segment: int, verb: Verb
+    groups: Groups, rank: int, num_elements: int, segment: int, op: Op
 ) -> tuple[Flow, ...]:
     """The rings that a rank goes through, one after the other, for SUM, FOLD or SPREAD.
 
@@ -183,7 +183,7 @@ def sum_flows(
         rank: this rank.
         num_elements: elements of the tensor.
         segment: elements of a segment.
-        verb: SUM, FOLD or SPREAD.
+        op: SUM, FOLD or SPREAD.
     """
     size = sum(map(len, groups))
     bounds = shard_bounds(num_elements, size)
@@ -196,7 +196,7 @@ def sum_flows(
         _together(shards, [ranks[position] for ranks in groups]) for position in range(len(inside))
     ]
     between_chunks = [shards[r] for r in between]
-    fold, spread = verb != Verb.SPREAD, verb != Verb.FOLD
+    fold, spread = op != Op.SPREAD, op != Op.FOLD
     flows: list[Flow] = []
     if len(groups) == 1:
         return (ring_flow(inside, local, inside_chunks, fold=fold, spread=spread),)

@@ -15,7 +15,7 @@ from testbed.backends.checks import one_dtype
 from testbed.backends.mpi.dtypes import SUPPORTED, memory, moved_as
 from testbed.backends.mpi.loop import Steps
 from testbed.backends.mpi.ring import free_all
-from testbed.base.types import AT_ONCE_BYTES, Combined, Traffic
+from testbed.base.types import AT_ONCE_BYTES, Result, Traffic
 
 # What ranks tell each other before tensors of unequal sizes come together.
 
@@ -125,7 +125,7 @@ class Frames:
 HEAD_TAG, PART_TAG = 3, 4
 
 
-def deliver(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Combined]:
+def deliver(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
     """`parts[r]` goes to rank r; what each rank sent here comes back, in rank order.
 
     Each part crosses the network once, and a message that is not sent costs only its head of 16
@@ -155,7 +155,7 @@ def deliver(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Combined]:
     ]
     arrived[rank].copy_(given[rank])
     yield from messages
-    return Combined(parts=arrived, traffic=delivered_traffic(heads, theirs, rank))
+    return Result(parts=arrived, traffic=delivered_traffic(heads, theirs, rank))
 
 
 def delivered_traffic(heads: torch.Tensor, theirs: torch.Tensor, rank: int) -> Traffic:

@@ -25,7 +25,7 @@ from testbed.backends.mpi.gather import (
     sizes_from,
 )
 from testbed.backends.mpi.loop import Steps
-from testbed.base.types import Combined, Request, Traffic, Verb, shard_bounds
+from testbed.base.types import Op, Request, Result, Traffic, shard_bounds
 
 
 class LibraryCollectives:
@@ -41,21 +41,21 @@ class LibraryCollectives:
         self._rank, self._size = comms[0].Get_rank(), comms[0].Get_size()
         self._blocking = blocking
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
         """See `Collectives.steps`."""
         comm, tensor = self._comms[request.channel], request.tensor
-        if request.verb is Verb.DELIVER:
+        if request.op is Op.ALL_TO_ALL:
             return self._deliver(comm, request.parts)
         if tensor is None:
             return self._barrier(comm)
-        match request.verb:
-            case Verb.SUM:
+        match request.op:
+            case Op.ALL_REDUCE:
                 return self._sum(comm, tensor)
-            case Verb.FOLD:
+            case Op.FOLD:
                 return self._fold(comm, tensor)
-            case Verb.SPREAD:
+            case Op.SPREAD:
                 return self._spread(comm, tensor)
-            case Verb.GATHER:
+            case Op.ALL_GATHER:
                 return self._gather(comm, tensor)
             case _:
                 return self._broadcast(comm, tensor, request.root)
@@ -70,16 +70,16 @@ class LibraryCollectives:
         else:
             yield getattr(comm, f"I{name.lower()}")(*arguments)
 
-    def _sum(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Combined]:
+    def _sum(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
         flat = tensor.detach().view(-1)
         staged, kind = _addable(flat)
         yield from self._call(comm, "Allreduce", MPI.IN_PLACE, [memory(staged), kind])
         if staged is not flat:
             flat.copy_(staged)
         moved = self._share(2 * staged.numel() * staged.element_size())
-        return Combined(tensor, traffic=Traffic(moved, moved, num_messages=1))
+        return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
 
-    def _fold(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Combined]:
+    def _fold(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
         flat = tensor.detach().view(-1)
         staged, kind = _addable(flat)
         bounds = shard_bounds(flat.numel(), self._size)
@@ -90,18 +90,18 @@ class LibraryCollectives:
         )
         flat[bounds[self._rank] : bounds[self._rank + 1]].copy_(own)
         moved = self._share(staged.numel() * staged.element_size())
-        return Combined(tensor, traffic=Traffic(moved, moved, num_messages=1))
+        return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
 
-    def _spread(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Combined]:
+    def _spread(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
         flat = tensor.detach().view(-1)
         counts = _counts(shard_bounds(flat.numel(), self._size))
         yield from self._call(
             comm, "Allgatherv", MPI.IN_PLACE, [memory(flat), counts, moved_as(flat.dtype)]
         )
         moved = self._share(flat.numel() * flat.element_size())
-        return Combined(tensor, traffic=Traffic(moved, moved, num_messages=1))
+        return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
 
-    def _gather(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Combined]:
+    def _gather(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
         mine = tensor.detach()
         head = head_of(mine)
         heads = torch.empty(self._size, HEAD_ELEMENTS, dtype=torch.int64)
@@ -121,9 +121,9 @@ class LibraryCollectives:
             header_bytes=(self._size - 1) * head.numel() * head.element_size(),
             num_messages=2,
         )
-        return Combined(tensor, parts_of(together, sizes), traffic)
+        return Result(tensor, parts_of(together, sizes), traffic)
 
-    def _deliver(self, comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Combined]:
+    def _deliver(self, comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
         heads = torch.stack([head_of(part) for part in parts])
         theirs = torch.empty_like(heads)
         yield from self._call(
@@ -140,18 +140,18 @@ class LibraryCollectives:
             [memory(together), sizes, kind],
         )
         traffic = delivered_traffic(heads, theirs, self._rank)
-        return Combined(parts=parts_of(together, sizes), traffic=traffic)
+        return Result(parts=parts_of(together, sizes), traffic=traffic)
 
-    def _broadcast(self, comm: MPI.Comm, tensor: torch.Tensor, root: int) -> Steps[Combined]:
+    def _broadcast(self, comm: MPI.Comm, tensor: torch.Tensor, root: int) -> Steps[Result]:
         flat = tensor.detach().view(-1)
         yield from self._call(comm, "Bcast", [memory(flat), moved_as(flat.dtype)], root)
         moved = flat.numel() * flat.element_size() if self._size > 1 else 0
         is_root = self._rank == root
-        return Combined(tensor, traffic=Traffic(moved * is_root, moved * (not is_root), 0, 0, 1))
+        return Result(tensor, traffic=Traffic(moved * is_root, moved * (not is_root), 0, 0, 1))
 
-    def _barrier(self, comm: MPI.Comm) -> Steps[Combined]:
+    def _barrier(self, comm: MPI.Comm) -> Steps[Result]:
         yield from self._call(comm, "Barrier")
-        return Combined(traffic=Traffic(num_messages=1))
+        return Result(traffic=Traffic(num_messages=1))
 
     def _share(self, num_bytes: int) -> int:
         return num_bytes * (self._size - 1) // self._size

@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar
 
 from mpi4py import MPI
 
-from testbed.backends.mpi.patience import Patience, sleep_exactly
+from testbed.backends.mpi.backoff import Patience, sleep_exactly
 from testbed.backends.queue import RequestQueue
 from testbed.backends.work import PendingWork
 from testbed.base.errors import DeadlineExceeded
-from testbed.base.types import Combined, Request, Traffic
+from testbed.base.types import Request, Result, Traffic
 
 # What a collective is to the loop: a generator that yields an MPI request wherever it waits.
 
@@ -25,7 +25,7 @@ Steps = Generator[MPI.Request, None, T]
 class Collectives(Protocol):
     """A family of collectives on the communicators of all channels."""
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Combined]:
+    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
         """The request as a generator; nothing is posted before its first `next`.
 
         Args:
@@ -55,7 +55,7 @@ def complete(steps: Steps[T], patience: Patience) -> T:
 LOSS_PATIENCE_S = 1.0
 
 
-class Doorbell:
+class Wakeup:
     """Wakes the thread that sleeps at it; a ring is never lost, however early it comes."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Task:
 
     __slots__ = ("steps", "waited", "work")
 
-    def __init__(self, work: PendingWork, steps: Steps[Combined], waited: MPI.Request) -> None:
+    def __init__(self, work: PendingWork, steps: Steps[Result], waited: MPI.Request) -> None:
         self.work = work
         self.steps = steps
         self.waited = waited
@@ -111,10 +111,10 @@ class Loop:
     def __init__(
         self,
         requests: RequestQueue,
-        begin: Callable[[Request, Callable[[], None]], Steps[Combined]],
+        begin: Callable[[Request, Callable[[], None]], Steps[Result]],
         num_channels: int,
         patience: Patience,
-        doorbell: Doorbell,
+        doorbell: Wakeup,
         farewell: Callable[[], Steps[None]],
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -227,7 +227,7 @@ class Loop:
                 self._finish(task.work, end.value)
         return progressed, idle
 
-    def _finish(self, work: PendingWork, result: Combined) -> None:
+    def _finish(self, work: PendingWork, result: Result) -> None:
         self._traffic = self._traffic + result.traffic
         self._requests.retire(work)
         work.finish(result)

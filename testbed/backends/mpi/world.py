@@ -9,7 +9,7 @@ import msgspec
 from mpi4py import MPI
 
 from testbed.backends.machine import machine_id
-from testbed.backends.mpi.patience import Manners, manners_for
+from testbed.backends.mpi.backoff import BackoffPolicy, backoff_for
 from testbed.backends.protocol import Group
 from testbed.base.errors import Unavailable, UsageError
 
@@ -40,7 +40,7 @@ class Joined:
 
     base: MPI.Intracomm
     comms: tuple[MPI.Intracomm, ...]
-    manners: Manners
+    manners: BackoffPolicy
     hosts: tuple[str, ...]
 
     def free(self) -> None:
@@ -76,14 +76,14 @@ def join(group: Group) -> Joined:
     members.Free()
     comms = tuple(base.Dup() for _ in range(group.num_channels))
     return Joined(
-        base, comms, manners_on(mine.machine, places), tuple(place.host for place in places)
+        base, comms, backoff_on(mine.machine, places), tuple(place.host for place in places)
     )
 
 
-def manners_on(machine: str, places: list[Place]) -> Manners:
+def backoff_on(machine: str, places: list[Place]) -> BackoffPolicy:
     """How the ranks of one machine wait, from how many share how many cores."""
     here = [place for place in places if place.machine == machine]
-    return manners_for(len(here), len({core for place in here for core in place.cores}))
+    return backoff_for(len(here), len({core for place in here for core in place.cores}))
 
 
 def _require_threads() -> None:

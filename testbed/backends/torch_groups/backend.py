@@ -13,7 +13,7 @@ from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import SUMMABLE, check_request, one_dtype
 from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
-from testbed.base.types import Capabilities, Combined, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 # The halves of a ring all-reduce, over a process group that can only send and receive.
 #
@@ -109,7 +109,7 @@ dist: Any = untyped_dist
 # give up before them.
 LIBRARY_TIMEOUT = timedelta(hours=1)
 
-VERBS = frozenset(Verb) - {Verb.MERGE, Verb.INSTALL, Verb.APPLY}
+OPS = frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY}
 
 
 class TorchBackend:
@@ -133,7 +133,7 @@ class TorchBackend:
         self._name = name
         self._device = torch.device(group.device if device_type == "cuda" else "cpu")
         self.capabilities = Capabilities(
-            VERBS, group.num_channels, device_types=frozenset({device_type}), exact_order=False
+            OPS, group.num_channels, device_types=frozenset({device_type}), exact_order=False
         )
         store = _open_store(group)
         self._store = store
@@ -170,7 +170,7 @@ class TorchBackend:
         if self._threads.close(timeout_s):
             self._groups.clear()
 
-    def _perform(self, request: Request) -> Combined:
+    def _perform(self, request: Request) -> Result:
         stream = self._streams[request.channel]
         if stream is None:
             return self._exchange(request, None)
@@ -180,26 +180,26 @@ class TorchBackend:
                 stream.wait_event(made)
             return self._exchange(request, stream)
 
-    def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Combined:
+    def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Result:
         group, tensor = self._groups[request.channel], request.tensor
-        if request.verb is Verb.DELIVER:
+        if request.op is Op.ALL_TO_ALL:
             return self._deliver(group, request.parts, stream)
-        if request.verb is Verb.BARRIER or tensor is None:
+        if request.op is Op.BARRIER or tensor is None:
             self._settle(group.barrier(), stream)
-            return Combined()
-        if request.verb is Verb.GATHER:
+            return Result()
+        if request.op is Op.ALL_GATHER:
             return self._gather(group, tensor, stream)
         flat = tensor.view(-1)
         if flat.numel() and self.size > 1:
-            if request.verb is Verb.SUM:
+            if request.op is Op.ALL_REDUCE:
                 self._settle(group.allreduce([flat]), stream)
-            elif request.verb is Verb.BROADCAST:
+            elif request.op is Op.BROADCAST:
                 self._settle(group.broadcast(flat, request.root), stream)
-            elif request.verb is Verb.FOLD:
+            elif request.op is Op.FOLD:
                 self._fold(group, flat, stream)
             else:
                 self._spread(group, flat, stream)
-        return Combined(tensor, traffic=self._ring_traffic(request))
+        return Result(tensor, traffic=self._ring_traffic(request))
 
     def _fold(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         padded, own = self._sharded(flat)
@@ -244,9 +244,7 @@ class TorchBackend:
             return flat, own
         return flat.new_empty(chunk * self.size), own
 
-    def _gather(
-        self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None
-    ) -> Combined:
+    def _gather(self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None) -> Result:
         count = torch.tensor([tensor.numel()], device=tensor.device)
         counts = [torch.empty_like(count) for _ in range(self.size)]
         self._settle(group.allgather([counts], [count]), stream)
@@ -260,11 +258,11 @@ class TorchBackend:
         # The library has no gather of unequal sizes: what travels is padded to the longest.
         moved = longest * tensor.element_size() * (self.size - 1)
         traffic = Traffic(moved, moved, 8 * (self.size - 1), 0, 2)
-        return Combined(tensor, tuple(p[:n] for p, n in zip(parts, lengths, strict=True)), traffic)
+        return Result(tensor, tuple(p[:n] for p, n in zip(parts, lengths, strict=True)), traffic)
 
     def _deliver(
         self, group: Any, parts: tuple[torch.Tensor, ...], stream: torch.cuda.Stream | None
-    ) -> Combined:
+    ) -> Result:
         sizes = [part.numel() * part.element_size() for part in parts]
         heads = torch.tensor([[size, SUMMABLE.index(parts[0].dtype)] for size in sizes])
         heads = heads.to(parts[0].device)
@@ -284,7 +282,7 @@ class TorchBackend:
         )
         # Each part has memory of its own, so that any dtype may view it.
         pieces = [piece.clone().view(dtype) for piece in torch.split(taken, arriving)]
-        return Combined(parts=tuple(pieces), traffic=traffic)
+        return Result(parts=tuple(pieces), traffic=traffic)
 
     def _settle(self, work: Any, stream: torch.cuda.Stream | None) -> None:
         work.wait()
@@ -293,11 +291,11 @@ class TorchBackend:
 
     def _ring_traffic(self, request: Request) -> Traffic:
         n, num_bytes = self.size, request.num_bytes
-        if request.verb is Verb.BROADCAST:
+        if request.op is Op.BROADCAST:
             is_root = request.root == self.rank
             num_bytes = num_bytes if n > 1 else 0
             return Traffic(num_bytes if is_root else 0, 0 if is_root else num_bytes, 0, 0, 1)
-        halves = 2 if request.verb is Verb.SUM else 1
+        halves = 2 if request.op is Op.ALL_REDUCE else 1
         moved = halves * (n - 1) * num_bytes // n
         return Traffic(moved, moved, 0, 0, halves * (n - 1))
 

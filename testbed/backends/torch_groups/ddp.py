@@ -21,7 +21,7 @@ from testbed.base.types import Traffic
 
 
 class DdpBackend(TorchBackend):
-    """See `Backend` and `Peer`; its verbs are Gloo's, on the connections that the wrapper uses.
+    """See `Backend` and `ExternalFramework`; its ops are Gloo's, on the wrapper's connections.
 
     Args:
         group: the job.
@@ -39,7 +39,7 @@ class DdpBackend(TorchBackend):
         self._exchanged = Traffic()
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Peer.wrap`."""
+        """See `ExternalFramework.wrap`."""
         gloo = dist.ProcessGroup.BackendType.GLOO
         process_group = dist.ProcessGroup(self._store, self.rank, self.size)
         process_group._register_backend(torch.device("cpu"), gloo, self._groups[0])
@@ -51,13 +51,13 @@ class DdpBackend(TorchBackend):
         return self._wrapped
 
     def hold_back(self) -> AbstractContextManager[None]:
-        """See `Peer.hold_back`."""
+        """See `ExternalFramework.hold_back`."""
         assert self._wrapped is not None
         held: AbstractContextManager[None] = self._wrapped.no_sync()
         return held
 
     def count_step(self) -> None:
-        """See `Peer.count_step`; counted as a ring's traffic, as all of Gloo's is."""
+        """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of Gloo's is."""
         assert self._wrapped is not None
         sizes = [p.numel() * p.element_size() for p in self._wrapped.parameters()]
         moved = 2 * (self.size - 1) * sum(sizes) // self.size

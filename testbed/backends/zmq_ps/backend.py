@@ -19,7 +19,7 @@ from testbed.backends.zmq_ps.sequence import Tickets
 from testbed.backends.zmq_ps.server_process import Server, ServerSettings
 from testbed.backends.zmq_ps.worker_exchange import Place
 from testbed.base.errors import RankLost, UsageError
-from testbed.base.types import Capabilities, Request, Traffic, Verb
+from testbed.base.types import Capabilities, Op, Request, Traffic
 
 if TYPE_CHECKING:
     from testbed.control.protocol import Loss
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 START_UP_S = 90.0
 """Starting a process and importing torch is no exchange; the group's deadline may be shorter."""
 
-BASE_VERBS = frozenset(Verb) - {Verb.INSTALL, Verb.APPLY}
+BASE_OPS = frozenset(Op) - {Op.INSTALL, Op.APPLY}
 
 
 class ZmqPsBackend:
@@ -50,7 +50,7 @@ class ZmqPsBackend:
         self.rank = group.rank
         self.size = group.size
         self.capabilities = Capabilities(
-            verbs=frozenset(Verb) if options.update_on_server else BASE_VERBS,
+            ops=frozenset(Op) if options.update_on_server else BASE_OPS,
             num_channels=group.num_channels,
             consistency=options.consistency,
             num_helper_processes=0 if own is None else 1,

@@ -11,7 +11,7 @@ from testbed.backends.zmq_ps.options import ZmqPsOptions
 from testbed.backends.zmq_ps.server_update import parse_optimizer
 from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES, MAX_NOTE_BYTES
 from testbed.base.errors import UsageError
-from testbed.base.types import Capabilities, Request, Verb
+from testbed.base.types import Capabilities, Op, Request
 from testbed.compression.server_merge import build
 
 
@@ -44,25 +44,25 @@ def check_request(request: Request, capabilities: Capabilities, size: int) -> No
     """Refuse what no server could carry out.
 
     Raises:
-        UsageError: verb, tensor, root, key or optimizer; says what was given and expected.
+        UsageError: op, tensor, root, key or optimizer; says what was given and expected.
     """
-    if request.verb not in capabilities.verbs:
+    if request.op not in capabilities.ops:
         raise UsageError(
-            f"zmq-ps cannot {request.verb} as it was opened; it can "
-            f"{', '.join(sorted(capabilities.verbs))}; install and apply need update=server"
+            f"zmq-ps cannot {request.op} as it was opened; it can "
+            f"{', '.join(sorted(capabilities.ops))}; install and apply need update=server"
         )
     if len(request.key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise UsageError(f"key has more than {MAX_KEY_BYTES} bytes; give the tensor a shorter one")
     check_parts(request, size)
-    if request.verb is Verb.BARRIER:
+    if request.op is Op.BARRIER:
         return
     for tensor in tensors_of(request):
         _check_tensor(request, tensor)
-    if request.verb is Verb.BROADCAST and not 0 <= request.root < size:
+    if request.op is Op.BROADCAST and not 0 <= request.root < size:
         raise UsageError(f"root is {request.root}; expected a rank from 0 to {size - 1}")
-    if request.verb is Verb.INSTALL:
+    if request.op is Op.INSTALL:
         parse_optimizer(request.note)
-    if request.verb is Verb.MERGE:
+    if request.op is Op.MERGE:
         _check_mergers(request, capabilities.num_mergers)
 
 
@@ -89,11 +89,11 @@ def _check_tensor(request: Request, tensor: torch.Tensor) -> None:
         raise UsageError(
             f"{request}: dtype is {tensor.dtype}; expected one of {', '.join(DTYPE_NAMES.values())}"
         )
-    if request.verb in (Verb.GATHER, Verb.MERGE) and tensor.dim() != 1:
+    if request.op in (Op.ALL_GATHER, Op.MERGE) and tensor.dim() != 1:
         raise UsageError(f"{request}: tensor has {tensor.dim()} dimensions; expected 1")
-    if request.verb is Verb.MERGE and tensor.dtype != torch.uint8:
+    if request.op is Op.MERGE and tensor.dtype != torch.uint8:
         raise UsageError(f"{request}: dtype is {tensor.dtype}; expected a payload of uint8")
-    if request.verb in (Verb.INSTALL, Verb.APPLY) and not tensor.dtype.is_floating_point:
+    if request.op in (Op.INSTALL, Op.APPLY) and not tensor.dtype.is_floating_point:
         raise UsageError(
             f"{request}: dtype is {tensor.dtype}; expected floating-point parameters, which alone "
             "an optimizer can update"

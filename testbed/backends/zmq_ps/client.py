@@ -30,22 +30,22 @@ from testbed.backends.zmq_ps.wire import (
 from testbed.backends.zmq_ps.worker_exchange import Exchange, GatherExchange, Place, Ticket
 from testbed.backends.zmq_ps.worker_parts import CutMergeExchange, DeliverExchange, MergeExchange
 from testbed.base.errors import Disagreement, RankLost, TestbedError
-from testbed.base.types import Request, Traffic, Verb
+from testbed.base.types import Op, Request, Traffic
 from testbed.compression.server_merge import build
 
-# Which exchange carries out which verb.
+# Which exchange carries out which op.
 
 
 def begin(request: Request, ticket: Ticket, place_: Place, owners: Owners) -> Exchange:
     """The exchange that carries a request out, which is about to start on its channel."""
-    match request.verb:
-        case Verb.GATHER:
+    match request.op:
+        case Op.ALL_GATHER:
             return GatherExchange(request, ticket, place_)
-        case Verb.DELIVER:
+        case Op.ALL_TO_ALL:
             return DeliverExchange(request, ticket, place_)
-        case Verb.MERGE if request.parts:
+        case Op.MERGE if request.parts:
             return CutMergeExchange(request, ticket, place_)
-        case Verb.MERGE:
+        case Op.MERGE:
             num_bytes = build(request.note).dense_bytes
             owner = owners.owner(request.channel, request.key, num_bytes)
             return MergeExchange(request, ticket, place_, owner)

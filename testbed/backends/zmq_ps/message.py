@@ -60,9 +60,9 @@ def check_payload_sense(header: Header) -> None:
     Raises:
         Refused: elements are missing, or there are some where none belong.
     """
-    if header.operation in (Operation.GATHER, Operation.DELIVER):  # it may have none for us
+    if header.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL):  # it may have none for us
         return
-    all_give = (Operation.SUM, Operation.FOLD, Operation.APPLY, Operation.MERGE)
+    all_give = (Operation.ALL_REDUCE, Operation.FOLD, Operation.APPLY, Operation.MERGE)
     wanted = header.operation in all_give or (
         header.operation in (Operation.BROADCAST, Operation.INSTALL)
         and header.worker == header.root

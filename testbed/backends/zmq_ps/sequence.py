@@ -12,7 +12,7 @@ from collections.abc import Callable
 from testbed.backends.work import PendingWork
 from testbed.backends.zmq_ps.worker_exchange import Ticket, fold_stream
 from testbed.base.errors import UsageError
-from testbed.base.types import Verb
+from testbed.base.types import Op
 
 
 class Tickets:
@@ -30,13 +30,13 @@ class Tickets:
         Raises:
             UsageError: a spread without its fold, or what the queue refuses.
         """
-        verb, key = work.request.verb, work.request.key
-        if verb not in (Verb.FOLD, Verb.SPREAD):
+        op, key = work.request.op, work.request.key
+        if op not in (Op.FOLD, Op.SPREAD):
             queue(work)
             return
         with self._lock:
             number = self._num_folds.get(key, 0)
-            if verb is Verb.SPREAD:
+            if op is Op.SPREAD:
                 self._check_open(work)
                 self._given[work] = Ticket(fold_stream(key), self._open[key][1])
             else:
@@ -46,7 +46,7 @@ class Tickets:
             except UsageError:
                 del self._given[work]
                 raise
-            if verb is Verb.SPREAD:
+            if op is Op.SPREAD:
                 del self._open[key]
             else:
                 self._num_folds[key] = number + 1

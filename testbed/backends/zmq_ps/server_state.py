@@ -44,12 +44,12 @@ class ServerState:
         self._parameters = Parameters(num_workers, staleness)
         self._broken: dict[tuple[Operation, int, int], bytes] = {}
         self._handlers: dict[Operation, Callable[[Message], list[Message]]] = {
-            Operation.SUM: self._sums.push,
+            Operation.ALL_REDUCE: self._sums.push,
             Operation.FOLD: self._sums.push,
             Operation.SPREAD: self._sums.pull,
             Operation.BARRIER: self._sums.push,
-            Operation.GATHER: self._relays.gather,
-            Operation.DELIVER: self._deliveries.handle,
+            Operation.ALL_GATHER: self._relays.gather,
+            Operation.ALL_TO_ALL: self._deliveries.handle,
             Operation.MERGE: self._merges.push,
             Operation.BROADCAST: self._relays.broadcast,
             Operation.INSTALL: self._parameters.install,

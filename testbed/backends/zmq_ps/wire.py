@@ -29,17 +29,17 @@ FIXED_BYTES = _FIXED.size
 class Operation(enum.IntEnum):
     """What a message asks for; an answer carries the operation that it answers."""
 
-    SUM = 1
+    ALL_REDUCE = 1
     FOLD = 2
     SPREAD = 3
-    GATHER = 4
+    ALL_GATHER = 4
     BROADCAST = 5
     BARRIER = 6
     INSTALL = 7
     APPLY = 8
     COUNTERS = 9
     GOODBYE = 10
-    DELIVER = 11
+    ALL_TO_ALL = 11
     MERGE = 12
 
 

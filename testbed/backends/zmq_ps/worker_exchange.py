@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed.backends.zmq_ps.frames import DTYPE_NAMES, TORCH_DTYPES, Bytes, bytes_of, copy_in
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
-from testbed.base.types import Combined, Request, Traffic, Verb
+from testbed.base.types import Op, Request, Result, Traffic
 
 # Parts of other workers as they come in, slice by slice, of sizes not known before.
 
@@ -53,7 +53,7 @@ class IncomingParts:
         return tuple(parts[r] for r in sorted(parts))
 
 
-OPERATIONS = {verb: Operation[verb.name] for verb in Verb}
+OPERATIONS = {op: Operation[op.name] for op in Op}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Exchange:
         tensor = torch.empty(0, dtype=torch.uint8) if request.tensor is None else request.tensor
         self._memory: Bytes = bytes_of(tensor)
         self.header = Header(
-            operation=OPERATIONS[request.verb],
+            operation=OPERATIONS[request.op],
             worker=place_.rank,
-            root=request.root if request.verb is Verb.BROADCAST else 0,
+            root=request.root if request.op is Op.BROADCAST else 0,
             dtype=DTYPE_NAMES[tensor.dtype],
             stream=ticket.stream,
             sequence=ticket.sequence,
@@ -140,9 +140,9 @@ class Exchange:
         """Whether few of many answers are missing: an eighth of them, or one of four and more."""
         return len(self.slices) >= 4 and len(self._waiting) <= max(1, len(self.slices) // 8)
 
-    def result(self) -> Combined:
+    def result(self) -> Result:
         """What the request brought."""
-        return Combined(
+        return Result(
             tensor=self.request.tensor,
             traffic=self.traffic,
             version=self.version,
@@ -150,16 +150,16 @@ class Exchange:
         )
 
     def _gives_elements(self) -> bool:
-        verb, rank = self.request.verb, self.place.rank
-        if verb is Verb.BROADCAST:
+        op, rank = self.request.op, self.place.rank
+        if op is Op.BROADCAST:
             return rank == self.request.root
-        if verb is Verb.INSTALL:
+        if op is Op.INSTALL:
             return rank == 0
-        return verb not in (Verb.SPREAD, Verb.BARRIER)
+        return op not in (Op.SPREAD, Op.BARRIER)
 
     def _question(self, piece: Slice) -> Header:
         note = b""
-        if self.request.verb is Verb.INSTALL and self._gives:
+        if self.request.op is Op.INSTALL and self._gives:
             note = self.request.note.encode()
         flags = self.header.flags | (Flag.PAYLOAD if self._gives else Flag.NONE)
         return replace(
@@ -214,9 +214,9 @@ class GatherExchange(AnswersOfAnySize):
             self._incoming.take(header, payload)
         return self._unconfirmed == 0 and self._incoming.complete
 
-    def result(self) -> Combined:
+    def result(self) -> Result:
         """The parts of all ranks, this rank's own tensor among them."""
         own = self.request.tensor
         assert own is not None
         parts = self._incoming.with_own(self.place.rank, own)
-        return Combined(tensor=own, parts=parts, traffic=self.traffic)
+        return Result(tensor=own, parts=parts, traffic=self.traffic)

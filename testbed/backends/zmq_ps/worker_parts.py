@@ -18,7 +18,7 @@ from testbed.backends.zmq_ps.frames import DTYPE_NAMES, Bytes, bytes_of, tensor_
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header
 from testbed.backends.zmq_ps.worker_exchange import AnswersOfAnySize, IncomingParts, Place, Ticket
-from testbed.base.types import Combined, Request
+from testbed.base.types import Request, Result
 
 
 def relay_of(destination: int, num_servers: int) -> int:
@@ -67,11 +67,11 @@ class DeliverExchange(AnswersOfAnySize):
             self._unconfirmed -= 1
         return self._unconfirmed == 0 and self._incoming.complete
 
-    def result(self) -> Combined:
+    def result(self) -> Result:
         """The parts that were sent here, this rank's own among them."""
         rank = self.place.rank
         parts = self._incoming.with_own(rank, self.request.parts[rank])
-        return Combined(parts=parts, traffic=self.traffic)
+        return Result(parts=parts, traffic=self.traffic)
 
     def _slices(self, rank: int) -> Iterator[tuple[int, Header, Bytes | None]]:
         part, width = self.request.parts[rank], self.header.element_size
@@ -116,9 +116,9 @@ class MergeExchange(AnswersOfAnySize):
         self._lossless = not header.flags & Flag.REPACKED
         return True
 
-    def result(self) -> Combined:
+    def result(self) -> Result:
         """The merged payload; the request's own is left as it was."""
-        return Combined(self._merged, traffic=self.traffic, lossless=self._lossless)
+        return Result(self._merged, traffic=self.traffic, lossless=self._lossless)
 
     def _question(self, piece: Slice) -> Header:
         header = super()._question(piece)
@@ -159,10 +159,10 @@ class CutMergeExchange(AnswersOfAnySize):
         self._lossless = self._lossless and not header.flags & Flag.REPACKED
         return len(self._merged) == len(self.request.parts)
 
-    def result(self) -> Combined:
+    def result(self) -> Result:
         """The merged payloads, in the order of their ranges; the request's own are left."""
         parts = tuple(self._merged[number] for number in range(len(self.request.parts)))
-        return Combined(parts=parts, traffic=self.traffic, lossless=self._lossless)
+        return Result(parts=parts, traffic=self.traffic, lossless=self._lossless)
 
     def _slices(
         self, number: int, part: torch.Tensor, note: str

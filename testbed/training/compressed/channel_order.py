@@ -15,7 +15,7 @@ Owner = TypeVar("Owner")
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Owner, Item]):
+class ChannelOrder(Generic[Owner, Item]):
     """One channel's rounds, in an order that depends on nothing but the order of conversations.
 
     A ring matches requests by position. When the answer to a round is decoded differs from rank to
@@ -23,7 +23,7 @@ class Turns(Generic[Owner, Item]):
     last; whoever came meanwhile waits in line.
 
     Example:
-        >>> turns = Turns[str, str]()
+        >>> turns = ChannelOrder[str, str]()
         >>> turns.ask("a", "a1", last=False), turns.ask("b", "b1", last=True)
         (['a1'], [])
         >>> turns.ask("a", "a2", last=True)
@@ -52,7 +52,7 @@ class Turns(Generic[Owner, Item]):
         """A conversation has ended, whatever it said before; returns what may be submitted now.
 
         Example:
-            >>> turns = Turns[str, str]()
+            >>> turns = ChannelOrder[str, str]()
             >>> turns.ask("a", "a1", last=False), turns.ask("b", "b1", last=True)
             (['a1'], [])
             >>> turns.leave("b"), turns.leave("a")
@@ -76,7 +76,7 @@ class Turns(Generic[Owner, Item]):
 Task = Callable[[], None]
 
 
-class Helper:
+class WorkerThread:
     """A thread of its own; it starts with the first task and ends with `close`.
 
     On a GPU its kernels run on a stream of their own, beside those of the training.

@@ -21,7 +21,7 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.base.errors import RunFailed
 from testbed.base.plan import Plan
-from testbed.base.types import CUT_BYTES, Combined, Request, Verb, shard_bounds
+from testbed.base.types import CUT_BYTES, Op, Request, Result, shard_bounds
 from testbed.compression import server_merge
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import (
@@ -33,13 +33,20 @@ from testbed.compression.protocol import (
     Round,
     can_cut,
 )
-from testbed.training.compressed.channel_order import Helper, Turns
+from testbed.training.compressed.channel_order import ChannelOrder, WorkerThread
 from testbed.training.compressed.costs import Costs
 from testbed.training.compressed.spec import Compression, compressors_of
 from testbed.training.compressed.state import States, carried
-from testbed.training.compressed.work import DECODE, ENCODE, Outgoing, Promise, Relay, Talk
+from testbed.training.compressed.work import (
+    DECODE,
+    ENCODE,
+    CompressedWork,
+    Outgoing,
+    Promise,
+    Relay,
+)
 
-_VERBS = {Form.SUM: Verb.SUM, Form.GATHER: Verb.GATHER, Form.DELIVER: Verb.DELIVER}
+_OPS = {Form.SUM: Op.ALL_REDUCE, Form.GATHER: Op.ALL_GATHER, Form.DELIVER: Op.ALL_TO_ALL}
 
 _OVER = 2  # a step this many before another one has no message left when that one's end
 
@@ -51,9 +58,9 @@ class Conversations:
     """The conversations of one rank, and what its compressor keeps between steps.
 
     Requests of a fifo channel are submitted in an order that all ranks share: whatever is begun
-    first submits all its rounds first (see `Turns`). Where rank 0 decides the order, rounds are
-    submitted as they come. A worker that is alone, or on a backend that exchanges nothing, answers
-    its rounds itself.
+    first submits all its rounds first (see `ChannelOrder`). Where rank 0 decides the order, rounds
+    are submitted as they come. A worker that is alone, or on a backend that exchanges nothing,
+    answers its rounds itself.
 
     Args:
         compression: the compressor.
@@ -69,16 +76,16 @@ class Conversations:
         self.num_workers = 1 if silent else backend.size
         self.rank = 0 if silent else backend.rank
         self._backend = backend
-        self._merges = Verb.MERGE in backend.capabilities.verbs
+        self._merges = Op.MERGE in backend.capabilities.ops
         self._lock = threading.Lock()
-        self._turns: defaultdict[int, Turns[object, _Submission]] = defaultdict(Turns)
+        self._turns: defaultdict[int, ChannelOrder[object, _Submission]] = defaultdict(ChannelOrder)
         self._plan: Plan | None = None
         self._keys: tuple[str, ...] = ()
         self._compressors: Mapping[str, Compressor] = {}
         self._live: set[Promise] = set()
         self._failure: BaseException | None = None
-        self._encoder = Helper("encode", device)
-        self._decoder = Helper("decode", device)
+        self._encoder = WorkerThread("encode", device)
+        self._decoder = WorkerThread("decode", device)
 
     def adopt(self, plan: Plan, keys: Sequence[str]) -> None:
         """Go on with another plan (nothing is under way); residuals follow their elements.
@@ -102,9 +109,9 @@ class Conversations:
         """What is kept between steps."""
         return sum(map(num_bytes, self.states.values()))
 
-    def begin(self, outgoing: Outgoing) -> Talk:
+    def begin(self, outgoing: Outgoing) -> CompressedWork:
         """A message may leave; the work ends when the mean has taken its place."""
-        talk = Talk(outgoing)
+        talk = CompressedWork(outgoing)
         self._add(talk)
         self._encoder.give(lambda: self._guarded(talk, lambda: self._encode(talk)))
         return talk
@@ -141,7 +148,7 @@ class Conversations:
         try:
             act()
         except Exception as error:  # handed to whoever waits, who may be any thread
-            if isinstance(work, Talk):
+            if isinstance(work, CompressedWork):
                 self._fail(work.named(error, self.compression.text))
             else:
                 self._fail(error)
@@ -155,7 +162,7 @@ class Conversations:
         for work in live:
             work.fail(error)
 
-    def _encode(self, talk: Talk) -> None:
+    def _encode(self, talk: CompressedWork) -> None:
         outgoing, context = talk.outgoing, talk.outgoing.context
         outgoing.made()
         talk.stage = "being encoded"
@@ -166,7 +173,7 @@ class Conversations:
         talk.conversation = compressor.exchange(outgoing.values, state, context)
         self._go_on(talk, None, began_s)
 
-    def _go_on(self, talk: Talk, arrived: Arrived | None, began_s: float) -> None:
+    def _go_on(self, talk: CompressedWork, arrived: Arrived | None, began_s: float) -> None:
         """Compute up to the next round, or to the end."""
         assert talk.conversation is not None
         try:
@@ -190,8 +197,8 @@ class Conversations:
         else:
             self._leave(talk, given, request)
 
-    def _leave(self, talk: Talk, given: Round, request: Request) -> None:
-        talk.stage = f"in {request.verb} {request.key!r}"
+    def _leave(self, talk: CompressedWork, given: Round, request: Request) -> None:
+        talk.stage = f"in {request.op} {request.key!r}"
 
         def hear(work: Work) -> None:
             arrive = functools.partial(self._arrive, talk, request, work)
@@ -199,11 +206,11 @@ class Conversations:
 
         self._submit(talk, (request, hear), request.channel, given.last)
 
-    def _request(self, talk: Talk, given: Round) -> Request:
+    def _request(self, talk: CompressedWork, given: Round) -> Request:
         outgoing = talk.outgoing
-        verb, note, parts = _VERBS[given.form], "", given.parts
+        op, note, parts = _OPS[given.form], "", given.parts
         if self._merges and given.merger is not None and server_merge.can_describe(given.merger):
-            verb = Verb.MERGE
+            op = Op.MERGE
             parts, note = for_servers(
                 given.merger,
                 given.parts[0],
@@ -213,7 +220,7 @@ class Conversations:
             )
         whole = len(parts) == 1 and given.form is not Form.DELIVER
         return Request(
-            verb,
+            op,
             parts[0] if whole else None,
             key=talk.next_key(),
             step=outgoing.context.step,
@@ -232,7 +239,7 @@ class Conversations:
                 begun = self._begin_requests(self._turns[channel].ask(owner, submission, last))
         self._tell(begun)
 
-    def _end(self, talk: Talk) -> None:
+    def _end(self, talk: CompressedWork) -> None:
         with self._lock:
             self._live.discard(talk)
             step = talk.outgoing.context.step
@@ -253,12 +260,12 @@ class Conversations:
         for work, hear in begun:
             hear(work)
 
-    def _arrive(self, talk: Talk, request: Request, work: Work) -> None:
+    def _arrive(self, talk: CompressedWork, request: Request, work: Work) -> None:
         combined = work.wait(0.0)
         talk.add_exchanged(work, combined)
-        self._decode(talk, arrived_of(request.verb, combined))
+        self._decode(talk, arrived_of(request.op, combined))
 
-    def _decode(self, talk: Talk, arrived: Arrived) -> None:
+    def _decode(self, talk: CompressedWork, arrived: Arrived) -> None:
         talk.stage = "being decoded"
         self._go_on(talk, arrived, time.perf_counter())
 
@@ -296,12 +303,12 @@ def answered_alone(given: Round) -> Arrived:
     return Arrived(given.parts)
 
 
-def arrived_of(verb: Verb, combined: Combined) -> Arrived:
+def arrived_of(op: Op, combined: Result) -> Arrived:
     """What a conversation is answered with."""
-    if verb is Verb.SUM:
+    if op is Op.ALL_REDUCE:
         assert combined.tensor is not None
         return Arrived((combined.tensor,))
-    if verb is not Verb.MERGE:
+    if op is not Op.MERGE:
         return Arrived(combined.parts)
     if combined.tensor is not None:
         return server_merge.Pulled(combined.tensor, combined.lossless).arrived()

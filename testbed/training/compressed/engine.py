@@ -16,8 +16,8 @@ from testbed.training.compressed.driver import Conversations
 from testbed.training.compressed.reducer import Comparison, CompressedFlight, Shapes, shapes_of
 from testbed.training.compressed.spec import Compression, refuse_unfit
 from testbed.training.compressed.state import carried, packed, unpacked
-from testbed.training.exchange.buckets import Fusion
-from testbed.training.exchange.reducer import Flight
+from testbed.training.exchange.buckets import GradientBuckets
+from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.setup import agree_on
 
 
@@ -68,7 +68,9 @@ class Compressing:
         self._shapes = shapes_of(plan, parameters)
         self.conversations.adopt(plan, keys)
 
-    def flight(self, plan: Plan, fusion: Fusion, keys: Sequence[str], step: int) -> Flight:
+    def flight(
+        self, plan: Plan, fusion: GradientBuckets, keys: Sequence[str], step: int
+    ) -> GradientReducer:
         """The messages of a step."""
         return CompressedFlight(
             *(plan, fusion, keys, self._backend, step),
@@ -109,7 +111,7 @@ class Compressing:
             conversations.compression.note,
         )
 
-    def compare(self, flight: Flight, keys: Sequence[str], step: int) -> None:
+    def compare(self, flight: GradientReducer, keys: Sequence[str], step: int) -> None:
         """Compare a step's means with the true ones, if it is one of the first."""
         if isinstance(flight, CompressedFlight):
             self.comparison.compare(flight, keys, step)

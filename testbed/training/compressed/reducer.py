@@ -14,23 +14,23 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.base.plan import Message, Plan
-from testbed.base.types import Request, Traffic, Verb
+from testbed.base.types import Op, Request, Traffic
 from testbed.control.protocol import Control
 from testbed.training.compressed.channel_order import made_on
 from testbed.training.compressed.driver import Conversations
 from testbed.training.compressed.work import Outgoing
-from testbed.training.exchange.buckets import Fusion
-from testbed.training.exchange.reducer import Flight
+from testbed.training.exchange.buckets import GradientBuckets
+from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.setup import AGREE_S
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class CompressedFlight(Flight):
-    """See `Flight`; what is collected are means, not sums.
+class CompressedFlight(GradientReducer):
+    """See `GradientReducer`; what is collected are means, not sums.
 
     Args:
-        plan: see `Flight`, as are `fusion`, `keys`, `backend` and `step`.
+        plan: see `GradientReducer`, as are `fusion`, `keys`, `backend` and `step`.
         conversations: carry the messages.
         shapes: of the tensors in each message, see `shapes_of`.
         rate: the step's learning rate, None = there is no single one.
@@ -40,7 +40,7 @@ class CompressedFlight(Flight):
     def __init__(
         self,
         plan: Plan,
-        fusion: Fusion,
+        fusion: GradientBuckets,
         keys: Sequence[str],
         backend: Backend,
         step: int,
@@ -169,7 +169,7 @@ class Comparison:
 
     def _sum(self, given: torch.Tensor, name: str, step: int) -> torch.Tensor:
         key = f"{name} (uncompressed)"
-        work: Work = self._backend.submit(Request(Verb.SUM, given, key=key, step=step))
+        work: Work = self._backend.submit(Request(Op.ALL_REDUCE, given, key=key, step=step))
         total = work.wait(self._patience_s).tensor
         assert total is not None
         return total

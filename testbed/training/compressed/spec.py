@@ -12,7 +12,7 @@ from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
-from testbed.base.types import Verb
+from testbed.base.types import Op
 from testbed.compression.protocol import Compressor
 from testbed.compression.registry import resolve_compressor
 from testbed.compression.wrappers import ratio_of, with_ratio
@@ -135,7 +135,7 @@ def refuse_unfit(
         UsageError: names the compressor, and what does not go with it.
     """
     what, capabilities = f"compressor {compression.text!r}", backend.capabilities
-    if Verb.APPLY in capabilities.verbs:
+    if Op.APPLY in capabilities.ops:
         raise UsageError(
             f"{what} delivers means to the workers, but with update=server the optimizer is on the "
             "servers and takes gradients as they are; use update=worker"

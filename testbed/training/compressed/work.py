@@ -12,7 +12,7 @@ import torch
 
 from testbed.backends.protocol import Work
 from testbed.base.errors import DeadlineExceeded, RunFailed, TestbedError
-from testbed.base.types import Combined, Event, Request, Traffic
+from testbed.base.types import Event, Request, Result, Traffic
 from testbed.compression.protocol import Context, Conversation, Round
 from testbed.training.compressed.costs import Costs
 
@@ -29,9 +29,9 @@ class Promise:
     def __init__(self, what: str) -> None:
         self.stage = "waiting for its turn"
         self._what = what
-        self._result: Future[Combined] = Future()
+        self._result: Future[Result] = Future()
 
-    def succeed(self, result: Combined) -> None:
+    def succeed(self, result: Result) -> None:
         """The result is in place."""
         with contextlib.suppress(InvalidStateError):  # it has failed meanwhile
             self._result.set_result(result)
@@ -45,7 +45,7 @@ class Promise:
         """See `Work.done`."""
         return self._result.done()
 
-    def wait(self, timeout_s: float | None = None) -> Combined:
+    def wait(self, timeout_s: float | None = None) -> Result:
         """See `Work.wait`."""
         try:
             return self._result.result(timeout_s)
@@ -112,7 +112,7 @@ class Outgoing:
     made: Callable[[], None] = lambda: None
 
 
-class Talk(Promise):
+class CompressedWork(Promise):
     """See `Work`; its event spans the conversation, `details` tell its parts.
 
     The encoder's, the backend's and the decoder's thread use it one after another, never at once.
@@ -158,7 +158,7 @@ class Talk(Promise):
         self.costs += more
         self.details.append(self._event(what, began_s, began_s, ended_s))
 
-    def add_exchanged(self, work: Work, combined: Combined) -> None:
+    def add_exchanged(self, work: Work, combined: Result) -> None:
         """Count a round that has ended."""
         event = work.event
         self.costs += Costs(rounds_s=((event.started_s, event.ended_s),))
@@ -169,7 +169,7 @@ class Talk(Promise):
         """The mean is in place."""
         self._ended_s = time.perf_counter()
         self.stage = "done"
-        self.succeed(Combined(self.outgoing.values, traffic=self.traffic))
+        self.succeed(Result(self.outgoing.values, traffic=self.traffic))
 
     def named(self, error: Exception, compressor: str) -> BaseException:
         """An error of the conversation, with the message and the step."""
@@ -188,8 +188,8 @@ class Talk(Promise):
         """See `Work.event`."""
         return self._event(WHOLE, self._begun_s, self._started_s or self._begun_s, self._ended_s)
 
-    def _event(self, verb: str, submitted_s: float, started_s: float, ended_s: float) -> Event:
+    def _event(self, op: str, submitted_s: float, started_s: float, ended_s: float) -> Event:
         outgoing = self.outgoing
         size = self.costs.dense_bytes
         step, channel = outgoing.context.step, outgoing.channel
-        return Event(verb, self.key, step, channel, size, submitted_s, started_s, ended_s)
+        return Event(op, self.key, step, channel, size, submitted_s, started_s, ended_s)

@@ -11,7 +11,7 @@ from testbed.base.errors import UsageError
 from testbed.base.plan import Message, Plan
 
 
-class Fusion:
+class GradientBuckets:
     """The messages of a plan as tensors.
 
     A message that is a whole gradient, or one slice of it, is a view: nothing is copied. A fused

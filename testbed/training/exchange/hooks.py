@@ -12,7 +12,7 @@ from testbed.training.exchange.refusals import closure_refused, never_exchanged
 Parameters = list[torch.nn.Parameter]
 
 
-class ReadWatch:
+class ForwardHooks:
     """Calls back before a module's forward pass with the parameters that it reads.
 
     A module reads its own parameters. Parameters whose module is never called itself (others read

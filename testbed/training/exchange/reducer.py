@@ -8,8 +8,8 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.base.plan import Plan
-from testbed.base.types import Combined, Request, Verb
-from testbed.training.exchange.buckets import Fusion
+from testbed.base.types import Op, Request, Result
+from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.refusals import changed_gradient, second_gradient, sparse_gradient
 
 # In which order gradients leave: the same on every rank, whatever order they become ready in.
@@ -47,11 +47,11 @@ class InOrderRelease:
         return list(self._order[start : self._next])
 
 
-Wait = Callable[[Work, str], Combined]
+Wait = Callable[[Work, str], Result]
 """Waits for an exchange; given its message's name, for words."""
 
 
-class Flight:
+class GradientReducer:
     """Carries out a plan for one step, on one rank.
 
     Args:
@@ -66,7 +66,7 @@ class Flight:
     def __init__(
         self,
         plan: Plan,
-        fusion: Fusion,
+        fusion: GradientBuckets,
         keys: Sequence[str],
         backend: Backend,
         step: int,
@@ -118,7 +118,7 @@ class Flight:
             for number in messages:
                 if number not in begun:
                     begun.add(number)
-                    self._submit(number, Verb.SPREAD)
+                    self._submit(number, Op.SPREAD)
 
     def land(self, number: int, wait: Wait) -> None:
         """Wait until a message (both its halves, if it has two) has ended; once is enough."""
@@ -154,15 +154,15 @@ class Flight:
 
     def _send(self, number: int) -> None:
         if self._learning_rate is not None:
-            verb = Verb.APPLY
+            op = Op.APPLY
         else:
-            verb = Verb.FOLD if self._plan.halves else Verb.SUM
-        self._submit(number, verb)
+            op = Op.FOLD if self._plan.halves else Op.ALL_REDUCE
+        self._submit(number, op)
 
-    def _submit(self, number: int, verb: Verb) -> None:
+    def _submit(self, number: int, op: Op) -> None:
         message = self._plan.messages[number]
         request = Request(
-            verb,
+            op,
             self._fusion.payload(number, self._gradients),
             key=self._keys[number],
             step=self._step,
@@ -196,7 +196,7 @@ class Contribution:
 
     def __init__(
         self,
-        flight: Flight,
+        flight: GradientReducer,
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
         probing: bool = False,

@@ -11,7 +11,7 @@ from testbed.base.errors import Disagreement
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace, TraceTensor
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
 from testbed.scheduling.protocol import make_plan
 
@@ -57,7 +57,7 @@ def share_start(model: torch.nn.Module, backend: Backend) -> None:
             if tensor.dtype is torch.bool:
                 continue  # masks are constants of the architecture
             plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-            request = Request(Verb.BROADCAST, plain, key=f"start of {name}", step=-1)
+            request = Request(Op.BROADCAST, plain, key=f"start of {name}", step=-1)
             works.append((tensor, plain, backend.submit(request)))
         for tensor, plain, work in works:
             work.wait(AGREE_S)
@@ -86,7 +86,7 @@ def install(
             for part in message.parts
         ]
         values = torch.cat(pieces)
-        backend.submit(Request(Verb.INSTALL, values, key=keys[number], step=-1, note=note)).wait(
+        backend.submit(Request(Op.INSTALL, values, key=keys[number], step=-1, note=note)).wait(
             AGREE_S
         )
 

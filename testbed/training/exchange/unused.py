@@ -8,14 +8,14 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Work
-from testbed.base.types import Request, Verb
+from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
 from testbed.training.exchange.reducer import Wait
 
 KEY = "(parameters in use)"
 
 
-class Usage:
+class UnusedParameters:
     """Asks all ranks which parameters nobody used.
 
     A mean that is zero everywhere may come from such a parameter. All ranks hold the same means bit
@@ -98,7 +98,7 @@ class Usage:
         votes = torch.tensor([0 if i in absent else 1 for i in tensors], dtype=torch.int32)
         if self._device is not None:
             votes = votes.to(self._device)
-        return self._submit_request(Request(Verb.SUM, votes, key=KEY, step=step, priority=-1))
+        return self._submit_request(Request(Op.ALL_REDUCE, votes, key=KEY, step=step, priority=-1))
 
     def _counted(self, tensors: Sequence[int], votes: Work) -> set[int]:
         counts = self._wait(votes, KEY).tensor

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from testbed.base.errors import NonFiniteGradient
-from testbed.training.exchange.reducer import Flight, Wait
+from testbed.training.exchange.reducer import GradientReducer, Wait
 
 # The optimizer's step in portions: each layer is updated when its own gradients have arrived.
 
@@ -94,7 +94,7 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> list[float]:
     return found
 
 
-def silent(tensors: Sequence[torch.Tensor], norms: Sequence[float]) -> list[int]:
+def all_zero(tensors: Sequence[torch.Tensor], norms: Sequence[float]) -> list[int]:
     """Positions of tensors that are zero everywhere (and have elements at all).
 
     Args:
@@ -137,7 +137,7 @@ def refuse_non_finite(
         )
 
 
-class PendingUpdate:
+class DeferredUpdate:
     """The parameters of one step that have not been updated yet.
 
     Args:
@@ -154,7 +154,7 @@ class PendingUpdate:
 
     def __init__(
         self,
-        flight: Flight,
+        flight: GradientReducer,
         parameters: Sequence[torch.nn.Parameter],
         names: Sequence[str],
         step: int,
@@ -209,7 +209,7 @@ class PendingUpdate:
         norms = norms_of(sums)
         if self._check_finite:
             self._refuse_non_finite(tensors, sums, norms, "gradient")
-        unused = self._unused_of(tensors, silent(sums, norms))
+        unused = self._unused_of(tensors, all_zero(sums, norms))
         means = [None if t in unused else g for t, g in zip(tensors, sums, strict=True)]
         self.stepping = True
         try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from testbed.backends.protocol import Peer
+from testbed.backends.protocol import ExternalFramework
 from testbed.control.protocol import Control
 
 
-class PeerSession:
+class ExternalSession:
     """One rank's part in a training that another framework makes data-parallel; see `Session`.
 
     The framework's own wait for messages lies at the end of `loss.backward()`: exposed time is
@@ -40,7 +40,7 @@ class PeerSession:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        peer: Peer,
+        peer: ExternalFramework,
         control: Control,
         on_resume: Callable[[], None] | None = None,
     ) -> None:

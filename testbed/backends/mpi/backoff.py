@@ -17,7 +17,7 @@ SLACK_NS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class BackoffPolicy:
     """How long to wait between two questions.
 
     Attributes:
@@ -33,8 +33,8 @@ class Manners:
     growth: float = 1.5
 
 
-ROOMY = Manners(yield_s=1e-3, shortest_s=20e-6, longest_s=500e-6)
-CROWDED = Manners(yield_s=20e-6, shortest_s=20e-6, longest_s=150e-6)
+ROOMY = BackoffPolicy(yield_s=1e-3, shortest_s=20e-6, longest_s=500e-6)
+CROWDED = BackoffPolicy(yield_s=20e-6, shortest_s=20e-6, longest_s=150e-6)
 
 
 def sleep_exactly() -> bool:
@@ -51,17 +51,17 @@ def sleep_exactly() -> bool:
     return True
 
 
-def manners_for(num_ranks: int, num_cores: int) -> Manners:
+def backoff_for(num_ranks: int, num_cores: int) -> BackoffPolicy:
     """Yield where every rank of the host has a core, sleep early where ranks outnumber cores.
 
     Example:
-        >>> manners_for(2, 2) is ROOMY, manners_for(4, 2) is CROWDED
+        >>> backoff_for(2, 2) is ROOMY, backoff_for(4, 2) is CROWDED
         (True, True)
     """
     return ROOMY if num_ranks <= num_cores else CROWDED
 
 
-def next_sleep_s(manners: Manners, waited_s: float, last_s: float) -> float:
+def next_sleep_s(manners: BackoffPolicy, waited_s: float, last_s: float) -> float:
     """Seconds to sleep now; 0 = only yield the core.
 
     Args:
@@ -81,7 +81,7 @@ def next_sleep_s(manners: Manners, waited_s: float, last_s: float) -> float:
 class Patience:
     """The waiting of one thread: `pause` when nothing progressed, `reset` when something did."""
 
-    def __init__(self, manners: Manners) -> None:
+    def __init__(self, manners: BackoffPolicy) -> None:
         self._manners = manners
         self._since_s: float | None = None
         self._last_s = 0.0
