@@ -21,6 +21,7 @@ BASE = {"base", "workloads.workload", "workloads.kinds"}
 ALLOWED = {
     "base": set(),
     "statistics": BASE,
+    "noise": BASE | PROTOCOLS | {"records", "sweeping", "training", "profiling"},
     "prediction": BASE | {"statistics"},
     "scheduling": BASE | {"prediction", "statistics"},
     "records": BASE | {"prediction"},
@@ -32,15 +33,17 @@ ALLOWED = {
     "models": BASE,
     "training": BASE
     | PROTOCOLS
-    | {"records", "statistics", "scheduling", "prediction", "compression"},
+    | {"records", "statistics", "scheduling", "prediction", "compression"}
+    | {"noise.steal_time", "noise.steady"},
     "profiling": BASE
     | PROTOCOLS
-    | {"prediction", "statistics", "training", "models", "compression"},
+    | {"prediction", "statistics", "training", "models", "compression", "noise.steady"}
+    | {"noise.steal_time", "noise.steady"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
-    | {"scheduling", "prediction", "workloads", "cluster"},
-    "reporting": BASE | {"records", "statistics", "prediction", "sweeping"},
-    "sweeping": BASE | {"records", "statistics", "backends.protocol"},
+    | {"scheduling", "prediction", "workloads", "cluster", "noise"},
+    "reporting": BASE | {"records", "statistics", "prediction", "sweeping", "noise"},
+    "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise.reruns"},
     "microbench": BASE
     | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"}
     | {"cluster"},

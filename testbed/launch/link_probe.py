@@ -17,7 +17,7 @@ from testbed.base.trace import Trace
 from testbed.base.types import Op
 from testbed.launch.join import Role, open_backend
 from testbed.launch.plan_options import group_for, plan_for, stream_of
-from testbed.launch.rehearsal import (
+from testbed.noise.rehearsal import (
     FEW_COUNTED,
     NUM_COUNTED,
     Rehearsal,
@@ -25,12 +25,11 @@ from testbed.launch.rehearsal import (
     can_rehearse,
     is_rehearsed,
 )
+from testbed.noise.steal_time import LINK_STOLEN, read_cores, shares_of
 from testbed.prediction.rehearsal_fit import LEAST_AGREEING, agreed, missing_s, ratios
 from testbed.profiling.link import link_of_steps, measure_link
 from testbed.profiling.sweep import first_look, quick
-from testbed.records.environment import LINK_STOLEN
 from testbed.scheduling.protocol import needs_profile
-from testbed.training.resources import read_cores, shares_of
 
 PROBE = "probe"  # what the backend is called that only measures the link
 PROBE_AGAIN = "probe-again"

@@ -27,7 +27,7 @@ from testbed.launch.codec_cost import (
 from testbed.launch.join import Role
 from testbed.launch.link_probe import Probe, from_rank_0
 from testbed.launch.plan_options import plan_for, why_whole
-from testbed.launch.rehearsal import is_rehearsed, rehearsal_of, second_copy
+from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
 from testbed.prediction.rehearsal_fit import as_in_steps

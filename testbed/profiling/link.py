@@ -15,6 +15,8 @@ from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
+from testbed.noise.steady import quietest
+from testbed.noise.steal_time import StealTime
 from testbed.prediction.fit import fit_link, fit_slowdown
 from testbed.prediction.rehearsal_fit import missing_s
 from testbed.profiling.sweep import (
@@ -29,8 +31,6 @@ from testbed.profiling.sweep import (
     shuffled,
     time_of_one,
 )
-from testbed.statistics.steady import quietest
-from testbed.training.resources import StolenTime
 
 KEY = "link"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
@@ -206,7 +206,7 @@ class _Measurement:
         self._control.set_state("measuring the link")
         mine: list[Times] = []
         stolen = []
-        taken = StolenTime()
+        taken = StealTime()
         for number in range(rounds):
             order = shuffled(self._exchanges(sizes), self._sweep.seed, number)
             mine.append([self._exchange(exchange) for exchange in order])
@@ -216,7 +216,7 @@ class _Measurement:
 
     def take_streams(self, rounds: int) -> list[list[tuple[int, float]]]:
         """Of quiet rounds bytes and seconds of messages that follow each other; the first not."""
-        taken = StolenTime()
+        taken = StealTime()
         every = [(self._stream(), taken.share()) for _ in range(rounds)]
         mine = [every[number][0] for number in self._quiet([share for _, share in every])]
         told = iter(self._gather([time_s for streamed in mine for _, time_s in streamed]))

@@ -28,7 +28,7 @@ class StepSamples(msgspec.Struct, kw_only=True):
             the rank that lost most.
         unsteady: whether the step, or the one before it, awaited in some rank what it would have
             left to the next one, so that it is unlike the others. Medians are over the steps that
-            count: the quietest of the steady ones (`statistics.counted`).
+            count: the quietest of the steady ones (`steady_steps`).
         staleness: server consistency: clocks that the slowest worker was behind, rank 0, each step.
     """
 

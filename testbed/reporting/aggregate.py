@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.noise.steady import steady_steps
 from testbed.records.cell import Cell, CompressionResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan
 from testbed.reporting.prediction import was_rehearsed
 from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.steady import counted
 from testbed.statistics.summary import median_of_known, quantile
 
 # Reads the cells of a folder; one that cannot be read is named, not passed over in silence.
@@ -227,7 +227,7 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:
 
 
 def _counted_s(samples: StepSamples, name: str) -> list[float]:
-    return counted(getattr(samples, name), samples.cores_stolen, samples.unsteady)
+    return steady_steps(getattr(samples, name), samples.cores_stolen, samples.unsteady)
 
 
 def _work(ok: Sequence[Cell]) -> dict[str, Any]:

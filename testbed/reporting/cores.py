@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.noise.steady import QUIET, steady_steps
+from testbed.noise.steal_time import NOTICED, TOO_MUCH, describe_stolen, lost_of, stolen_of
 from testbed.records.cell import Cell
-from testbed.records.environment import NOTICED, TOO_MUCH, describe_stolen, stolen_of
 from testbed.reporting.naming import short_name
-from testbed.statistics.steady import QUIET, counted
-from testbed.sweeping.reruns import lost_of
 
 BUSY = 0.9  # from here on messages wait for cores as well as for the network
 
@@ -98,7 +97,7 @@ def describe_again(cells: Sequence[Cell]) -> list[str]:
 def _steps(cell: Cell) -> tuple[list[float], list[float]]:
     """What the host took in the steady steps, and in those of them that count."""
     stolen, unsteady = cell.samples.cores_stolen, cell.samples.unsteady
-    return counted(stolen, (), unsteady), counted(stolen, stolen, unsteady)
+    return steady_steps(stolen, (), unsteady), steady_steps(stolen, stolen, unsteady)
 
 
 def _name(cell: Cell) -> str:

@@ -18,12 +18,12 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.base.config import RunConfig
+from testbed.noise.reruns import TimeLeft, run_again
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
 from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 from testbed.sweeping.grid import Sweep, interleave
 from testbed.sweeping.progress import Reporter, reporting
-from testbed.sweeping.reruns import TimeLeft, run_again
 
 INTERRUPTED = 130
 

@@ -11,10 +11,10 @@ import msgspec
 from testbed.base.config import RunConfig, reproduce
 from testbed.base.link import Link
 from testbed.base.plan import Plan
+from testbed.noise.steady import steady_steps
+from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
-from testbed.records.environment import LINK_STOLEN
 from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.steady import counted
 from testbed.statistics.summary import quantile
 from testbed.training.sampling import RunningDigest
 
@@ -91,7 +91,7 @@ def make_cell(
     first = outcomes[0]
     samples = _samples(outcomes, consistency)
     stolen, unsteady = samples.cores_stolen, samples.unsteady
-    steps_s = counted(samples.step_time_s, stolen, unsteady)
+    steps_s = steady_steps(samples.step_time_s, stolen, unsteady)
     interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
     identical, note = judge(config, outcomes, consistency)
@@ -112,8 +112,8 @@ def make_cell(
         step_time_low_s=interval.low if interval is not None else None,
         step_time_high_s=interval.high if interval is not None else None,
         samples_per_s=_samples_per_s(outcomes, consistency, median_s),
-        compute_s=quantile(counted(samples.compute_s, stolen, unsteady), 0.5),
-        exposed_comm_s=quantile(counted(samples.exposed_comm_s, stolen, unsteady), 0.5),
+        compute_s=quantile(steady_steps(samples.compute_s, stolen, unsteady), 0.5),
+        exposed_comm_s=quantile(steady_steps(samples.exposed_comm_s, stolen, unsteady), 0.5),
         wire_bytes_per_step=_busiest([o.sent_bytes for o in outcomes], num_servers) / first.steps,
         received_bytes_per_step=_busiest([o.received_bytes for o in outcomes], num_servers)
         / first.steps,

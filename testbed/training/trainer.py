@@ -16,6 +16,7 @@ from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.types import Op, Traffic
 from testbed.control.protocol import Control
+from testbed.noise.steal_time import StealTime, read_cores, shares_of
 from testbed.records.cell import Accuracy
 from testbed.training import checkpoint
 from testbed.training.compressed.spec import Compression, compression_of, refuse_ratios
@@ -31,7 +32,7 @@ from testbed.training.replica import (
     sample_order,
     update,
 )
-from testbed.training.resources import StolenTime, peak_bytes, read_cores, reset_peak, shares_of
+from testbed.training.resources import peak_bytes, reset_peak
 from testbed.training.sampling import RunningDigest, SampleCursor, SampleOrder, digest_tensors
 from testbed.training.session import Session
 from testbed.training.slowdown import parse_slowdowns
@@ -199,7 +200,7 @@ class _Loop:
         first = self._resume()
         before = backend.traffic()
         reset_peak(self._replica.device)
-        cores, stolen = read_cores(), StolenTime()
+        cores, stolen = read_cores(), StealTime()
         time_s = 0.0
         awaited = False
         for step in range(first, self._total):

@@ -7,9 +7,9 @@ from collections import namedtuple
 from typing import Any
 
 from testbed.base.config import RunConfig
+from testbed.noise.steal_time import CoreTimes, read_cores, shares_of, sum_of
 from testbed.records.cell import Cell
 from testbed.reporting.cores import core_words, describe_again, describe_cores, is_core_bound
-from testbed.training.resources import CoreTimes, read_cores, shares_of, sum_of
 
 
 def cell(**given: Any) -> Cell:

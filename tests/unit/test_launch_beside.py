@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from testbed.launch.rehearsal import beside
+from testbed.noise.rehearsal import beside
 
 
 def test_a_paced_load_leaves_the_host_idle_in_between():

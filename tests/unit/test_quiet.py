@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
+from testbed.noise import steal_time
+from testbed.noise.steady import AT_LEAST, QUIET, quietest, steady_steps
+from testbed.noise.steal_time import CoreTimes, StealTime
 from testbed.records.cell import Cell
 from testbed.reporting.aggregate import Found, aggregate
 from testbed.reporting.cores import core_words, describe_cores
-from testbed.statistics.steady import AT_LEAST, QUIET, counted, quietest
-from testbed.training import resources
-from testbed.training.resources import CoreTimes, StolenTime
 from testbed.training.summary import Outcome, make_cell
 
 SHARES = st.lists(st.floats(0, 1), max_size=40)
@@ -38,11 +38,16 @@ def test_enough_count_and_none_that_lost_more_than_one_left_out(stolen: list[flo
 
 
 def test_where_nothing_is_known_all_count() -> None:
-    assert counted([3.0, 1.0], []) == [3.0, 1.0]
+    assert steady_steps([3.0, 1.0], []) == [3.0, 1.0]
 
 
 def test_a_disturbed_step_is_left_out_though_it_was_fast() -> None:
-    assert counted([1.0, 2.0, 2.1, 2.2, 2.3], [0.2, 0.0, 0.01, 0.0, 0.0]) == [2.0, 2.1, 2.2, 2.3]
+    assert steady_steps([1.0, 2.0, 2.1, 2.2, 2.3], [0.2, 0.0, 0.01, 0.0, 0.0]) == [
+        2.0,
+        2.1,
+        2.2,
+        2.3,
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40))
@@ -50,7 +55,7 @@ def test_unsteady_steps_count_only_where_too_few_are_steady(
     steps: list[tuple[float, bool]],
 ) -> None:
     stolen, unsteady = [share for share, _ in steps], [u for _, u in steps]
-    chosen = counted(range(len(steps)), stolen, unsteady)
+    chosen = steady_steps(range(len(steps)), stolen, unsteady)
     assert len(chosen) >= min(AT_LEAST, len(steps))
     if unsteady.count(False) >= AT_LEAST:
         assert not any(unsteady[step] for step in chosen)
@@ -60,7 +65,7 @@ def test_a_quiet_step_that_awaited_its_messages_does_not_take_a_steady_one_s_pla
     steps_s = [2.2, 1.60, 1.61, 1.7, 1.8, 2.6]
     stolen = [0.0, 0.02, 0.05, 0.09, 0.14, 0.0]
     unsteady = [True, False, False, False, False, True]
-    assert counted(steps_s, stolen, unsteady) == [1.60, 1.61, 1.7, 1.8]
+    assert steady_steps(steps_s, stolen, unsteady) == [1.60, 1.61, 1.7, 1.8]
 
 
 def told(monkeypatch: pytest.MonkeyPatch, *stolen_s: float) -> list[int]:
@@ -71,27 +76,27 @@ def told(monkeypatch: pytest.MonkeyPatch, *stolen_s: float) -> list[int]:
         readings.append(len(readings))
         return CoreTimes(0.0, 10.0 * len(readings), stolen_s[len(readings) - 1])
 
-    monkeypatch.setattr(resources, "read_cores", read)
+    monkeypatch.setattr(steal_time, "read_cores", read)
     return readings
 
 
 def test_shares_are_from_one_call_to_the_next(monkeypatch: Any) -> None:
     told(monkeypatch, 1.0, 1.0, 11.0)
-    taken = StolenTime()
+    taken = StealTime()
     assert (taken.share(), taken.share()) == (0.0, 0.5)
 
 
 def test_a_machine_that_never_lost_anything_is_not_asked_again(monkeypatch: Any) -> None:
     readings = told(monkeypatch, 0.0, 5.0)
-    taken = StolenTime()
+    taken = StealTime()
     assert taken.share() == 0.0
     assert len(readings) == 1
 
 
 def test_what_is_too_short_to_tell_counts_as_undisturbed(monkeypatch: Any) -> None:
     readings = [CoreTimes(9.0, 0.0, 5.0), CoreTimes(9.0, 0.4, 5.1), CoreTimes(9.9, 0.4, 5.2)]
-    monkeypatch.setattr(resources, "read_cores", lambda: readings.pop(0))
-    taken = StolenTime()
+    monkeypatch.setattr(steal_time, "read_cores", lambda: readings.pop(0))
+    taken = StealTime()
     assert (taken.share(), taken.share()) == (0.0, pytest.approx(0.1))
 
 

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from testbed.base.config import RunConfig
+from testbed.noise.reruns import choose
+from testbed.noise.steal_time import lost_of
 from testbed.records.cell import Cell, StepSamples, decode_cell, encode_cell
 from testbed.records.store import create_store
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.sweeping.executor import collect, failed_cell
 from testbed.sweeping.grid import Sweep
-from testbed.sweeping.reruns import choose, lost_of
 from testbed.sweeping.run import begin, carry_out, make_plan
 from tests.unit.test_sweeping_store import NOW, POINTS, finish_at_once
 
@@ -130,8 +131,8 @@ def test_only_what_will_be_done_in_time_is_run_again(tmp_path, monkeypatch, with
             return super().__call__(config, json_path, log_path)
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s)
-    for module in ("run", "reruns"):
-        monkeypatch.setattr(f"testbed.sweeping.{module}.time", clock)
+    for module in ("sweeping.run", "noise.reruns"):
+        monkeypatch.setattr(f"testbed.{module}.time", clock)
     host = Slow({2: [0.3], 3: [0.2]})
     said = run(new_store(tmp_path, within_min=within_min), host)[1]
     assert host.ran[4:] == ran

@@ -169,7 +169,7 @@ def test_folds_of_two_tensors_may_be_spread_later_in_any_order():
             assert second.tolist() == [20.0] * 6
 
 
-def counted(options, size, num_bytes):
+def steady_steps(options, size, num_bytes):
     """Traffic of each rank, and of its request, for one sum of `num_bytes` bytes."""
     with job(size, options) as running:
         tensors = [torch.ones(num_bytes // 4) for _ in range(size)]
@@ -179,7 +179,7 @@ def counted(options, size, num_bytes):
 
 def test_bytes_of_a_sum_over_colocated_servers():
     size, num_bytes = 2, 1 << 20
-    total, own = counted(ZmqPsOptions(), size, num_bytes)
+    total, own = steady_steps(ZmqPsOptions(), size, num_bytes)
     assert sum(t.sent_bytes for t in total) == 2 * (size - 1) * num_bytes
     assert sum(t.received_bytes for t in total) == 2 * (size - 1) * num_bytes
     link = busiest_link_bytes(num_bytes, size, ZmqPsOptions())
@@ -192,7 +192,7 @@ def test_bytes_of_a_sum_over_colocated_servers():
 
 def test_bytes_of_a_sum_over_dedicated_servers():
     size, num_bytes = 3, 1 << 20
-    total, own = counted(ZmqPsOptions(servers="dedicated:2"), size, num_bytes)
+    total, own = steady_steps(ZmqPsOptions(servers="dedicated:2"), size, num_bytes)
     for traffic in (*total, *own):
         assert traffic.sent_bytes == traffic.received_bytes == num_bytes
         assert traffic.local_bytes == 0

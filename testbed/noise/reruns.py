@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import TextIO
 
 import msgspec
 
 from testbed.base.units import format_seconds
+from testbed.noise.steal_time import TOO_MUCH, lost_of
 from testbed.records.cell import Cell
-from testbed.records.environment import LINK_STOLEN, TOO_MUCH
 from testbed.records.store import Store, SweepPlan
-from testbed.statistics.steady import counted
 from testbed.sweeping.executor import Runner
 from testbed.sweeping.progress import reporting
 
@@ -22,7 +20,7 @@ from testbed.sweeping.progress import reporting
 #
 # Which are, and which of the two runs counts, is decided by the stolen time alone, never by what
 # was measured: else a sweep would choose its results. Steps that do not count for what the host
-# took during them (see `statistics.counted`) do not count here either: a burst that spared enough
+# took during them (see `steady_steps`) do not count here either: a burst that spared enough
 # steps is no reason to run again. It still favours some cells: the host can take only from cores
 # that want to work, so that cells that keep them busy are repeated more easily than cells that
 # mostly wait; and a repeated cell had two chances of a quiet minute. So a report names every cell
@@ -49,30 +47,6 @@ def to_repeat(cells: Mapping[str, Cell], repeated: Collection[str], most: int) -
     candidates = [key for key in stolen if stolen[key] >= TOO_MUCH and key not in repeated]
     left = max(0, most - len(repeated))
     return sorted(candidates, key=lambda key: -stolen[key])[:left]
-
-
-def lost_of(cell: Cell) -> float | None:
-    """Share of the cores' time that the host took from what counts; None where it is not known.
-
-    The larger of two: while the link was measured that the prediction is made with, and the mean
-    over the measured steps that count. Over all of them where steps were too short to tell, where
-    workers do not keep step (their speed is of all steps), and where time to accuracy counts.
-
-    Example:
-        >>> from testbed.base.config import RunConfig
-        >>> from testbed.records.cell import StepSamples
-        >>> cell = Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
-        ...             cores_stolen=0.2, link={"cores_stolen": 0.01},
-        ...             samples=StepSamples(cores_stolen=[0.9, 0.0, 0.02, 0.0, 0.0]))
-        >>> lost_of(cell)
-        0.01
-    """
-    shares = cell.samples.cores_stolen
-    by_step = any(shares) and cell.consistency == "bsp" and not cell.time_to_accuracy_s
-    counting = counted(shares, shares, cell.samples.unsteady) if by_step else []
-    during_steps = fmean(counting) if counting else cell.cores_stolen
-    known = (during_steps, (cell.link or {}).get(LINK_STOLEN))
-    return max((share for share in known if share is not None), default=None)
 
 
 def choose(first: Cell, second: Cell) -> tuple[Cell, Cell]:

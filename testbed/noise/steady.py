@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-# Which of several like measurements others on the same host disturbed least.
-
 QUIET = 0.01
 AT_LEAST = 4
 LEAST_SHARE = 1 / 3
@@ -44,7 +42,9 @@ def quietest(stolen: Sequence[float], at_least: int = AT_LEAST) -> list[int]:
 T = TypeVar("T")
 
 
-def counted(values: Sequence[T], stolen: Sequence[float], unsteady: Sequence[bool] = ()) -> list[T]:
+def steady_steps(
+    values: Sequence[T], stolen: Sequence[float], unsteady: Sequence[bool] = ()
+) -> list[T]:
     """Of steps that are like the others those that a virtual machine's host disturbed least.
 
     Under a plan that crosses the iteration a step ends while its messages go on. One that awaits
@@ -59,9 +59,9 @@ def counted(values: Sequence[T], stolen: Sequence[float], unsteady: Sequence[boo
 
     Example:
         >>> unsteady = [True, False, False, False, False, False, True]
-        >>> counted([9, 1, 2, 3, 4, 5, 9], [0.0, 0.0, 0.0, 0.4, 0.0, 0.0, 0.0], unsteady)
+        >>> steady_steps([9, 1, 2, 3, 4, 5, 9], [0.0, 0.0, 0.0, 0.4, 0.0, 0.0, 0.0], unsteady)
         [1, 2, 4, 5]
-        >>> counted([2.0, 9.0], [], [False, True])
+        >>> steady_steps([2.0, 9.0], [], [False, True])
         [2.0, 9.0]
     """
     steps = [i for i in range(len(values)) if not (unsteady and unsteady[i])]

@@ -18,11 +18,11 @@ from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.types import Op
+from testbed.noise.steady import quietest
+from testbed.noise.steal_time import StealTime
 from testbed.profiling.added import Samples, added_s, longest_s
 from testbed.profiling.overhead import Step, training_step
-from testbed.statistics.steady import quietest
 from testbed.training.replica import Replica, make_replica, sample_order, update
-from testbed.training.resources import StolenTime
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
 from testbed.workloads.workload import Workload
@@ -94,7 +94,7 @@ class Rehearsal:
         session.flush()
         seen = session.events
         mine: list[Samples] = []
-        taken = StolenTime()
+        taken = StealTime()
         stolen: list[float] = []
         for _ in range(num_counted):
             self._step(session)

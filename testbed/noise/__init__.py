@@ -1,0 +1,1 @@
+"""What exists because machines are shared: steal time, steady steps, rehearsed steps, reruns."""
