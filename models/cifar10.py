@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from testbed.base.errors import UsageError
-
-from .samples import Batch, TensorSamples
+from testbed.workloads.samples import Batch, TensorSamples
 
 FOLDER = "cifar-10-batches-py"
 _TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))

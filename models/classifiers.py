@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import nn
 
+from testbed.workloads.samples import spread_subset, synthetic_images
 from testbed.workloads.workload import Samples, Workload, WorkloadKind
 
 from .checks import check_at_least
 from .cifar10 import load_cifar10
 from .image_folder import load_image_folder
-from .samples import spread_subset, synthetic_images
 
 SYNTHETIC_NUM_SAMPLES = 50_000  # an epoch of made-up images; as long as one of CIFAR-10
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from testbed.base.errors import UsageError
+from testbed.workloads.samples import TensorSamples
 from testbed.workloads.workload import Workload, WorkloadKind
 
 from .checks import check_at_least
-from .samples import TensorSamples
 
 _SPLIT_SEED = 0
 _NUM_TEST = 360

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from testbed.base.errors import Unavailable, UsageError
-
-from .samples import Batch
+from testbed.workloads.samples import Batch
 
 _SUFFIXES = {".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".webp"}
 _MEAN = (0.485, 0.456, 0.406)  # per channel, of ImageNet's training images in 0 .. 1

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.workloads.samples import SYNTHETIC_POOL, Batch, PooledSamples, as_index
 from testbed.workloads.workload import Samples
-
-from .samples import SYNTHETIC_POOL, Batch, PooledSamples, as_index
 
 TOKEN_FILE = "train.bin"
 IGNORED = -100  # target of a token that does not count; cross entropy leaves it out by default

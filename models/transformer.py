@@ -22,10 +22,10 @@ from torch import nn
 from torch.nn import functional
 
 from testbed.base.errors import UsageError
+from testbed.workloads.samples import Batch, spread_subset
 from testbed.workloads.workload import Samples, Workload, WorkloadKind
 
 from .checks import check_at_least
-from .samples import Batch, spread_subset
 from .tokens import HiddenTokens, NextToken, TokenWindows, synthetic_tokens
 
 SYNTHETIC_NUM_SAMPLES = 50_000

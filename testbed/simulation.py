@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from msgspec import UNSET, UnsetType
 
 from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.files import find_trace, load_link
+from testbed.base.link import Link
 from testbed.base.parts import split_specs
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
 from testbed.launch.join import resolve_backend
+from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
+from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs, sped_up
+from testbed.prediction.extrapolate import (
+    HeldOut,
+    Node,
+    at_bandwidth,
+    extrapolate,
+    hold_out,
+    slowed,
+)
+from testbed.prediction.factors import factors
+from testbed.prediction.timeline import Timeline
+from testbed.records.compressed import CompressedResult, CompressorPays
+from testbed.records.simulation import BreakEven, FactorsOf, Simulation, SimulationResult
 from testbed.records.store import write_atomically
-
-if TYPE_CHECKING:
-    from msgspec import UnsetType
-
-    from testbed.base.link import Link
-    from testbed.base.plan import Plan
-    from testbed.base.trace import Trace
-    from testbed.prediction.algorithms import Algorithm
-    from testbed.prediction.codec import CodecCost
-    from testbed.prediction.extrapolate import HeldOut, Node
-    from testbed.prediction.timeline import Timeline
-    from testbed.records.compressed import CompressedResult, CompressorPays
-    from testbed.records.simulation import BreakEven, FactorsOf, Simulation
+from testbed.scheduling.break_even import break_even, plan_and_predict
+from testbed.scheduling.build import serial_stops
+from testbed.scheduling.compressed import Outlook
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
@@ -117,16 +126,6 @@ class Wanted:
         Raises:
             UsageError: a file, name or number cannot be used.
         """
-        from testbed.base.files import find_trace, load_link
-        from testbed.prediction.algorithms import algorithm_of, parse_algorithm
-        from testbed.prediction.extrapolate import (
-            Node,
-            at_bandwidth,
-            extrapolate,
-            hold_out,
-            slowed,
-        )
-
         if not 0 <= overlap_slowdown < float("inf"):
             raise UsageError(
                 f"--overlap-slowdown is {overlap_slowdown:g}; expected a finite number, 0 or more"
@@ -178,8 +177,6 @@ def with_codecs(
         UsageError: a compressor that does not exist or is not in the file; more workers than can
             be played here; options that need a compressor.
     """
-    from testbed.prediction.codec import encode_codecs, load_codecs, sped_up
-
     if compressor is None and codecs is None:
         if out is not None or speed != 1.0:
             raise UsageError(
@@ -208,7 +205,6 @@ def _measured(
 ) -> tuple[tuple[CodecCost, ...], str]:
     import torch
 
-    from testbed.prediction.algorithms import Server
     from testbed.profiling.codec import measure_codec
 
     if not specs:
@@ -242,12 +238,6 @@ def compressed_outlook(
     wanted: Wanted,
 ) -> tuple[tuple[CompressedResult, ...], tuple[CompressorPays, ...] | UnsetType]:
     """Every scheduler under every compressor on every link; and where each pays, if asked for."""
-    from msgspec import UNSET
-
-    from testbed.prediction.extrapolate import at_bandwidth
-    from testbed.records.compressed import CompressedResult, CompressorPays
-    from testbed.scheduling.compressed import Outlook
-
     results, pays = [], []
     for link in wanted.links:
         channels = max_channels_of(link.backend)
@@ -313,11 +303,6 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
         UnknownName: no such scheduler.
         UsageError: an option that a scheduler does not have.
     """
-    from msgspec import UNSET
-
-    from testbed.records.simulation import Simulation, SimulationResult
-    from testbed.scheduling.break_even import plan_and_predict
-
     alone_s = wanted.trace.forward_s + wanted.trace.backward_s
     results, outcomes = [], []
     for link in wanted.links:
@@ -337,10 +322,6 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
 
 
 def _break_even(wanted: Wanted) -> tuple[BreakEven, ...]:
-    from testbed.prediction.extrapolate import at_bandwidth
-    from testbed.records.simulation import BreakEven
-    from testbed.scheduling.break_even import break_even
-
     def per_byte(link: Link, factor: float | None) -> float | None:
         return None if factor is None else at_bandwidth(link, factor, wanted.node).seconds_per_byte
 
@@ -366,10 +347,6 @@ def _factors(wanted: Wanted, outcomes: Sequence[Outcome]) -> tuple[FactorsOf, ..
     Others (priorities, halves, several channels, messages that wait for a tick or for the end of
     backward) have other reasons for what they take; the table names them.
     """
-    from testbed.prediction.factors import factors
-    from testbed.records.simulation import FactorsOf
-    from testbed.scheduling.build import serial_stops
-
     found = []
     for number, (plan, _) in enumerate(outcomes):
         link = wanted.links[number // len(wanted.specs)]

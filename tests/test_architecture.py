@@ -6,12 +6,23 @@ import ast
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-SOURCES = sorted([*(ROOT / "testbed").rglob("*.py"), *(ROOT / "models").rglob("*.py")])
+from tests.harness.source_tree import (
+    ROOT,
+    Source,
+    circles,
+    code_lines,
+    heavy_modules,
+    is_heavy,
+    names,
+    sources,
+)
+
+MAX_FILES = 310
+MAX_CODE_LINES = 27_451
+MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`
 # and `control` know nothing of training; `training` knows backends and control by their protocols
@@ -30,7 +41,8 @@ ALLOWED = {
     "compression": BASE,
     # a parameter server merges compressed payloads
     "backends": BASE | {"control", "compression"},
-    "models": BASE,
+    "workloads": {"base"},
+    "models": {"base", "workloads"},
     "training": BASE
     | PROTOCOLS
     | {"records", "statistics", "scheduling", "prediction", "compression"}
@@ -47,8 +59,7 @@ ALLOWED = {
     "microbench": BASE
     | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"}
     | {"cluster"},
-    "replay": BASE | {"prediction", "models.samples"},
-    "workloads": {"base", "models"},
+    "replay": BASE | {"prediction", "workloads.samples"},
     "adopt": BASE | PROTOCOLS | {"launch", "training", "scheduling", "prediction"},
     "simulation": BASE
     | {"prediction", "scheduling", "compression", "launch", "records", "profiling"},
@@ -59,56 +70,110 @@ ALLOWED = {
 }
 EVERYTHING = {"commands", "cli", "__main__", "__init__"}
 
+# Modules that import inside functions, and why. What they import there loads a heavy library;
+# nothing else is imported inside a function.
+NO_TORCH = "the command line answers without torch"
+ONLY_WHEN_OPENED = "a kind is found and asked without its library; what opens it loads that"
+OPTIONAL = "an optional dependency, or one that only some workloads need"
+LAZY = {
+    "testbed.backends.mpi": ONLY_WHEN_OPENED,
+    "testbed.backends.torch_groups": ONLY_WHEN_OPENED,
+    "testbed.backends.zmq_ps": ONLY_WHEN_OPENED,
+    "testbed.commands.checks": NO_TORCH,
+    "testbed.commands.comm": NO_TORCH,
+    "testbed.commands.comm_fit": NO_TORCH,
+    "testbed.commands.profile": NO_TORCH,
+    "testbed.commands.run": NO_TORCH,
+    "testbed.commands.sweep": NO_TORCH,
+    "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
+    "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
+    "testbed.models.digits": OPTIONAL,
+    "testbed.models.image_folder": OPTIONAL,
+    "testbed.models.transformer": OPTIONAL,
+    "testbed.prediction.fit": "scipy takes longer to load than most commands take",
+    "testbed.profiling.shipped": OPTIONAL,
+    "testbed.replay.kind": "a trace is checked without torch",
+    "testbed.simulation": NO_TORCH,
+}
 
-def place_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    if parts[0] == "models":
-        return "models"
-    return parts[1]
+
+def of_project(target: str) -> str | None:
+    """`a.b` for testbed.a.b, None for other libraries."""
+    head, _, rest = target.partition(".")
+    return rest if head == "testbed" and rest else None
 
 
-def imports_of(path: Path) -> list[tuple[int, str]]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("testbed."):
-            found.append((node.lineno, node.module.removeprefix("testbed.")))
-        elif isinstance(node, ast.Import):
-            found += [
-                (node.lineno, name.name.removeprefix("testbed."))
-                for name in node.names
-                if name.name.startswith("testbed.")
-            ]
-    return found
+def at(source: Source, line: int) -> str:
+    return f"{source.short}:{line}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    place = place_of(path)
-    if place in EVERYTHING:
-        return
-    allowed = ALLOWED[place] | {place}
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports testbed.{module}"
-        for line, module in imports_of(path)
-        if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
-    ]
-    assert not wrong
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for source in sources().values():
+        if source.place in EVERYTHING:
+            continue
+        allowed = ALLOWED[source.place] | {source.place}
+        for found in source.imports:
+            module = of_project(found.target)
+            if module is not None and not {
+                module.split(".")[0],
+                ".".join(module.split(".")[:2]),
+            } & set(allowed):
+                wrong.append(f"{at(source, found.line)} imports testbed.{module}")
+    assert wrong == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Whatever is imported counts, inside a function or for type checkers alone as well."""
+    graph = {
+        name: {i.target for i in source.imports if i.target in names() and i.target != name}
+        for name, source in sources().items()
+    }
+    assert sum(len(targets) for targets in graph.values()) > 1000
+    assert circles(graph) == []
+
+
+def test_no_package_imports_itself_through_others() -> None:
+    graph: dict[str, set[str]] = {}
+    for source in sources().values():
+        into = graph.setdefault(source.place, set())
+        for found in source.imports:
+            if found.target in names() and sources()[found.target].place != source.place:
+                into.add(sources()[found.target].place)
+    del graph["__init__"]  # exports what packages offer
+    assert circles(graph) == []
 
 
 def test_the_dense_way_knows_nothing_of_compressors() -> None:
-    paths = list((ROOT / "testbed/training/exchange").glob("*.py"))
-    assert len(paths) > 5
-    of_training = {
-        f"{path.name}:{line} imports testbed.{module}": module
-        for path in paths
-        for line, module in imports_of(path)
-        if module.startswith(("training", "compression"))
-    }
-    assert [
-        words
-        for words, module in of_training.items()
-        if not module.startswith("training.exchange.") and module != "training.exchange.setup"
-    ] == []
+    inside = [s for name, s in sources().items() if name.startswith("testbed.training.exchange.")]
+    assert len(inside) > 5
+    wrong = [
+        f"{at(source, found.line)} imports {found.target}"
+        for source in inside
+        for found in source.imports
+        if found.target.startswith(("testbed.training", "testbed.compression"))
+        and not found.target.startswith("testbed.training.exchange.")
+    ]
+    assert wrong == []
+
+
+def test_only_what_is_listed_imports_inside_functions() -> None:
+    heavy = heavy_modules()
+    assert "testbed.training.session" in heavy
+    assert "testbed.base.config" not in heavy
+    wrong, used = [], set()
+    for name, source in sources().items():
+        for found in source.imports:
+            if not found.lazy:
+                continue
+            used.add(name)
+            where = f"{at(source, found.line)} imports {found.target} inside a function"
+            if name not in LAZY:
+                wrong.append(f"{where}; import it at the top, or list {name} with the reason")
+            elif not is_heavy(found.target, heavy):
+                wrong.append(f"{where}, though it loads nothing heavy; import it at the top")
+    assert wrong == []
+    assert sorted(LAZY.keys() - used) == []
 
 
 def test_every_package_is_installed() -> None:
@@ -140,20 +205,35 @@ def test_a_replay_is_checked_without_loading_torch() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_runs_at_import(path: Path) -> None:
-    if path.name == "__main__.py":
-        return
-    tree = ast.parse(path.read_text())
-    calls = [
-        n.lineno for n in tree.body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
+def test_nothing_runs_at_import() -> None:
+    wrong = [
+        f"{at(source, node.lineno)} calls at module level"
+        for source in sources().values()
+        if source.path.name != "__main__.py"
+        for node in source.tree.body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ]
-    assert not calls, f"{path}: statements at module level in lines {calls}"
-    globals_ = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Global)]
-    assert not globals_, f"{path}: global in lines {globals_}"
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_hold_one_idea(path: Path) -> None:
-    limit = 420 if path.name == "session.py" else 400  # its states are about to be parted
-    assert len(path.read_text().splitlines()) <= limit
+def test_no_function_changes_a_global() -> None:
+    wrong = [
+        f"{at(source, node.lineno)} has a global"
+        for source in sources().values()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Global)
+    ]
+    assert wrong == []
+
+
+def test_files_hold_one_idea() -> None:
+    lengths = {s.short: len(s.text.splitlines()) for s in sources().values()}
+    # Its states are about to be parted.
+    limits = {"testbed/training/session.py": 420}
+    assert {p: n for p, n in lengths.items() if n > limits.get(p, MAX_LINES_OF_FILE)} == {}
+
+
+def test_there_is_no_more_to_hold_than_before() -> None:
+    """Files and lines of code, counted without blank lines, comments and docstrings."""
+    assert len(sources()) <= MAX_FILES
+    assert sum(map(code_lines, sources().values())) <= MAX_CODE_LINES

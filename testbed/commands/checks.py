@@ -10,10 +10,19 @@ import msgspec
 from testbed.backends.protocol import BackendKind
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
+from testbed.base.files import find_trace
 from testbed.base.parts import WORKLOADS, parse_spec
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.records.cell import Cell
+from testbed.training.slowdown import parse_slowdowns
+from testbed.workloads.kinds import (
+    check_dilation,
+    check_function,
+    kind_options,
+    parse_own_model,
+    workload_availability,
+)
 
 
 def parse_targets(text: str | None) -> tuple[float, ...]:
@@ -50,14 +59,6 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     Raises:
         UnknownName, UsageError, Unavailable: as loading it would.
     """
-    from testbed.workloads.kinds import (
-        check_dilation,
-        check_function,
-        kind_options,
-        parse_own_model,
-        workload_availability,
-    )
-
     check_dilation(text, dilation)
     own = parse_own_model(text)
     if own is not None:
@@ -131,12 +132,8 @@ def check_inputs(config: RunConfig, num_workers: int | None) -> None:
         if path is not None and not Path(path).is_file():
             raise UsageError(f"{option} is {path!r}, but there is no such file")
     if config.trace is not None:
-        from testbed.base.files import find_trace
-
         find_trace(config.trace)
     if config.slow is not None:
-        from testbed.training.slowdown import parse_slowdowns
-
         parse_slowdowns(config.slow, num_workers)
 
 

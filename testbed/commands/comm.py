@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 
+from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
 from testbed.base.parts import split_specs
 from testbed.base.units import parse_bytes, parse_seconds
@@ -25,11 +26,9 @@ from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, resolve, together
-from testbed.records.comm import CommConfig
+from testbed.records.comm import CommConfig, CommRecord, CommResult, encode_comm
+from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
-
-if TYPE_CHECKING:
-    from testbed.records.comm import CommResult
 
 
 def comm(
@@ -191,7 +190,6 @@ def _as_member(
     interface: str | None,
     json: Path | None,
 ) -> int:
-    from testbed.backends.protocol import Group
     from testbed.microbench.measure import SizeSamples
     from testbed.microbench.member import Hear, run_member
     from testbed.microbench.results import results_of, total_wrong
@@ -227,9 +225,6 @@ def _say(text: str) -> None:
 def _write(
     path: Path, config: CommConfig, results: list[CommResult], role: Role, hosts: list[str]
 ) -> None:
-    from testbed.records.comm import CommRecord, encode_comm
-    from testbed.records.environment import describe_environment
-
     environment = describe_environment(
         launcher=role.identity.launcher,
         launcher_variables=dict(role.identity.variables),

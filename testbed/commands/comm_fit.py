@@ -9,19 +9,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
+from testbed.base.files import save_link
+from testbed.base.link import Link
 from testbed.cluster.facts import Facts, find_facts
-
-if TYPE_CHECKING:
-    from testbed.backends.protocol import Backend, Group
-    from testbed.base.link import Link
-    from testbed.launch.join import Role
-    from testbed.microbench.contestants import Contestant
-    from testbed.records.comm import CommConfig
+from testbed.launch.join import Role, announce_identity, join, open_backend
+from testbed.launch.progress import progress_of
+from testbed.microbench.contestants import Contestant, check_opened, own_group
+from testbed.prediction.extrapolate import stretched_link
+from testbed.profiling.table import link_table
+from testbed.records.comm import CommConfig
 
 MAX_CHANNELS = 4
 
@@ -82,9 +83,7 @@ def fit_member(
     """
     import torch
 
-    from testbed.launch.join import announce_identity, join
     from testbed.launch.lifecycle import as_member, place_device, share_cores
-    from testbed.launch.progress import progress_of
     from testbed.microbench.member import serve_all
 
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -115,7 +114,6 @@ def _work(
     group: Group,
     output: Path | None,
 ) -> None:
-    from testbed.microbench.contestants import check_opened
     from testbed.profiling.link import measure_link
     from testbed.profiling.sweep import thorough
 
@@ -149,9 +147,6 @@ def _open(
     contestants: Sequence[Contestant], number: int, role: Role, group: Group
 ) -> tuple[Backend, str]:
     """The backend with several channels, or with one and a note why; collective."""
-    from testbed.launch.join import open_backend
-    from testbed.microbench.contestants import own_group
-
     contestant = contestants[number]
     own_role = replace(role, kind=contestant.kind, options=contestant.options)
     mine = own_group(group, contestants, number)
@@ -170,7 +165,6 @@ def as_in_cluster(link: Link, facts: Facts | None) -> Link:
     """The link of the emulated cluster: measured times over the dilation, which `extra` tells."""
     if facts is None:
         return link
-    from testbed.prediction.extrapolate import stretched_link
 
     told = {"dilation": facts.dilation, "cluster": facts.record}
     faster = stretched_link(link, 1 / facts.dilation)
@@ -178,9 +172,6 @@ def as_in_cluster(link: Link, facts: Facts | None) -> Link:
 
 
 def _show(link: Link, note: str, path: Path | None) -> None:
-    from testbed.base.files import save_link
-    from testbed.profiling.table import link_table
-
     text = link_table(link)
     text += f"# concurrent messages not measured: {note}\n" if note else ""
     if path is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from testbed.base.trace import Trace
+from testbed.base.files import save_trace
+from testbed.base.trace import Trace
+from testbed.profiling.table import trace_table
 
 
 def profile(
@@ -67,12 +67,9 @@ def profile(
         **given,
     )
     trace = profile_workload(config, warmup=warmup, repeats=repeats)
-    from testbed.profiling.table import trace_table
 
     sys.stdout.write(trace_table(trace))
     if output is not None:
-        from testbed.base.files import save_trace
-
         save_trace(trace, output)
 
 

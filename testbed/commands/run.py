@@ -34,6 +34,7 @@ from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
+from testbed.reporting.cell_text import describe_cell
 from testbed.scheduling.protocol import resolve_scheduler
 
 
@@ -277,7 +278,6 @@ def _finish(cell: Cell | None, json: Path | None) -> int:
     if cell.status == "failed":
         sys.stderr.write(f"testbed: the run failed: {cell.error}\n")
         return 1
-    from testbed.reporting.cell_text import describe_cell
 
     sys.stdout.write(describe_cell(cell))
     return 0

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from testbed.base.errors import UsageError
 from testbed.base.parts import split_specs
+from testbed.base.plan import Plan, encode_plan
+from testbed.commands.simulate_text import curves_page, report
+from testbed.prediction.timeline import Timeline
+from testbed.records.simulation import Simulation, encode_simulation
 from testbed.records.store import write_atomically
-from testbed.simulation import Wanted, at_workers, parse_workers
-
-if TYPE_CHECKING:
-    from testbed.base.plan import Plan
-    from testbed.prediction.timeline import Timeline
-    from testbed.records.simulation import Simulation
+from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
 
 ALL: Final = (
     "sequential",
@@ -136,10 +135,6 @@ def simulate(
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
-    from testbed.commands.simulate_text import curves_page, report
-    from testbed.records.simulation import encode_simulation
-    from testbed.simulation import with_codecs
-
     check_plot(plot)
     if json is not None and json != "-":
         check_output("--json", Path(json))
@@ -224,8 +219,6 @@ def check_output(option: str, path: Path) -> None:
 
 
 def _save_plans(path: Path, simulation: Simulation, outcomes: list[tuple[Plan, Timeline]]) -> None:
-    from testbed.base.plan import encode_plan
-
     several_workers = len({r.num_workers for r in simulation.results}) > 1
     for result, (plan, _) in zip(simulation.results, outcomes, strict=True):
         target = path

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from testbed.base.units import format_seconds
-
-if TYPE_CHECKING:
-    from testbed.records.simulation import Simulation
-    from testbed.simulation import Outcome, Wanted
+from testbed.records.compressed import compressed_table, pays_table
+from testbed.records.simulation import Simulation, simulation_table
+from testbed.records.tables import (
+    break_even_table,
+    by_workers,
+    factors_table,
+    held_out_text,
+    workers_of,
+    workers_table,
+)
+from testbed.records.text import time_text
+from testbed.reporting.svg import Chart, html_page, svg_page, text_chart
+from testbed.scheduling.show import LEGEND, draw, end_of
+from testbed.simulation import Outcome, Wanted
 
 
 def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) -> str:
     """All tables and drawings."""
-    from testbed.records.compressed import compressed_table, pays_table
-    from testbed.records.tables import break_even_table, factors_table, held_out_text
-
     several = len(wanted.links) > 1
     parts = [_head(wanted)]
     parts += [held_out_text(wanted.held_out)] if wanted.held_out else []
@@ -40,9 +46,6 @@ def report(wanted: Wanted, simulation: Simulation, outcomes: Sequence[Outcome]) 
 
 def curves_page(wanted: Wanted, simulation: Simulation, suffix: str) -> str:
     """Iteration time, scaling factor and speed-up over the number of workers, as HTML or SVG."""
-    from testbed.records.tables import by_workers, workers_of
-    from testbed.reporting.svg import Chart, html_page, svg_page
-
     results = simulation.results
     labels = [str(n) for n in workers_of(results)]
     iteration_ms = by_workers(results, lambda r: r.iteration_s * 1e3)
@@ -77,9 +80,6 @@ def _head(wanted: Wanted) -> str:
 
 def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]:
     """The table and the drawings, both fastest first."""
-    from testbed.records.simulation import simulation_table
-    from testbed.scheduling.show import LEGEND, draw, end_of
-
     results = simulation.results
     parts = [simulation_table(results), LEGEND]
     until_s = max(end_of(predicted) for _, predicted in outcomes)
@@ -91,10 +91,6 @@ def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]
 
 
 def _over_workers(simulation: Simulation) -> list[str]:
-    from testbed.records.tables import by_workers, workers_of, workers_table
-    from testbed.records.text import time_text
-    from testbed.reporting.svg import text_chart
-
     results = simulation.results
     labels = [str(n) for n in workers_of(results)]
     chart = text_chart(labels, by_workers(results, lambda r: r.scaling_factor))

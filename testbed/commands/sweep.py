@@ -21,6 +21,7 @@ from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store,
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
+from testbed.scheduling.protocol import resolve_scheduler
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, check_again, expand, parse_values
 from testbed.sweeping.progress import label
@@ -244,16 +245,10 @@ def _wanted(
     sweep = replace(sweep, **changes)
     check_backends(sweep.cells, BACKENDS.load)
     default = RunConfig()
-    check_specs("scheduler", [c.scheduler for c in sweep.cells], _resolve_scheduler)
+    check_specs("scheduler", [c.scheduler for c in sweep.cells], resolve_scheduler)
     compressors = [c.compressor for c in sweep.cells if c.compressor != default.compressor]
     check_specs("compressor", compressors, _resolve_compressor)
     return sweep
-
-
-def _resolve_scheduler(text: str) -> object:
-    from testbed.scheduling.protocol import resolve_scheduler  # needs numpy
-
-    return resolve_scheduler(text)
 
 
 def _resolve_compressor(text: str) -> object:

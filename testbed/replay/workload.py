@@ -10,9 +10,9 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.trace import Trace
-from testbed.models.samples import TensorSamples
 from testbed.replay.layout import owned
 from testbed.replay.model import ComputeCursor, RecordedModel
+from testbed.workloads.samples import TensorSamples
 from testbed.workloads.workload import Workload
 
 NUM_SAMPLES = 65_536

@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.parts import WORKLOADS, parse_spec
-from testbed.models.samples import DatasetSamples, TensorSamples
 from testbed.workloads.kinds import OwnModel, check_dilation, kind_options, parse_own_model
+from testbed.workloads.samples import DatasetSamples, TensorSamples
 from testbed.workloads.user_model import build_own_model
 from testbed.workloads.workload import Samples, Workload, WorkloadKind
 

@@ -12,7 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 from testbed.base.errors import Unavailable, UsageError
 from testbed.models.cifar10 import load_cifar10
 from testbed.models.image_folder import centre_crop, load_image_folder
-from testbed.models.samples import (
+from testbed.models.tokens import IGNORED, HiddenTokens, NextToken, TokenWindows, synthetic_tokens
+from testbed.workloads.load import load_workload
+from testbed.workloads.samples import (
     DatasetSamples,
     PooledSamples,
     SubsetSamples,
@@ -20,8 +22,6 @@ from testbed.models.samples import (
     spread_subset,
     synthetic_images,
 )
-from testbed.models.tokens import IGNORED, HiddenTokens, NextToken, TokenWindows, synthetic_tokens
-from testbed.workloads.load import load_workload
 
 
 def equal(a, b):

@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from testbed.base.errors import Unavailable, UnknownName, UsageError
 from testbed.base.parts import WORKLOADS
 from testbed.models import transformer
-from testbed.models.samples import DatasetSamples, TensorSamples
 from testbed.workloads.kinds import check_function, parse_own_model, workload_availability
 from testbed.workloads.load import as_samples, load_workload
+from testbed.workloads.samples import DatasetSamples, TensorSamples
 from testbed.workloads.user_model import EXAMPLE
 
 # --- registered workloads ---
