@@ -2,7 +2,7 @@
 
 A part is loaded only when somebody asks for it, so that a missing library of one part never
 hinders another. Entry-point groups: `testbed.backends`, `testbed.schedulers`,
-`testbed.compressors`, `testbed.workloads.load`; the value is the same object that the project's own
+`testbed.compressors`, `testbed.workloads`; the value is the same object that the project's own
 modules hold (`BackendKind`, `SchedulerKind`, `CompressorKind`, `WorkloadKind`).
 """
 
@@ -101,7 +101,7 @@ WORKLOADS = Registry(
         "gpt2": "testbed.models.transformer:GPT2",
         "replay": "testbed.replay.kind:REPLAY",
     },
-    "testbed.workloads.load",
+    "testbed.workloads",
 )
 
 SCHEDULERS = Registry(

@@ -25,7 +25,7 @@ from testbed.launch.codec_cost import (
     compressed_plan,
 )
 from testbed.launch.join import Role
-from testbed.launch.link_probe import Probe, from_rank_0
+from testbed.launch.link_probe import LinkProbe, from_rank_0
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
@@ -126,25 +126,17 @@ def _prepare(
         return Planned(replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
     trace, overhead = _trace(config, group, workload, build)
-    probe: Probe | None = None
+    agree = partial(_agree_on_plan, config, group, trace, dilation)
     if config.link:
         link = _loaded(Path(config.link))
+        plan, codec = agree(link, role)
     else:
         rehearsal = rehearsal_of(config, group, workload, build)
-        probe = Probe(config, role, group, trace, dilation, rehearsal)
-        role, measured = probe.role, probe.link()
-        link = stretched_link(measured, 1 / dilation)
-    codec = None
-    if config.compressor != RunConfig().compressor:
-        codec = codec_here(config.compressor, link, _num_elements(trace), group, dilation)
-    make = partial(plan_for, config, trace)
-    plan = make(link)
-    if codec is not None:
-        plan = compressed_plan(make, trace, link, codec, role.kind.max_channels(role.options))
-    shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
-    plan = msgspec.json.decode(shared, type=Plan)
-    if probe is not None:
-        link = stretched_link(probe.link_of(plan, measured), 1 / dilation)
+        with LinkProbe(config, role, group, trace, dilation, rehearsal) as probe:
+            role, measured = probe.role, probe.measure()
+            plan, codec = agree(stretched_link(measured, 1 / dilation), role)
+            measured = probe.refine(plan, measured)
+        link = stretched_link(probe.with_steal_time(measured), 1 / dilation)
     seen = as_in_steps(link, by_message=is_rehearsed(plan))
     return Planned(
         plan,
@@ -161,8 +153,21 @@ def _prepare(
     )
 
 
-def _num_elements(trace: Trace) -> int:
-    return sum(tensor.num_elements for tensor in trace.tensors)
+def _agree_on_plan(
+    config: RunConfig, group: Group, trace: Trace, dilation: float, link: Link, role: Role
+) -> tuple[Plan, CodecHere | None]:
+    """Rank 0's plan on all ranks, and what the run's compressor costs here, if it has one."""
+    make = partial(plan_for, config, trace)
+    codec = None
+    if config.compressor != RunConfig().compressor:
+        num_elements = sum(tensor.num_elements for tensor in trace.tensors)
+        codec = codec_here(config.compressor, link, num_elements, group, dilation)
+    if codec is None:
+        plan = make(link)
+    else:
+        plan = compressed_plan(make, trace, link, codec, role.kind.max_channels(role.options))
+    shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
+    return msgspec.json.decode(shared, type=Plan), codec
 
 
 def _loaded(path: Path) -> Link:

@@ -9,7 +9,7 @@ import msgspec
 
 from testbed.base.link import Link
 from testbed.base.plan import Plan
-from testbed.launch.link_probe import NUM_TRIES, Probe
+from testbed.launch.link_probe import NUM_TRIES, LinkProbe
 from testbed.prediction.rehearsal_fit import as_in_steps
 
 LINK = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
@@ -48,7 +48,7 @@ def tries(*rehearsals: list[float]) -> tuple[list[float], int]:
         return [[(2, 2 * ratio)] for ratio in next(coming)]
 
     probe: Any = SimpleNamespace(_costs=costs)
-    return Probe._in_steps(probe, PLAN, LINK), len(asked)
+    return LinkProbe._in_steps(probe, PLAN, LINK), len(asked)
 
 
 def test_a_slow_moment_is_rehearsed_again() -> None:
