@@ -173,6 +173,12 @@ T = TypeVar("T")
 # Metadata of the field of an options dataclass that a first value without a key sets.
 BARE_OPTION: Mapping[str, Any] = types.MappingProxyType({"bare": True})
 
+
+def former_names(*names: str) -> Mapping[str, Any]:
+    """Metadata of a field of an options dataclass: names that are still accepted for it."""
+    return types.MappingProxyType({"former_names": names})
+
+
 _IN_WORDS: Mapping[Any, str] = {int: "a whole number, as in 4", float: "a number, as in 0.5"}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
@@ -247,10 +253,12 @@ def parse_options(part: str, options: Mapping[str, str], into: type[T]) -> T:
     """
     fields = {f.name: f for f in dataclasses.fields(into)}  # type: ignore[arg-type]
     bare = next((f.name for f in fields.values() if BARE_OPTION.items() <= f.metadata.items()), "")
+    former = {old: f.name for f in fields.values() for old in f.metadata.get("former_names", ())}
     hints = typing.get_type_hints(into)
     values: dict[str, Any] = {}
     for key, text in options.items():
         name = key.replace("-", "_") or bare
+        name = former.get(name, name)
         if not name:
             raise _not_key_value(part, text)
         if name not in fields:

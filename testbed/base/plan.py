@@ -157,11 +157,6 @@ def decode_plan(data: bytes, where: str = "plan") -> Plan:
     return plan
 
 
-def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a `testbed.plan/1` file."""
-    Path(path).write_bytes(encode_plan(plan))
-
-
 def load_plan(path: str | Path) -> Plan:
     """A plan from a `testbed.plan/1` file.
 

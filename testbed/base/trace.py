@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -61,6 +62,48 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TraceTensor, ...]
     consumers: tuple[tuple[int, ...], ...] | None = None
     extra: dict[str, Any] = {}
+
+    @classmethod
+    def from_backward(
+        cls,
+        backward_s: Sequence[float],
+        num_elements: Sequence[int],
+        forward_s: Sequence[float] | None = None,
+        dtypes: Sequence[str] | None = None,
+        name: str = "example",
+    ) -> Trace:
+        """A trace from one value per gradient, in **backward** order, as the papers list them.
+
+        Args:
+            backward_s: backward time of each gradient, seconds.
+            num_elements: of each gradient.
+            forward_s: forward time of each, seconds; None = 0.
+            dtypes: of each; None = `uint8`, so that an element is a byte.
+            name: of the trace.
+
+        Example:
+            >>> trace = Trace.from_backward([2, 1], num_elements=[4, 8])
+            >>> [(t.name, t.num_bytes, t.backward_s) for t in trace.tensors]
+            [('t0', 8, 1), ('t1', 4, 2)]
+        """
+        rows = zip(
+            backward_s,
+            num_elements,
+            forward_s or [0.0] * len(num_elements),
+            dtypes or ["uint8"] * len(num_elements),
+            strict=True,
+        )
+        tensors = tuple(
+            TraceTensor(
+                name=f"t{index}",
+                num_elements=size,
+                dtype=dtype,
+                forward_s=forward,
+                backward_s=backward,
+            )
+            for index, (backward, size, forward, dtype) in enumerate(reversed(list(rows)))
+        )
+        return cls(name=name, device="cpu", batch_size=1, tensors=tensors)
 
     @property
     def forward_s(self) -> float:

@@ -68,8 +68,8 @@ def parse_seconds(text: str) -> float:
         UsageError: the text is no duration.
 
     Example:
-        >>> parse_seconds("200us"), parse_seconds("10")
-        (0.0002, 10.0)
+        >>> parse_seconds("1.5ms"), parse_seconds("10")
+        (0.0015, 10.0)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(s|ms|us|ns)?\s*", text, re.IGNORECASE)
     if match is None:

@@ -33,9 +33,9 @@ def why_whole(config: RunConfig) -> str:
 def plan_for(config: RunConfig, trace: Trace, link: Link) -> Plan:
     """The scheduler's plan; `auto` does not choose for an overlap that this run cannot have."""
     why, spec = why_whole(config), parse_spec(config.scheduler)
-    if not why or not hasattr(resolve_scheduler(config.scheduler)[1], "crossing"):
+    if not why or not hasattr(resolve_scheduler(config.scheduler)[1], "cross_iteration"):
         return make_plan(config.scheduler, trace, link)
-    within = PartSpec(spec.name, {**spec.options, "crossing": "0"})
+    within = PartSpec(spec.name, {**spec.options, "cross_iteration": "0"})
     plan = make_plan(str(within), trace, link)
     reason = f"{plan.reason}; without overlap with the next forward pass, because of {why}"
     return msgspec.structs.replace(plan, scheduler=str(spec), reason=reason)

@@ -82,7 +82,7 @@ def tails_s(trace: Trace) -> list[float]:
     One stream computes one layer at a time, so everything behind a layer waits for it, in its
     branch or not: the DAG decides the order alone. On a chain q_l = sum of forward_s over k >= l.
     Tensors are treated as layers: a layer's bias counts as read after its weight, though the layer
-    waits for both, so predictions of crossing plans are slightly optimistic.
+    waits for both, so predictions of plans that cross the iteration are slightly optimistic.
 
     Returns:
         Seconds, in the order of the trace.
@@ -129,11 +129,11 @@ def predict(plan: Plan, trace: Trace, link: Link) -> Timeline:
         UsageError: the plan belongs to another model, or its rules cannot be simulated together.
     """
     if plan.crosses_iteration or plan.halves or plan.order == "priority":
-        return crossing_timeline(plan, trace, link)
+        return cross_iteration_timeline(plan, trace, link)
     return timeline(plan, trace, link)
 
 
-def crossing_timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
+def cross_iteration_timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
     """The spans of a plan by priority or in halves, and its iteration time.
 
     Forward layer l starts when the layers before it are done and all messages of its tensor have

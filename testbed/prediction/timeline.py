@@ -205,7 +205,7 @@ def timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
     if plan.crosses_iteration or plan.halves or plan.order != "fifo":
         raise UsageError(
             f"plan {plan.scheduler!r} crosses the iteration boundary or overtakes; expected a "
-            "first-in-first-out plan within the backward pass; use the crossing simulator"
+            "first-in-first-out plan within the backward pass; use `predict`"
         )
     ready_s = message_ready_s(plan, trace)
     sizes = [message_bytes(plan, m) for m in plan.messages]

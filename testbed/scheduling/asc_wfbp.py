@@ -1,4 +1,4 @@
-"""ASC-WFBP: merge while the channel is busy, and let messages travel at the same time."""
+"""ASC-WFBP: merge while the channel is busy, and send several messages at the same time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,13 @@ def asc_stops(backward: Backward, link: Link) -> list[int]:
 
 
 def admit(backward: Backward, stops: Sequence[int], link: Link, num_channels: int) -> Admitted:
-    """When these groups travel if up to so many do at once, first in, first out.
+    """When these groups travel, first in, first out, at most `num_channels` of them at once.
+
+    Args:
+        backward: ready times (s) and sizes (bytes), in backward order.
+        stops: of the groups.
+        link: gives start-up, transfer time and the slow-down of simultaneous messages.
+        num_channels: messages under way at once, at most.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1,
@@ -71,12 +77,31 @@ def admit(backward: Backward, stops: Sequence[int], link: Link, num_channels: in
 def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
     """The paper's groups, spread over channels as a first-in, first-out admission would.
 
-    Groups are those of a queue that packs everything that got ready while the channel was busy; a
-    gradient that gets ready during a transfer does not wait but travels beside it.
+        for l = L .. 2:  merge l into l-1  iff  R_{l-1} < tau_c(l)           (tau_c on one channel)
+
+    A group holds what got ready while the channel was busy, so merging costs no waiting; a gradient
+    that gets ready during a transfer does not wait but travels beside it, on another channel.
+
+    Args:
+        trace: sizes (bytes) and backward times (s).
+        link: gives T(M), and the slow-down of simultaneous messages for the choice of channels.
+        options: number of channels.
+
+    Raises:
+        UsageError: `channels` is below 1.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("asc-wfbp", trace, link)
+        >>> [(m.channel, [part.tensor for part in m.parts]) for m in plan.messages]
+        [(0, [4]), (1, [3, 2]), (0, [1, 0])]
 
     Reference:
-        Shi, Chu and Li, 2021, INFOCOM. Departs: the paper's text on planning with serial times is
-        read from its authors' code; admission and the law for more than two are ours.
+        Shi, Chu and Li, 2021, INFOCOM. Departs: that plans are made with serial times is read from
+        the authors' code, not from the paper's text; admission to channels, and the slow-down of
+        more than two messages at once, are ours.
     """
     backward = Backward.of(trace)
     stops = asc_stops(backward, link)

@@ -1,15 +1,16 @@
-"""`auto`: the scheduler and parameters that are predicted to be fastest, and why."""
+"""`auto`: the scheduler and parameters with the smallest predicted iteration time, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import former_names
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.units import format_seconds
@@ -53,13 +54,14 @@ class AutoOptions:
     """Options of `auto`.
 
     Attributes:
-        noise: relative difference that measurements cannot tell from none; None = the link's key
+        noise: relative difference that measurements cannot resolve; None = the link's key
             `relative_residual_median` (of its fit), or 0.03 without one.
-        crossing: whether messages may still travel during the next forward pass.
+        cross_iteration: whether plans may be chosen whose messages travel during the next forward
+            pass.
     """
 
     noise: float | None = None
-    crossing: bool = True
+    cross_iteration: bool = field(default=True, metadata=former_names("crossing"))
 
     def __post_init__(self) -> None:
         if self.noise is not None and not 0 <= self.noise < 1:
@@ -68,7 +70,7 @@ class AutoOptions:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A scheduler, its plan and what the plan is predicted to take."""
+    """A scheduler, its plan and the predicted timeline of the plan."""
 
     scheduler: str
     plan: Plan
@@ -78,24 +80,43 @@ class Candidate:
 def plan_auto(trace: Trace, link: Link, options: AutoOptions) -> Plan:
     """The candidate with the smallest predicted iteration time; of equal ones the simplest.
 
-    The plan's reason names the runners-up, the lower bound, and whether the differences can be
-    measured at all.
+        argmin over candidates s of predict(plan_s(trace, link), trace, link).iteration_s
+
+    The plan's reason names the runners-up, the lower bound, and whether the differences are large
+    enough to be measured.
+
+    Args:
+        trace: sizes (bytes), times (s) and forward order (`consumers`).
+        link: gives T(M), the slow-down of simultaneous messages, and the noise of its fit.
+        options: noise, and whether plans may cross the iteration.
 
     Raises:
         UsageError: a bad option, or a bad DAG in the trace.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], [3, 4, 1, 1, 1], [1, 1, 1, 2, 2])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> print(make_plan("auto", trace, link).reason.partition(";")[0])
+        auto chose asc-wfbp of 20 candidates: 28 s
+
+    Reference:
+        None published. Departs: ByteScheduler and DeAR tune parameters by timing steps (Peng et
+        al., 2019, SOSP; Zhang et al., 2023, ICDCS); here all candidates are predicted and none is
+        run.
     """
-    candidates = _simulated(candidate_specs(trace, options.crossing), trace, link)
+    candidates = _simulated(candidate_specs(trace, options.cross_iteration), trace, link)
     best = min(candidates, key=lambda c: c.predicted.iteration_s)
     noise = noise_of(link, options)
     return msgspec.structs.replace(best.plan, reason=explain(best, candidates, noise))
 
 
-def candidate_specs(trace: Trace, crossing: bool) -> tuple[str, ...]:
-    """What `auto` tries; pace's segment sizes are not searched for models of very many tensors.
+def candidate_specs(trace: Trace, cross_iteration: bool) -> tuple[str, ...]:
+    """What `auto` predicts: without `pace`, whose planning is slow, above 1000 tensors.
 
-    Left out later are those that would cut a very large model into more than a million messages.
+    Candidates that would cut a model into more than a million messages are left out later.
     """
-    if not crossing:
+    if not cross_iteration:
         return WITHIN_BACKWARD
     if len(trace.tensors) <= MANY_TENSORS:
         return WITHIN_BACKWARD + ACROSS_ITERATIONS
@@ -115,7 +136,7 @@ def noise_of(link: Link, options: AutoOptions) -> float:
 
 
 def explain(best: Candidate, candidates: list[Candidate], noise: float) -> str:
-    """Why this one, in words and numbers: against the families beside it and against the bound."""
+    """The reason in words: how far from the lower bound, and from the best of other schedulers."""
     others = _best_of_other_families(best, candidates)
     time_s = best.predicted.iteration_s
     bound_s = best.predicted.lower_bound_s
@@ -171,7 +192,7 @@ def _time(seconds: float) -> str:
 
 AUTO = SchedulerKind(
     name="auto",
-    summary="the scheduler and parameters predicted to be fastest, with reasons (noise, crossing)",
+    summary="the scheduler predicted to be fastest, and why (noise, cross_iteration)",
     options=AutoOptions,
     plan=plan_auto,
     crosses_iteration=True,

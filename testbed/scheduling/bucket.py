@@ -1,4 +1,4 @@
-"""Buckets of fixed size, as PyTorch's DistributedDataParallel makes them."""
+"""Buckets of a fixed size, as in PyTorch DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -44,15 +44,35 @@ class BucketOptions:
 
 
 def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
-    """Append gradients in backward order; close a bucket with the one that fills it.
+    """Append gradients in backward order; close a bucket with the gradient that fills it.
+
+        close after l  iff  bytes(bucket) >= mib 2^20            (first bucket: first_mib 2^20)
+                        or  R_l - R(last close) >= timeout_ms / 1000       (if timeout_ms is set)
 
     Without `timeout_ms` sizes alone decide; with it the plan needs times.
 
+    Args:
+        trace: gives sizes (bytes) and, for `timeout_ms`, backward times (s).
+        link: not used.
+        options: sizes in MiB, time in ms.
+
+    Raises:
+        UsageError: a size below 0, or a `timeout_ms` that is not above 0.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3], num_elements=[3 << 20, 4 << 20, 1 << 20, 9])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("bucket:mib=4,first_mib=4", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[3, 2], [1, 0]]
+
     Reference:
         Li et al., 2020, VLDB (PyTorch Distributed; 25 MiB, the first bucket 1 MiB). With
-        `timeout_ms`: Zhang et al., 2020, NetAI (64 MiB, 5 ms). Departs: gradients of several
-        dtypes fill one bucket together, which is then sent as one message per dtype; PyTorch
-        fills a bucket for each dtype.
+        `timeout_ms`: Zhang et al., 2020, NetAI (64 MiB, 5 ms). Departs: gradients of several dtypes
+        fill one bucket together, which is then sent as one message per dtype; PyTorch fills a
+        bucket for each dtype. Buckets are not rebuilt after the first iteration: the trace has the
+        order of readiness.
     """
     backward = Backward.of(trace)
     limit = options.mib * MIB

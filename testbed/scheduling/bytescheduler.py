@@ -38,16 +38,33 @@ class ByteSchedulerOptions:
 def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) -> Plan:
     """Slices of at most `partition_kib`, most urgent first, `credit_kib` of them under way.
 
-    While bytes under way < credit the most urgent ready slice goes out; slices under way stay in
-    their order. A slice that becomes the most urgent one therefore waits for at most
+        while bytes under way < credit:  start the ready slice whose layer comes first in forward
+
+    Slices under way keep their order, so a slice that becomes the most urgent one waits for at most
     ceil(credit / partition) slices; each slice costs one start-up time.
+
+    Args:
+        trace: gives sizes (bytes) and the forward order (`consumers`); times are not used.
+        link: not used.
+        options: partition and credit in KiB.
 
     Raises:
         UsageError: an option that is not above 0, partitions that cut into more than a million
             messages, or a bad DAG in the trace.
 
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2], num_elements=[5000, 9000])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("bytescheduler:partition_kib=4,credit_kib=8", trace, link)
+        >>> [(m.priority, m.parts[0].start, m.parts[0].stop) for m in plan.messages]
+        [(1, 0, 4096), (1, 4096, 5000), (0, 0, 4096), (0, 4096, 8192), (0, 8192, 9000)]
+        >>> plan.credit_bytes
+        8192
+
     Reference:
-        Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are not searched.
+        Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are options, not
+        tuned by Bayesian optimisation.
     """
     partition_bytes = int(options.partition_kib * 1024)
     credit_bytes = max(1, int(options.credit_kib * 1024))

@@ -1,4 +1,4 @@
-"""Horovod's fusion: a background loop packs what is ready at each of its ticks."""
+"""Horovod's tensor fusion: a background loop packs, at each of its ticks, what is ready."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ class CycleOptions:
 def cycle_stops(backward: Backward, link: Link, limit_bytes: float, ticks: Ticks) -> list[int]:
     """Stops of the groups that a loop with these ticks packs.
 
+    Args:
+        backward: ready times (s) and sizes (bytes) of the gradients, in backward order.
+        link: gives the time of a message, for which a blocking loop waits.
+        limit_bytes: of a message; a larger tensor travels alone.
+        ticks: when the loop looks.
+
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)
         >>> backward = Backward((2, 4, 7, 10, 15), (3, 4, 1, 1, 1))
@@ -76,14 +82,33 @@ def cycle_stops(backward: Backward, link: Link, limit_bytes: float, ticks: Ticks
 
 
 def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
-    """The groups that Horovod's loop would form on this trace, as a plan that never changes.
+    """The messages that Horovod's background loop would form on this trace, as a fixed plan.
 
-    Departs: Horovod forms its messages anew in every step from what all ranks have ready; here
-    the trace decides once. The phase of the ticks is ours: the first is the start of backward.
+        tick theta: pack all ready, unsent gradients; close a message before it exceeds mib 2^20
+        next tick:  theta + ms / 1000; if blocking, max(theta + ms / 1000, end of its messages)
+        start of message k: max(E_{k-1}, theta)
+
+    Args:
+        trace: sizes (bytes) and backward times (s).
+        link: gives T(M), for which a blocking loop waits.
+        options: `mib` in MiB, `ms` in milliseconds.
+
+    Raises:
+        UsageError: `mib` is below 0, or `ms` is neither 0 nor finite and 0.001 or more.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("cycle:ms=5000", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[4, 3], [2, 1, 0]]
 
     Reference:
-        Sergeev and Del Balso, 2018, arXiv 1802.05799, and Horovod's documentation of tensor
-        fusion (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms).
+        Sergeev and Del Balso, 2018, arXiv 1802.05799, and Horovod's documentation of tensor fusion
+        (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms). Departs: Horovod forms its messages anew
+        in every step from what all ranks have ready; here the trace decides once. The phase of the
+        ticks is ours: the first is the start of backward.
     """
     stops = cycle_stops(Backward.of(trace), link, options.mib * MIB, options.ticks)
     how = "waits for its messages" if options.blocking else "hands its messages on"

@@ -1,4 +1,4 @@
-"""DeAR: the sum in two halves, one behind backward, the other behind the next forward."""
+"""DeAR: reduce-scatter behind the backward pass, all-gather behind the next forward pass."""
 
 from __future__ import annotations
 
@@ -30,11 +30,27 @@ class DearOptions:
 def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
     """Groups in forward order; each is folded during backward and spread before its own forward.
 
-    Fold is a reduce-scatter or a push, spread an all-gather or a pull. All spreads wait until
-    backward and all folds have ended, then run back to back in forward order.
+        X = max(t_b, end of the last fold);  the spreads run from X on, back to back, g = 1 .. G
+        F_0 = X;  F_g = max(F_{g-1}, end of spread g) + t_f(g);  iteration = F_G
+
+    Fold is a reduce-scatter (or a push to servers), spread an all-gather (or a pull); g counts
+    groups in forward order. A group closes before it would exceed `mib`.
+
+    Args:
+        trace: gives sizes (bytes) and the forward order (`consumers`); times are not used.
+        link: not used.
+        options: fusion threshold in MiB.
 
     Raises:
         UsageError: `mib` is not above 0, or a bad DAG in the trace.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3], num_elements=[3 << 20, 4 << 20, 1 << 20])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("dear:mib=5", trace, link)
+        >>> plan.halves, [[part.tensor for part in message.parts] for message in plan.messages]
+        (True, [[2], [0, 1]])
 
     Reference:
         Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, groups are of

@@ -1,4 +1,4 @@
-"""LAGS: each layer sends as large a share of its gradient as can be hidden."""
+"""LAGS: each layer sends as large a share of its gradient as the backward pass can hide."""
 
 from __future__ import annotations
 
@@ -146,14 +146,37 @@ def next_layer_ratios(
 
 
 def plan_lags(trace: Trace, link: Link, options: LagsOptions) -> Plan:
-    """One message for each gradient, at the largest ratio that the backward pass hides.
+    """One top-k message for each gradient, at the largest ratio that the backward pass hides.
 
-    Early layers of the backward pass may send much, the last one sends the least: nothing is left
-    to hide it. It cannot help where start-ups alone fill the backward pass; merge there (`omgs`).
+        message i is hidden  iff  r_i + sum over j >= i of (startup_j + rho_j transfer_j) <= t_b
+        hide=rest:  the rho_j that are hidden, the smallest as large as can be (max-min fairness)
+        hide=next:  startup_j + rho_j transfer_j <= t_b(next layer) - t_s(j)
+        least <= rho_j <= most
+
+    where r_i is when message i is selected and transfer_j its time at ratio 1. Early messages of
+    the backward pass may be large, the last one is the smallest: no compute is left to hide it. It
+    cannot help where start-ups alone fill the backward pass; merge there (`omgs`).
+
+    Args:
+        trace: sizes (elements) and backward times (s).
+        link: gives start-up and transfer time of a gather through its backend's algorithm.
+        options: bounds of the ratios, what hides them, and selection time in ns.
+
+    Raises:
+        UsageError: not 0 < least <= most <= 0.5, or a negative `select_ns`.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([1e-3, 0.1, 0.1], num_elements=[10**6, 10**6, 10**5])
+        >>> link = Link(backend="gloo", num_workers=8, latency_s=1e-3, seconds_per_byte=1e-8)
+        >>> plan = make_plan("lags", trace, link)
+        >>> [round(message.ratio, 3) for message in plan.messages]
+        [0.25, 0.25, 0.001]
 
     Reference:
         Shi et al., 2020, ECAI (LAGS-SGD). Departs: by default the whole rest of the backward pass
-        is shared out, not the next layer's alone (`hide=next`).
+        is shared out, not the next layer's alone (`hide=next`); the gather's cost is that of
+        `omgs`.
     """
     cost = SparseCost.of(link, options.select_ns)
     tensors = list(reversed(trace.tensors))

@@ -1,4 +1,4 @@
-"""MG-WFBP: merge a gradient into the next one when waiting costs less than a start-up."""
+"""MG-WFBP: merge a gradient into the next one where waiting costs less than a start-up."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def merge_streaming(backward: Backward, link: Link) -> list[int]:
 
 
 def merge_recomputing(backward: Backward, link: Link) -> list[int]:
-    """The same stops as the paper writes it: after each merge all start times are computed anew.
+    """The stops of `merge_streaming` by the paper's own procedure: its slow reference.
 
-    O(L^2); the plain twin of `merge_streaming`.
+    After each merge all start times are computed anew, O(L^2).
     """
     gain_s = merge_gain_s(link)
     sizes = list(backward.num_bytes)
@@ -64,13 +64,31 @@ def _starts_s(backward: Backward, sizes: list[int], merged: list[bool], link: Li
 def plan_mg_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
     """The merged-gradient groups of the paper's rule, followed exactly.
 
-    For l = L down to 2: merge l into l-1 iff R_{l-1} - tau_c(l) < a, where tau_c(l) is when l
-    would start. The rule looks at the next gradient only and is not optimal: where every gap is
-    below a, everything ends up in one message; a larger a may even end earlier. `optimal` is the
-    exact answer under the same cost model.
+        for l = L .. 2:  merge l into l-1  iff  R_{l-1} - tau_c(l) < a,  then recompute tau_c
+
+    The rule looks at the next gradient only and is not optimal: where every gap is below a,
+    everything ends up in one message, and a larger a may even end earlier. `optimal` is exact under
+    the same cost model.
+
+    Args:
+        trace: sizes (bytes) and backward times (s).
+        link: gives a = `latency_s` (s) and T(M); also of a link with pieces a is `latency_s`.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("mg-wfbp", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[4, 3, 2, 1], [0]]
 
     Reference:
-        Shi, Chu and Li, 2021, IEEE TPDS 32(8) (INFOCOM 2019). Departs: no minimum tensor size.
+        Shi, Chu and Li, 2021, IEEE TPDS 32(8) (INFOCOM 2019). Departs: no minimum tensor size,
+        which the authors' later code has (8192 elements).
     """
     stops = merge_streaming(Backward.of(trace), link)
     reason = f"{len(stops)} messages: merged where waiting costs less than {merge_gain_s(link):g} s"

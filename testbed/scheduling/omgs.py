@@ -1,4 +1,4 @@
-"""OMGS: merging for sparse messages, whose selection takes time as well."""
+"""OMGS: merging for top-k messages, where selection takes time as well as communication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUE_BYTES = 4
 class SparseCost:
     """Times of a top-k message of p elements, by the law of the papers.
 
-        t_s(p) = g p log2 p;  t_c(p, rho) = a gather of min(8 rho p, 4 p) bytes
+        t_s(p) = g p log2 p;  t_c(p, rho) = an all-gather of min(8 rho p, 4 p) bytes
 
     Attributes:
         link: measured with dense sums.
@@ -39,8 +39,8 @@ class SparseCost:
 
     Example:
         >>> link = Link(backend="gloo", num_workers=8, latency_s=0.01, seconds_per_byte=1e-9)
-        >>> cost = SparseCost.of(link, select_ns=0.000219)
-        >>> round(cost.select_time_s(10**6) * 1e6, 2)
+        >>> cost = SparseCost.of(link, select_ns=0.219)
+        >>> round(cost.select_time_s(10**6) * 1e3, 2)  # ms
         4.37
     """
 
@@ -206,15 +206,36 @@ def _unbeaten(found: Sequence[_Ended]) -> list[_Ended]:
 
 
 def plan_omgs(trace: Trace, link: Link, options: OmgsOptions) -> Plan:
-    """Merged groups for top-k messages, which cost a selection and a gather.
+    """Merged groups for top-k messages, each of which costs a selection t_s and an all-gather t_c.
 
-    The rule looks one gradient ahead and is not optimal, as MG-WFBP's. Where selection is dear,
-    little is merged: it grows faster than in proportion.
+        tau_s(l) = tau_b(l) + t_b(l);   tau_b(l-1) = tau_s(l) + t_s(l)
+        tau_c(l) = max(tau_c(l+1) + t_c(l+1), tau_s(l) + t_s(l))
+        merge l into l-1  iff  t_w < t_save       (both in `omgs_stops`)
+
+    The rule looks one gradient ahead and is not optimal, as MG-WFBP's; `rule=exact` is, for
+    selection on a thread of its own. Where selection is slow, little is merged: its time grows
+    faster than its size.
+
+    Args:
+        trace: sizes (elements) and backward times (s).
+        link: gives the time of a gather through its backend's algorithm.
+        options: ratio, rule, and selection time in ns.
+
+    Raises:
+        UsageError: a ratio outside 0 < ratio <= 1, or a negative `select_ns`.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2e-3, 2e-3], num_elements=[10**6, 10**6])
+        >>> link = Link(backend="gloo", num_workers=8, latency_s=9e-3, seconds_per_byte=1e-9)
+        >>> plan = make_plan("omgs:ratio=0.001", trace, link)
+        >>> [(m.ratio, [part.tensor for part in m.parts]) for m in plan.messages]
+        [(0.001, [1, 0])]
 
     Reference:
         Shi et al., 2020, INFOCOM (OMGS-SGD). Departs: the gather's cost is that of this link's
-        algorithm, n - 1 payloads of 8 bytes for each selected element, instead of
-        2 (a + 4 b rho p P); the engine selects beside the backward pass, not within it.
+        algorithm, n - 1 payloads of 8 bytes for each selected element, instead of 2 (a + 4 b rho p
+        P); the engine selects beside the backward pass, not within it; `rule=exact` is ours.
     """
     cost = SparseCost.of(link, options.select_ns)
 

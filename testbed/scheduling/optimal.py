@@ -1,4 +1,4 @@
-"""The best groups of neighbours: exact on one channel, searched for on several."""
+"""The best groups of neighbours: exact on one channel, a local search on several."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def optimal_stops(backward: Backward, link: Link) -> list[int]:
 
 
 def optimal_stops_plain(backward: Backward, link: Link) -> list[int]:
-    """The same by plain loops; the twin that `optimal_stops` is compared with."""
+    """The same by loops over all pairs: the slow reference of `optimal_stops`."""
     end_s = [0.0]
     chosen = [0]
     for j in range(1, len(backward) + 1):
@@ -106,15 +106,15 @@ def _backtrack(chosen: Sequence[int]) -> list[int]:
 # program over prefixes is exact; what is found here is a local optimum.
 
 MAX_SIMULATED_MESSAGES = 200_000
-"""Bound on the search's work, in messages, so that it ends in about a second on any trace."""
+"""Limit of the search, in simulated messages: about a second on any trace."""
 
 
 MAX_EXHAUSTIVE = 9
-"""With so few tensors all 2^(L-1) groupings are tried."""
+"""Up to so many tensors all 2^(L-1) groupings are evaluated."""
 
 
-class Found(NamedTuple):
-    """A grouping and what it comes to; the smaller of two is the better."""
+class Grouping(NamedTuple):
+    """Groups on some channels and when their last message ends; the smaller of two is better."""
 
     end_s: float
     num_messages: int
@@ -124,44 +124,44 @@ class Found(NamedTuple):
 
 @dataclass
 class _Search:
-    """What is known of groupings: ends by (stops, channels), and how much work is left."""
+    """Ends of the groupings evaluated so far, by (stops, channels), and the work that is left."""
 
     backward: Backward
     link: Link
     messages_left: int = MAX_SIMULATED_MESSAGES
-    known: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
+    ends_s: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
 
-    def judge(self, stops: tuple[int, ...], num_channels: int) -> Found:
+    def evaluate(self, stops: tuple[int, ...], num_channels: int) -> Grouping:
         key = (stops, num_channels)
-        if key not in self.known:
+        if key not in self.ends_s:
             self.messages_left -= len(stops)
             ends = admit(self.backward, stops, self.link, num_channels).end_s
-            self.known[key] = max(ends, default=0.0)
-        return Found(self.known[key], len(stops), num_channels, stops)
+            self.ends_s[key] = max(ends, default=0.0)
+        return Grouping(self.ends_s[key], len(stops), num_channels, stops)
 
 
 def best_concurrent(
     backward: Backward, link: Link, num_channels: int, serial_stops: Sequence[int]
-) -> Found:
+) -> Grouping:
     """The best groups for up to so many channels; exact for few tensors, else searched for."""
     if len(backward) <= MAX_EXHAUSTIVE:
         return try_all(backward, link, num_channels)
     return search_concurrent(backward, link, num_channels, serial_stops)
 
 
-def try_all(backward: Backward, link: Link, num_channels: int) -> Found:
+def try_all(backward: Backward, link: Link, num_channels: int) -> Grouping:
     """Every grouping on every number of channels."""
     search = _Search(backward, link)
     count = len(backward)
     groupings = (
         (*inner, count) for size in range(count) for inner in combinations(range(1, count), size)
     )
-    return min(search.judge(stops, k) for stops in groupings for k in range(1, num_channels + 1))
+    return min(search.evaluate(stops, k) for stops in groupings for k in range(1, num_channels + 1))
 
 
 def search_concurrent(
     backward: Backward, link: Link, num_channels: int, serial_stops: Sequence[int]
-) -> Found:
+) -> Grouping:
     """The earliest end that local search finds.
 
     Starts from the papers' groupings, from `serial_stops` and from the best groups of faster
@@ -176,7 +176,9 @@ def search_concurrent(
     """
     search = _Search(backward, link)
     starts = _starts(backward, link, num_channels, serial_stops)
-    ranked = sorted(search.judge(stops, k) for stops in starts for k in range(1, num_channels + 1))
+    ranked = sorted(
+        search.evaluate(stops, k) for stops in starts for k in range(1, num_channels + 1)
+    )
     best = ranked[0]
     tried: set[tuple[int, ...]] = set()
     for start in ranked:
@@ -188,12 +190,12 @@ def search_concurrent(
     return best
 
 
-def _improve(search: _Search, found: Found) -> Found:
+def _improve(search: _Search, found: Grouping) -> Grouping:
     improved = True
     while improved and search.messages_left > 0:
         improved = False
         for stops in _neighbours(found.stops):
-            candidate = search.judge(stops, found.num_channels)
+            candidate = search.evaluate(stops, found.num_channels)
             if candidate.end_s < found.end_s:
                 found, improved = candidate, True
                 break
@@ -265,10 +267,35 @@ class OptimalOptions:
 def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     """The exact dynamic program on one channel; on several, event simulation and local search.
 
-    On one channel no grouping whatever, contiguous or not, ends earlier under this cost model; with
-    several dtypes no contiguous one, each group being one message per dtype. On several channels
-    the result is never later than `asc-wfbp` with as many channels, nor than one channel; with
-    several dtypes neither is certain: that search does not foresee how groups are cut.
+        E[0] = 0;  E[j] = min over i < j of max(E[i], R_j) + T(Q_j - Q_i);  the answer is E[L]
+
+    where j counts gradients in backward order and Q_j is the bytes of the first j. On one channel
+    no grouping whatever, contiguous or not, ends earlier under this cost model; with several dtypes
+    no contiguous one, as each group is one message per dtype. On several channels up to 9 tensors
+    are tried exhaustively, more are searched; the result is never later than `asc-wfbp` with as
+    many channels, nor than one channel, unless there are several dtypes: the search does not
+    foresee how groups are cut.
+
+    Args:
+        trace: sizes (bytes) and backward times (s).
+        link: gives T(M), also piecewise, and the slow-down of simultaneous messages.
+        options: number of channels.
+
+    Raises:
+        UsageError: `channels` is below 1.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("optimal", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[4, 3], [2, 1, 0]]
+
+    Reference:
+        The problem and its cost model are those of Shi, Chu and Li, 2021, IEEE TPDS 32(8)
+        (MG-WFBP). Departs: the paper gives a rule, `mg-wfbp`; the dynamic program and the search
+        are ours.
     """
     backward = Backward.of(trace)
     stops = optimal_stops(backward, link)

@@ -1,4 +1,4 @@
-"""OSF's adaptive tensor fusion: the buffer is chosen by a model of the scaling factor."""
+"""OSF: adaptive tensor fusion, driven by a model of the scaling factor (a reconstruction)."""
 
 from __future__ import annotations
 
@@ -128,12 +128,37 @@ RULES: dict[Rule, Callable[[Backward, Link], list[int]]] = {
 
 
 def plan_osf(trace: Trace, link: Link, options: OsfOptions) -> Plan:
-    """Groups by one of four rules, all judged by the same model; the reason holds its terms.
+    """Adaptive fusion by one of four rules; the plan's reason holds terms of the scaling factor.
+
+        SF = (t_f + t_b) / (t_f + max(t_b, E_K)),   E_k = max(E_{k-1}, c_k) + T(S_k)
+
+        global:   one buffer B for all messages, the B with the largest SF
+        message:  keep a message open while R_{j+1} <= E, or while R_{j+1} - max(E, R_j) < a and the
+                  rest of backward still covers it
+        schedule: B starts at a / b, doubles with each message that found the channel idle, and is
+                  at most (t_b - R_j - a) / b
+        exact:    the groups of `optimal`
+
+    Args:
+        trace: sizes (bytes) and times (s).
+        link: gives T(M).
+        options: the rule.
+
+    Raises:
+        UsageError: an unknown rule.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("osf:rule=global", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[4, 3], [2, 1, 0]]
 
     Reference:
-        Liu et al., 2022, WWW (OSF): adaptive fusion driven by a recursive scaling-factor model
-        that knows overlap and fusion. The paper's text was not at hand; the four rules are our
-        reconstruction from its abstract.
+        Liu et al., 2022, WWW (OSF): adaptive fusion driven by a recursive scaling-factor model that
+        knows overlap and fusion. Departs: this is a reconstruction from the abstract, as the
+        paper's text was not at hand; all four rules are ours.
     """
     stops = RULES[options.rule](Backward.of(trace), link)
     reason = f"rule {options.rule}; {scaling(trace, stops, link).in_words()}"

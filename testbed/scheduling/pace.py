@@ -1,4 +1,4 @@
-"""PACE: the tensor that the next forward pass waits for longest goes first, small ones fused."""
+"""PACE: largest tail first with preemption, small tensors fused (a reconstruction)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Segments = tuple[float, list[tuple[float, int, float]]]
 
 
 def segments_of(job: Job) -> Segments:
-    """A job in the form in which the inner loop hands it to the channel, as `push` does."""
+    """A job as the inner loop pushes it onto the heap of the channel."""
     full = [(-job.tail_s, job.num_full, job.full_s)] if job.num_full else []
     return job.release_s, [*full, (-job.tail_s, 1, job.last_s)]
 
@@ -60,14 +60,14 @@ class Suffix:
         self._from_idle_s = {count: 0.0}
 
     def advance(self, start: int, until_s: float) -> Channel:
-        """Let the schedule of the first `start` tensors go on until a moment; returns its state."""
+        """Continue the schedule of the first `start` tensors up to a moment; returns its state."""
         now_s, worst_s, waiting, number = self._states[start]
         now_s, worst_s = work(waiting, now_s, worst_s, until_s, ideal=False)
         self._states[start] = Channel(max(now_s, until_s), worst_s, waiting, number)
         return self._states[start]
 
     def keep(self, start: int, stop: int, job: Job, window: int) -> None:
-        """Remember the schedule of the first `stop` tensors, whose last group is this job."""
+        """Store the schedule of the first `stop` tensors, whose last group is this job."""
         self._states[stop] = arrive(self._states[start], job, ideal=False)
         self._states.pop(stop - window, None)
 
@@ -181,7 +181,7 @@ def jobs_of(tensors: Tensors, stops: list[int]) -> list[Job]:
 
 
 def fuse_plainly(tensors: Tensors, window: int, ideal: bool) -> Fusion:
-    """The dynamic program as it is written, with an oracle call for each candidate.
+    """The dynamic program with an oracle call for each candidate: the slow reference of `fuse`.
 
     Args:
         tensors: to be grouped.
@@ -208,13 +208,15 @@ def fuse_plainly(tensors: Tensors, window: int, ideal: bool) -> Fusion:
 
 
 def fuse(tensors: Tensors, window: int, ideal: bool) -> Fusion:
-    """The same groups, fast; see `fuse_plainly` for the arguments.
+    """The same groups as `fuse_plainly`, whose arguments it has, from bounds and few simulations.
+
+    Exact on chains with ideal preemption; with other forward orders or with segments it is a
+    heuristic that never ends above the unfused oracle.
 
     Reference:
         Bao, Peng, Chen and Wu, 2020, INFOCOM (PACE): fusion by dynamic programming with the best
-        preemptive schedule as oracle. The text was not available; free: the order of the program,
-        the window, the cost and size of segments. Exact on chains with ideal preemption; with other
-        forward orders or with segments it is a heuristic that never ends above the unfused oracle.
+        preemptive schedule as oracle. Departs: a reconstruction from the abstract; the order of the
+        program, the window, and the cost and size of segments are ours.
     """
     count = len(tensors)
     bounds = Bounds(tensors, ideal)
@@ -288,20 +290,37 @@ def plan_pace(trace: Trace, link: Link, options: PaceOptions) -> Plan:
 
         q_i = forward time from the first layer that reads tensor i to the end
         iteration = max(t_b + t_f, max over i of (C_i + q_i)),  C_i = end of tensor i
+        F[j] = argmin over i < j of iteration(F[i] + fuse(i+1 .. j) + the tensors behind j, unfused)
 
     With ideal preemption largest tail first is optimal for a forward pass that computes one layer
     at a time in a fixed order (which makes every q_i a number known beforehand), not for branches
     that compute side by side. A segment costs a start-up time, and a more urgent tensor waits for
     the one under way.
 
+    Args:
+        trace: sizes (bytes), times (s) and forward order (`consumers`).
+        link: gives T(M) of a segment.
+        options: sizes in KiB, window in tensors.
+
     Raises:
         UsageError: a bad option, segments that cut into more than a million messages, or a bad DAG
             in the trace.
 
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], [3, 4, 1, 1, 1], [1, 1, 1, 2, 2])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("pace:segment_kib=0,oracle=ideal", trace, link)
+        >>> [(m.priority, [part.tensor for part in m.parts]) for m in plan.messages]
+        [(4, [4]), (2, [3, 2]), (0, [1, 0])]
+        >>> plan.reason.rpartition("; ")[2]
+        'iteration 28 s, 33 s unfused'
+
     Reference:
         Bao, Peng, Chen and Wu, 2020, INFOCOM (PACE); Baker, Lawler, Lenstra and Rinnooy Kan, 1983,
-        Operations Research 31(2) (optimality). The text of PACE was not available; free: size and
-        cost of segments, order and window of the program, the credit.
+        Operations Research 31(2) (optimality). Departs: a reconstruction from the abstract, as the
+        text of PACE was not at hand; size and cost of segments, order and window of the program,
+        and the credit are ours.
     """
     if options.segment_bytes is not None:
         limits = [elements_in(trace, i, options.segment_bytes) for i in range(len(trace.tensors))]

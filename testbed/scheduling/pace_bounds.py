@@ -9,7 +9,7 @@ and B_q grows job by job as max(B_q, release) + time: a vector over all threshol
 prefix of the schedule leaves behind. With segments a busy time starts late by at most the longest
 segment of smaller tail, which bounds the schedule from above.
 
-Letters of shapes: W candidates, T thresholds.
+Letters of shapes: W candidates, T thresholds of tails.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from numpy.typing import NDArray
 
 from testbed.scheduling.pace_oracle import Job, Tensors
 
-# What the tensors behind a position do to a schedule if they stay unfused.
-#
-# Letters of shapes: T thresholds of tails.
-
+Floats = NDArray[np.float64]
 
 ROWS_PER_BLOCK = 64
 
@@ -42,10 +39,11 @@ class Row(NamedTuple):
 
 
 class Rest:
-    """The rows of all positions, worked out backwards.
+    """For each position the effect of the tensors behind it, if they stay unfused.
 
-    Only each 64th row is kept, the others come anew when their block is asked for, so that memory
-    grows with n^1.5 and not with n^2; ask for positions in increasing order.
+    Computed backwards. Only each 64th row is kept; the others are computed again when their block
+    is asked for, so that memory grows with n^1.5 and not with n^2. Ask for positions in increasing
+    order.
 
     Args:
         singles: the unfused tensors.
@@ -95,9 +93,6 @@ class Rest:
         added_s[:urgent] += job.total_s
         np.maximum(least_s[:urgent], job.release_s + added_s[:urgent], out=least_s[:urgent])
         return Row(added_s, least_s)
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Wait-free backpropagation: each gradient leaves as soon as it is ready."""
+"""WFBP (one message per gradient) and its opposite, `sequential` (one message after backward)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,33 @@ from testbed.scheduling.protocol import NoOptions, SchedulerKind
 
 
 def plan_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
-    """One message per gradient, in backward order.
+    """Wait-free backpropagation: one message per gradient, in backward order, as it gets ready.
 
-    Hides what it can, but pays the start-up time L times: good where a is small.
+        tau_c(l) = max(R_l, tau_c(l+1) + T(M_{l+1}))
+
+    Hides most of the transfer behind the backward pass but pays the start-up time L times: good
+    where a is small.
+
+    Args:
+        trace: gives the number and order of the tensors; times are not used.
+        link: not used.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("wfbp", trace, link)
+        >>> [[part.tensor for part in message.parts] for message in plan.messages]
+        [[4], [3], [2], [1], [0]]
 
     Reference:
-        Zhang et al., 2017, USENIX ATC (Poseidon).
+        Zhang et al., 2017, USENIX ATC (Poseidon). Departs: the choice between server and sufficient
+        factors for each layer is not part of it; each tensor is sent by itself, also those of one
+        layer.
     """
     stops = range(1, len(trace.tensors) + 1)
     return plan_of("wfbp", trace, stops, reason="one message per gradient, as soon as it is ready")
@@ -30,14 +51,30 @@ WFBP = SchedulerKind(
 )
 
 
-# No overlap: one message with everything, after the backward pass.
-
-
 def plan_sequential(trace: Trace, link: Link, options: NoOptions) -> Plan:
-    """One message after backward, E = t_b + a + b sum(M): the baseline of all others.
+    """No overlap: one message with all gradients, after the backward pass.
+
+        E = t_b + a + b (M_1 + ... + M_L)
+
+    Args:
+        trace: gives the tensors; times are not used.
+        link: not used.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.scheduling.protocol import make_plan
+        >>> trace = Trace.from_backward([2, 2, 3, 3, 5], num_elements=[3, 4, 1, 1, 1])
+        >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
+        >>> plan = make_plan("sequential", trace, link)
+        >>> plan.after_backward, [part.tensor for part in plan.messages[0].parts]
+        (True, [4, 3, 2, 1, 0])
 
     Reference:
-        You, Buluc and Demmel, 2017, SC (Sync EASGD packs all layers into one message).
+        You, Buluc and Demmel, 2017, SC (Sync EASGD packs all layers into one message). Departs:
+        gradients of synchronous SGD are averaged, not weights elastically; one message per dtype.
     """
     stops = [len(trace.tensors)] if trace.tensors else []
     reason = "everything in one message after backward; nothing overlaps"

@@ -5,31 +5,11 @@ Whole numbers of seconds and bytes keep the arithmetic exact, so that ties are t
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
 
 from testbed.base.link import Link
-from testbed.base.trace import Trace, TraceTensor
-
-
-def make_trace(
-    backward_s: Sequence[float],
-    num_bytes: Sequence[int],
-    forward_s: Sequence[float] | None = None,
-    dtypes: Sequence[str] | None = None,
-) -> Trace:
-    """A trace from what it is in backward order, one byte per element."""
-    count = len(backward_s)
-    tensors = [
-        TraceTensor(
-            name=f"t{count - 1 - position}",
-            num_elements=num_bytes[position],
-            dtype=dtypes[position] if dtypes else "uint8",
-            forward_s=forward_s[position] if forward_s else 0.0,
-            backward_s=backward_s[position],
-        )
-        for position in range(count)
-    ]
-    return Trace(name="toy", device="cpu", batch_size=1, tensors=tuple(reversed(tensors)))
+from testbed.base.trace import Trace
 
 
 def make_link(
@@ -47,6 +27,7 @@ def make_link(
     )
 
 
+make_trace = partial(Trace.from_backward, name="toy")
 TRACE_A = make_trace([2, 2, 3, 3, 5], [3, 4, 1, 1, 1], [1, 1, 1, 2, 2])
 SLOWDOWN = tuple(max((k + 1) / 2, k / 1.6) for k in range(1, 9))
 LINK_A = make_link(4, 1, SLOWDOWN)

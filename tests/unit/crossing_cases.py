@@ -1,20 +1,16 @@
 """Traces and links of whole numbers for the tests of plans that cross the iteration."""
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from testbed.base.link import Link
 from testbed.base.plan import Message, Part, Plan
-from testbed.base.trace import Trace, TraceTensor
+from testbed.base.trace import Trace
 
 
 def trace_of(backward, sizes, forward, consumers=None):
     """A trace of one-byte elements; the lists are in backward order."""
-    rows = list(zip(backward, sizes, forward, strict=True))[::-1]
-    tensors = tuple(
-        TraceTensor(name=f"t{i}", num_elements=m, dtype="uint8", forward_s=f, backward_s=b)
-        for i, (b, m, f) in enumerate(rows)
-    )
-    return Trace(name="case", device="cpu", batch_size=1, tensors=tensors, consumers=consumers)
+    return replace(Trace.from_backward(backward, sizes, forward), consumers=consumers)
 
 
 def link_of(latency_s, seconds_per_byte):

@@ -15,10 +15,8 @@ from testbed.base.files import (
     save_link,
     save_trace,
 )
-from testbed.base.plan import Plan, decode_plan, encode_plan, load_plan, save_plan
+from testbed.base.plan import Plan, decode_plan, encode_plan, load_plan
 from testbed.base.trace import Trace, TraceTensor
-from testbed.prediction.importers import import_layer_log, import_waits
-from testbed.prediction.synthetic import synthetic_trace
 from testbed.prediction.timeline import timeline
 from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD
 from testbed.scheduling.protocol import make_plan, needs_profile
@@ -155,7 +153,7 @@ def test_files_that_are_none(load, tmp_path):
 @pytest.mark.parametrize("spec", ["wfbp", "asc-wfbp:channels=3", "cycle:ms=5", "osf"])
 def test_plans_come_back_equal(spec, tmp_path):
     plan = make_plan(spec, TRACE_A, LINK_A)
-    save_plan(plan, tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
     again = load_plan(tmp_path / "plan.json")
     assert again == plan
     assert again.digest() == plan.digest()
@@ -231,33 +229,6 @@ def test_bad_options(spec):
 def test_unknown_names():
     with pytest.raises(UnknownName, match="did you mean 'wfbp'"):
         make_plan("wfpb", TRACE_A, LINK_A)
-    with pytest.raises(UnknownName, match="resnet50"):
-        synthetic_trace("resnet51", 1.0)
-
-
-def test_import_waits():
-    text = "comment\n1\n3\n2000,4000\n-5,8\n1000,400\n"
-    trace = import_waits(text, "toy", forward_s=6.0)
-    assert [t.num_elements for t in trace.tensors] == [100, 2, 1000]
-    assert trace.ready_s() == [0.003, 0.002, 0.002]
-    assert [t.forward_s for t in trace.tensors] == [2, 0, 4]
-    with pytest.raises(UsageError, match=r"2 tensors follow a header that says 3"):
-        import_waits("c\n1\n3\n1,4\n1,4\n", "toy", 1.0)
-    with pytest.raises(UsageError, match=r"line 'x,4'; expected `wait_us,bytes`"):
-        import_waits("c\n1\n1\nx,4\n", "toy", 1.0)
-    with pytest.raises(UsageError, match="no header"):
-        import_waits("c\n", "toy", 1.0)
-
-
-def test_blobs_of_one_layer_count_once():
-    lines = ["[0, 30, 250, 1]", "[1, 20, 500.5, 1, 0]", "[2, 10, 500.5, 0, 1]", "[0, 30, 9, 1]"]
-    text = "\n".join(f"I0219 13:29:27.119763 66221 log.cpp:112] {line}" for line in lines)
-    trace = import_layer_log(text, "toy", forward_s=0.0)
-    assert [t.num_elements for t in trace.tensors] == [30, 20, 10]
-    assert [t.backward_s for t in trace.tensors] == [250e-6, 0, 500.5e-6]
-    for bad in ("", "[1, 20, 500.5, 1]", "[0, 1]", "[0, a, 1, 2]"):
-        with pytest.raises(UsageError, match="no line from id 0 on"):
-            import_layer_log(bad, "toy", 0.0)
 
 
 def test_dtypes_never_share_a_message():

@@ -14,8 +14,8 @@ from testbed.base.files import (
     shipped_traces,
 )
 from testbed.prediction.cross_iteration import forward_order
-from testbed.prediction.synthetic import synthetic_trace
 from testbed.profiling.shipped import DERIVED, derive_shipped
+from tests.harness.synthetic import synthetic_trace
 from tests.harness.traces import TRACE_A
 
 TRACES = Path(__file__).parent.parent.parent / "models" / "traces"

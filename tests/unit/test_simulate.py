@@ -196,7 +196,8 @@ def test_auto_can_stay_within_the_backward_pass():
     trace = trace_of([1] * 4, [50] * 4, [50] * 4)
     link = link_of(1, 1)
     assert make_plan("auto", trace, link).crosses_iteration
-    assert not make_plan("auto:crossing=0", trace, link).crosses_iteration
+    for option in ("cross_iteration=0", "crossing=0"):  # the second: former name
+        assert not make_plan(f"auto:{option}", trace, link).crosses_iteration
 
 
 @pytest.mark.parametrize(
