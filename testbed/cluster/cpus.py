@@ -15,7 +15,7 @@ NOT_ASKED: Final = "no: awake=no"
 
 
 @contextlib.contextmanager
-def kept_awake(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
+def idle_polling(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
     """Inside the block idle cores poll instead of halting; `yes`, or why they do not.
 
     All nodes of an emulated cluster live on the cores of one machine, which work and wait by turns
@@ -29,7 +29,7 @@ def kept_awake(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
         requests: the kernel's file for requests of a longest wake-up latency; only root may write.
 
     Example:
-        >>> with kept_awake(requests=Path("/nonexistent/requests")) as awake:
+        >>> with idle_polling(requests=Path("/nonexistent/requests")) as awake:
         ...     awake
         'no: No such file or directory'
     """

@@ -18,7 +18,7 @@ import msgspec
 from testbed.base.errors import RunFailed, Unavailable, UsageError
 from testbed.cluster import system
 from testbed.cluster.changes import Change
-from testbed.cluster.cpus import kept_awake
+from testbed.cluster.cpus import idle_polling
 from testbed.cluster.facts import VARIABLE, Facts, write_facts
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 from testbed.cluster.system import own_prefix, send_window_bytes, tcp_settings
@@ -124,16 +124,16 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
         Unavailable: the kernel lacks what was asked for.
         RunFailed: a command of the system failed; says which.
     """
-    system.clean_up_after_the_dead()
+    system.remove_leftovers()
     prefix = own_prefix(number) + "-"
     topology = Topology(prefix, spec, cores=tuple(sorted(os.sched_getaffinity(0))))
     folder = Path(tempfile.gettempdir()) / f"{prefix}files"
     try:
         folder.mkdir(mode=0o700)
-        with kept_awake(spec.awake == "auto") as awake:
+        with idle_polling(spec.awake == "auto") as awake:
             yield _bring_up(topology, folder, awake)
     finally:
-        with _undisturbed():
+        with _signals_blocked():
             for name in topology.namespaces:
                 system.remove_namespace(name)
             shutil.rmtree(folder, ignore_errors=True)
@@ -212,7 +212,7 @@ def _choose_mechanism(spec: ClusterSpec, namespace: str) -> Mechanism | None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Signals that ask this process to end have to wait."""
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, asking)
@@ -226,7 +226,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def changing(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
+def link_changes(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
     """Carries out the changes of the specification while the block runs, and notes each as done.
 
     Yields what tells which change could not be made, if one could not: no other is tried then, and

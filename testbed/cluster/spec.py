@@ -43,7 +43,7 @@ class ClusterSpec:
             where they cannot be dealt out evenly (`cpus.pin_cores`); `shared` = any node may be
             on any core; `auto` = pinned where they can be dealt out.
         awake: `auto` = idle cores of this machine poll instead of halting while the cluster is up,
-            where that is allowed (see `cpus.kept_awake`); `no` = they halt as they always do.
+            where that is allowed (see `cpus.idle_polling`); `no` = they halt as they always do.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `changes`.
         links: (direction, node, rate) of links that differ, written `up.3=1gbit`, `down.3=1gbit`,
             or `rate.3=1gbit` for both.

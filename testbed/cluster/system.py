@@ -104,7 +104,7 @@ def remove_namespace(name: str) -> None:
     subprocess.run(("ip", "netns", "delete", name), capture_output=True, timeout=COMMAND_S)
 
 
-def clean_up_after_the_dead() -> list[str]:
+def remove_leftovers() -> list[str]:
     """Remove namespaces and folders of clusters whose owner was killed; their names."""
     namespaces = os.listdir(NETNS_FOLDER) if NETNS_FOLDER.is_dir() else []
     dead = abandoned(namespaces)

@@ -230,7 +230,7 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], a
         topology: what was built.
         hostfile: Open MPI's.
         tcp: setting -> the values that the nodes have.
-        awake: as `kept_awake` gives it.
+        awake: as `idle_polling` gives it.
     """
     spec = topology.spec
     injects = topology.mechanism == "injected"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from testbed.base.errors import RunFailed
 from testbed.cluster.access import enter_user_namespace, find_way
-from testbed.cluster.emulate import changing, emulated
+from testbed.cluster.emulate import emulated, link_changes
 from testbed.cluster.spec import parse_cluster
 from testbed.launch import processes
 from testbed.launch.identity import Identity
@@ -114,7 +114,7 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
                 stack.callback(processes.end_all, children, GRACE_S)
                 environment = cluster.environment(with_own_programs(processes.base_environment()))
                 children.append(processes.start(cluster.command(command), environment))
-                failure = stack.enter_context(changing(cluster))
+                failure = stack.enter_context(link_changes(cluster))
                 ending = processes.wait_all(children, grace_s, lambda: failure() is not None)
                 unchanged = failure()
         except processes.Interrupted as error:

@@ -18,7 +18,9 @@ WORDS = "testbed: after"  # how such a line begins
 
 
 @contextmanager
-def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> Iterator[None]:
+def progress_lines(
+    state: Callable[[], str], out: TextIO, every_s: float = EVERY_S
+) -> Iterator[None]:
     """Inside the block, a line every ten seconds with what `state` says then.
 
     A run that is over before says nothing. A thread of its own writes, which sleeps in between;
@@ -31,7 +33,7 @@ def telling(state: Callable[[], str], out: TextIO, every_s: float = EVERY_S) -> 
 
     Example:
         >>> import io
-        >>> with telling(lambda: "computing step 3", io.StringIO()):
+        >>> with progress_lines(lambda: "computing step 3", io.StringIO()):
         ...     pass
     """
     over, began_s = threading.Event(), time.perf_counter()
@@ -55,7 +57,7 @@ def progress_of(control: Control, rank: int, out: TextIO) -> AbstractContextMana
     """On rank 0 what it is doing, as the control plane knows it; nothing on the others."""
     if rank != 0:
         return nullcontext()
-    return telling(lambda: f"rank 0 is {control.state}", out)
+    return progress_lines(lambda: f"rank 0 is {control.state}", out)
 
 
 # Python's search for garbage, kept away from what lives as long as the process.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.cpus import NOT_ASKED, YES, kept_awake
+from testbed.cluster.cpus import NOT_ASKED, YES, idle_polling
 
 
 def held_open(path: Path) -> bool:
@@ -24,7 +24,7 @@ def held_open(path: Path) -> bool:
 def test_no_latency_at_all_is_asked_for_as_long_as_the_block_lasts(tmp_path: Path) -> None:
     requests = tmp_path / "cpu_dma_latency"
     requests.touch()
-    with kept_awake(requests=requests) as awake:
+    with idle_polling(requests=requests) as awake:
         assert awake == YES
         assert requests.read_bytes() == bytes(4)
         assert held_open(requests)
@@ -34,22 +34,22 @@ def test_no_latency_at_all_is_asked_for_as_long_as_the_block_lasts(tmp_path: Pat
 def test_nothing_is_asked_for_where_cores_may_halt(tmp_path: Path) -> None:
     requests = tmp_path / "cpu_dma_latency"
     requests.touch()
-    with kept_awake(False, requests) as awake:
+    with idle_polling(False, requests) as awake:
         assert awake == NOT_ASKED
         assert not held_open(requests)
     assert requests.read_bytes() == b""
 
 
 def test_what_stands_in_the_way_is_told(tmp_path: Path) -> None:
-    with kept_awake(requests=tmp_path / "missing") as awake:
+    with idle_polling(requests=tmp_path / "missing") as awake:
         assert awake == "no: No such file or directory"
-    with kept_awake(requests=tmp_path) as awake:
+    with idle_polling(requests=tmp_path) as awake:
         assert awake == "no: Is a directory"
 
 
 def test_an_error_inside_passes_through_and_ends_the_request(tmp_path: Path) -> None:
     requests = tmp_path / "cpu_dma_latency"
     requests.touch()
-    with pytest.raises(OSError, match="mine"), kept_awake(requests=requests):
+    with pytest.raises(OSError, match="mine"), idle_polling(requests=requests):
         raise OSError("mine")
     assert not held_open(requests)

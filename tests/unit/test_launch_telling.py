@@ -3,7 +3,7 @@
 import io
 import threading
 
-from testbed.launch.progress import WORDS, telling
+from testbed.launch.progress import WORDS, progress_lines
 from testbed.sweeping.executor import _tail
 
 
@@ -22,7 +22,7 @@ class Heard(io.StringIO):
 def test_a_long_run_says_again_and_again_what_it_does():
     states = iter(["measuring the link"])
     out = Heard()
-    with telling(lambda: next(states, "computing step 3"), out, every_s=1e-3):
+    with progress_lines(lambda: next(states, "computing step 3"), out, every_s=1e-3):
         assert out.twice.wait(30)
     first, second, *_ = out.getvalue().splitlines()
     assert first.startswith("testbed: after ")
@@ -32,7 +32,7 @@ def test_a_long_run_says_again_and_again_what_it_does():
 
 def test_nothing_is_said_after_the_end_and_by_a_run_that_is_over_before():
     out = io.StringIO()
-    with telling(lambda: "computing", out, every_s=3600.0):
+    with progress_lines(lambda: "computing", out, every_s=3600.0):
         assert any(thread.name == "telling" for thread in threading.enumerate())
     assert not any(thread.name == "telling" for thread in threading.enumerate())
     assert out.getvalue() == ""
@@ -46,7 +46,7 @@ def test_what_a_sweep_leaves_out_of_errors_is_what_a_run_tells(tmp_path):
 
 def test_an_error_inside_ends_it_too():
     try:
-        with telling(lambda: "computing", io.StringIO(), every_s=3600.0):
+        with progress_lines(lambda: "computing", io.StringIO(), every_s=3600.0):
             raise RuntimeError("lost")
     except RuntimeError:
         assert not any(thread.name == "telling" for thread in threading.enumerate())
