@@ -1,0 +1,325 @@
+"""Compares what this checkout computes and prints with what an older one does, to the last digit.
+
+    python -m tests.tools.compare_with ../old [../new] [--only plans,reports] [--keep FOLDER]
+
+Both checkouts have a virtual environment with `testbed` in `.venv`; without a second one this
+checkout is the newer. Four parts, each a set of `testbed` commands that both carry out on the same
+inputs (`compared_commands`), in one process each (`call_cli`):
+
+* `plans`: plans, their digests, predicted and exposed times of every scheduler on every shipped
+  trace and some links; algorithms, break-evens, factors; and the same under every compressor, with
+  costs that the older checkout measured.
+* `reports`: `testbed report` of every folder of records under `runs/`, in every format; the runs
+  and keys of every recipe and committed sweep.
+* `studies`: the verdicts and figures of `paper-shapes`, and committed records of studies.
+* `goldens`: the files under `tests/golden`, without running anything.
+
+Numbers are compared as they are written. What may differ stands in `RENAMED` and `ADDED`;
+everything else is told and makes the exit status 1. Files that two commands wrote, but for
+`digests.json`, are compared as JSON by key or, if they are text, line by line; runs of spaces and
+dashes count as one, since the width of a column follows from the longest word in it.
+
+About 7 CPU-minutes for each checkout, both at a time; most of it for `plans`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.tools import call_cli, compared_commands
+from tests.tools.compared_commands import Command
+
+RENAMED: tuple[tuple[str, str], ...] = (("peer:ddp", "ddp"),)
+"""Words of the older checkout -> of the newer; what stands on the left is replaced before."""
+
+ADDED: frozenset[str] = frozenset()
+"""JSON keys that the newer checkout may write and the older does not know."""
+
+MEASURED = frozenset({"compute_s", "merge_s"})
+"""JSON keys of seconds that were measured; they are compared nowhere."""
+
+PARTS = ("plans", "reports", "studies", "goldens")
+TIMEOUT_S = 3600.0
+SHOWN = 12  # differences of one command that are told in full
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place in which two results differ.
+
+    Attributes:
+        where: file, and place in it.
+        old: what the older checkout has there; None: nothing.
+        new: what the newer has.
+    """
+
+    where: str
+    old: str | None
+    new: str | None
+
+    @property
+    def of_figures(self) -> bool:
+        """Whether a number differs; else only words do."""
+        return self.old is None or self.new is None or _numbers(self.old) != _numbers(self.new)
+
+    def __str__(self) -> str:
+        kind = "FIGURES" if self.of_figures else "words"
+        return f"{kind}: {self.where}\n    old: {_short(self.old)}\n    new: {_short(self.new)}"
+
+
+def _short(text: str | None) -> str:
+    return "(nothing)" if text is None else text if len(text) <= 600 else f"{text[:600]} ..."
+
+
+def _numbers(text: str) -> list[str]:
+    return NUMBER.findall(text)
+
+
+def renamed(text: str) -> str:
+    """A text of the older checkout with the words of the newer."""
+    for old, new in RENAMED:
+        text = text.replace(old, new)
+    return text
+
+
+def differences_of_text(old: str, new: str, where: str) -> Iterator[Difference]:
+    """Line by line, after renaming; columns may have other widths.
+
+    Example:
+        >>> [str(d).split(chr(10))[0] for d in differences_of_text("a  1.5", "a 1.50", "x")]
+        ['FIGURES: x:1']
+    """
+    olds, news = (
+        [re.sub(r"[-\u2500\u2501]{2,}", "--", re.sub(r"\s+", " ", line)).strip() for line in lines]
+        for lines in (renamed(old).splitlines(), new.splitlines())
+    )
+    for index in range(max(len(olds), len(news))):
+        ours = olds[index] if index < len(olds) else None
+        theirs = news[index] if index < len(news) else None
+        if ours != theirs:
+            yield Difference(f"{where}:{index + 1}", ours, theirs)
+
+
+def differences_of_json(old: Any, new: Any, where: str) -> Iterator[Difference]:
+    """Key by key; numbers are strings here, as they are written in the files.
+
+    Example:
+        >>> old, new = {"a": "1.5", "compute_s": "2"}, {"a": "1.50", "compute_s": "3"}
+        >>> [d.where for d in differences_of_json(old, new, "x")]
+        ['x.a']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        old = {renamed(key): value for key, value in old.items()}
+        for key in [*old, *(k for k in new if k not in old and k not in ADDED)]:
+            if key in MEASURED and key in old and key in new:
+                continue
+            yield from differences_of_json(old.get(key), new.get(key), f"{where}.{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences_of_json(one, other, f"{where}[{index}]")
+    elif (renamed(old) if isinstance(old, str) else old) != new:
+        yield Difference(where, _written(old), _written(new))
+
+
+def _written(value: Any) -> str | None:
+    return None if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def differences_of_folders(old: Path, new: Path, only: str = "*") -> Iterator[Difference]:
+    """All files below two folders whose names match a pattern."""
+    names = {p.relative_to(f) for f in (old, new) for p in f.rglob(only) if p.is_file()}
+    for name in sorted(names):
+        one, other = old / name, new / name
+        if not one.is_file() or not other.is_file():
+            there = "a file" if one.is_file() else None
+            yield Difference(str(name), there, None if there else "a file")
+        elif one.read_bytes() != other.read_bytes():
+            yield from _differences_of_files(one, other, str(name))
+
+
+def _differences_of_files(old: Path, new: Path, name: str) -> Iterator[Difference]:
+    texts = old.read_text(), new.read_text()
+    if name.endswith(".json"):
+        read = [json.loads(t, parse_float=str, parse_int=str, parse_constant=str) for t in texts]
+        yield from differences_of_json(read[0], read[1], name)
+    else:
+        yield from differences_of_text(texts[0], texts[1], name)
+
+
+class Comparison:
+    """Carries commands out in both checkouts and tells what differs.
+
+    Args:
+        old: the older checkout.
+        new: the newer one.
+        folder: for results; empty.
+    """
+
+    def __init__(self, old: Path, new: Path, folder: Path) -> None:
+        self.old, self.new = old, new
+        self._folder = folder
+        self.num_differences = 0
+
+    def part(self, name: str) -> None:
+        """Compare one of `PARTS`."""
+        if name == "goldens":
+            self._tell("goldens", differences_of_folders(*self._goldens()))
+            return
+        links = compared_commands.write_links(self.old, self._folder / f"links-{name}")
+        traces = compared_commands.traces_of(self.old)
+        if name == "plans":
+            self._compare("plans", compared_commands.plans(traces, links))
+            codecs = self._compare(
+                "codecs", compared_commands.codec_costs(traces[0], links), only="codecs.json"
+            )
+            paths = (codecs / "codecs").glob("*/codecs.json")
+            costs = {path.parent.name: str(path) for path in sorted(paths)}
+            self._compare("compressed", compared_commands.compressed(traces, links, costs))
+        elif name == "reports":
+            self._compare("reports", compared_commands.reports(self.old))
+            self._compare("sweeps", compared_commands.sweeps(self.old))
+        else:
+            self._compare("studies", compared_commands.studies(self.old))
+
+    def _goldens(self) -> tuple[Path, Path]:
+        return self.old / "tests/golden", self.new / "tests/golden"
+
+    def _compare(self, title: str, commands: Iterable[Command], only: str = "*") -> Path:
+        """Both checkouts at a time; returns the older one's results."""
+        given = list(commands)
+        file = self._folder / f"{title}.json"
+        file.write_text(json.dumps([command.raw() for command in given]))
+        results = [self._folder / side / title for side in ("old", "new")]
+        with contextlib.ExitStack() as ending:
+            started = [
+                ending.enter_context(_started(checkout, file, folder))
+                for checkout, folder in zip((self.old, self.new), results, strict=True)
+            ]
+            for process in started:
+                if process.wait(TIMEOUT_S):
+                    sys.exit(f"{title}: exit status {process.returncode} of {process.args!r}")
+        self._tell(title, _of_commands(given, results, only))
+        self._count(title, results)
+        return results[0]
+
+    def _tell(self, title: str, found: Iterable[Difference]) -> None:
+        """Print the differences, those that occur often only as their number."""
+        seen: Counter[str] = Counter()
+        for difference in found:
+            self.num_differences += 1
+            group = difference.where.rsplit("/", 1)[0]
+            seen[group] += 1
+            if seen[group] <= SHOWN:
+                print(f"{title}: {difference}")
+        for group, number in seen.items():
+            if number > SHOWN:
+                print(f"{title}: {number - SHOWN} more in {group}")
+        print(f"{title}: {sum(seen.values())} differences", flush=True)
+
+    def _count(self, title: str, results: Sequence[Path]) -> None:
+        """What was compared, in figures: commands, plans, predictions, verdicts."""
+        old, new = results
+        status = [p.read_text() for p in old.rglob("status.txt")]
+        failed = sum(not text.startswith("exit status 0\n") for text in status)
+        print(f"{title}: {len(status)} commands carried out; the older checkout refused {failed}")
+        digests = [_read_digests(folder) for folder in (old, new)]
+        if digests[0]:
+            equal = sum(digests[1].get(name) == digest for name, digest in digests[0].items())
+            distinct = len(set(digests[0].values()))
+            print(f"{title}: {len(digests[0])} plans, {distinct} distinct; {equal} digests equal")
+        times = [list(_values(folder, ("iteration_s", "exposed_s"))) for folder in (old, new)]
+        if times[0]:
+            same = sum(one == other for one, other in zip(*times, strict=False))
+            print(f"{title}: {len(times[0])} predicted and exposed times; {same} equal")
+        verdicts = [
+            list(_values(folder / "studies/paper-shapes", ("verdict",))) for folder in results
+        ]
+        if verdicts[0]:
+            same = sum(one == other for one, other in zip(*verdicts, strict=False))
+            passed = verdicts[0].count("holds")
+            print(f"{title}: {len(verdicts[0])} verdicts, {passed} hold; {same} equal")
+
+
+def _of_commands(
+    commands: Sequence[Command], results: Sequence[Path], only: str
+) -> Iterator[Difference]:
+    for command in commands:
+        old, new = (folder / command.name for folder in results)
+        for found in differences_of_folders(old, new, only):
+            yield Difference(f"{command.name}/{found.where}", found.old, found.new)
+
+
+def _read_digests(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in folder.rglob("digests.json"):
+        read = json.loads(path.read_text())
+        found |= {f"{path.parent.relative_to(folder)}/{name}": read[name] for name in read}
+    return found
+
+
+def _values(folder: Path, keys: Sequence[str]) -> Iterator[str]:
+    """The values of some keys in all JSON files that are no plans, in a fixed order."""
+    for path in sorted(folder.rglob("*.json")):
+        if not path.name.startswith(("plan", "digests")):
+            pattern = rf'"(?:{"|".join(keys)})": ?"?([^",\n}}]+)'
+            yield from re.findall(pattern, path.read_text())
+
+
+@contextlib.contextmanager
+def _started(checkout: Path, commands: Path, results: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The commands under way in one checkout; whatever ends this script ends them too."""
+    python = checkout / ".venv/bin/python"
+    environment = {**os.environ, "COLUMNS": "300", "TERM": "dumb", "NO_COLOR": "1"}
+    arguments = [str(python), "-P", call_cli.__file__, str(checkout), str(commands), str(results)]
+    process = subprocess.Popen(arguments, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; 0: nothing differs, 1: something does."""
+    signal.signal(signal.SIGTERM, _end)
+    here = Path(__file__).parent.parent.parent
+    parser = argparse.ArgumentParser(prog="compare_with", description=__doc__.splitlines()[0])
+    parser.add_argument("old", type=Path, help="older checkout, with its .venv")
+    parser.add_argument("new", type=Path, nargs="?", default=here, help="newer one [this]")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas [all]")
+    parser.add_argument("--keep", type=Path, help="empty folder that keeps all results")
+    given = parser.parse_args(arguments)
+    parts = given.only.split(",")
+    if wrong := set(parts) - set(PARTS):
+        parser.error(f"--only has {', '.join(sorted(wrong))}; expected some of {', '.join(PARTS)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (given.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        comparison = Comparison(given.old.resolve(), given.new.resolve(), folder)
+        for part in parts:
+            comparison.part(part)
+    print(f"{comparison.num_differences} differences in all")
+    return 1 if comparison.num_differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
