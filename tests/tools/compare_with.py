@@ -19,7 +19,7 @@ everything else is told and makes the exit status 1. Files that two commands wro
 `digests.json`, are compared as JSON by key or, if they are text, line by line; runs of spaces and
 dashes count as one, since the width of a column follows from the longest word in it.
 
-About 7 CPU-minutes for each checkout, both at a time; most of it for `plans`.
+About 10 CPU-minutes for each checkout, both at a time; most of it for `plans`.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Comparison:
         ]
         if verdicts[0]:
             same = sum(one == other for one, other in zip(*verdicts, strict=False))
-            passed = verdicts[0].count("holds")
+            passed = verdicts[0].count('"holds"')
             print(f"{title}: {len(verdicts[0])} verdicts, {passed} hold; {same} equal")
 
 
@@ -275,7 +275,7 @@ def _values(folder: Path, keys: Sequence[str]) -> Iterator[str]:
     """The values of some keys in all JSON files that are no plans, in a fixed order."""
     for path in sorted(folder.rglob("*.json")):
         if not path.name.startswith(("plan", "digests")):
-            pattern = rf'"(?:{"|".join(keys)})": ?"?([^",\n}}]+)'
+            pattern = rf'"(?:{"|".join(keys)})": ?("[^"]+"|[^",\s}}]+)'
             yield from re.findall(pattern, path.read_text())
 
 
