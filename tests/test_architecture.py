@@ -32,7 +32,7 @@ BASE = {"base", "workloads.workload", "workloads.kinds"}
 ALLOWED = {
     "base": set(),
     "statistics": BASE,
-    "noise": BASE | PROTOCOLS | {"records", "sweeping", "training", "profiling"},
+    "noise": BASE | {"records"},
     "prediction": BASE | {"statistics"},
     "scheduling": BASE | {"prediction", "statistics"},
     "records": BASE | {"prediction"},
@@ -46,16 +46,16 @@ ALLOWED = {
     "training": BASE
     | PROTOCOLS
     | {"records", "statistics", "scheduling", "prediction", "compression"}
-    | {"noise.steal_time", "noise.steady"},
+    | {"noise"},
     "profiling": BASE
     | PROTOCOLS
-    | {"prediction", "statistics", "training", "models", "compression", "noise.steady"}
-    | {"noise.steal_time", "noise.steady"},
+    | {"prediction", "statistics", "training", "models", "compression", "noise"},
+    "noise.rehearsal": BASE | PROTOCOLS | {"noise", "training", "profiling"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
     | {"scheduling", "prediction", "workloads", "cluster", "noise"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping", "noise"},
-    "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise.reruns"},
+    "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise"},
     "microbench": BASE
     | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"}
     | {"cluster"},

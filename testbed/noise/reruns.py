@@ -1,20 +1,16 @@
-"""Runs disturbed cells once more at the end of a sweep, and keeps both runs; see `again`."""
+"""Which cells run once more because their host disturbed them, and which of two runs counts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TextIO
+from dataclasses import dataclass
 
 import msgspec
 
 from testbed.base.units import format_seconds
 from testbed.noise.steal_time import TOO_MUCH, lost_of
 from testbed.records.cell import Cell
-from testbed.records.store import Store, SweepPlan
-from testbed.sweeping.executor import Runner
-from testbed.sweeping.progress import reporting
 
 # Runs that the host of a virtual machine disturbed are run once more.
 #
@@ -108,54 +104,16 @@ class TimeLeft:
         return time.monotonic() + self.longest_s <= self.began_s + 60 * self.within_min
 
 
-def run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, out: TextIO) -> None:
-    """Repeat what a virtual machine's host disturbed most, as far as the plan and time let.
-
-    Args:
-        store: locked, with all cells that could be measured.
-        plan: the store's.
-        runner: runs one cell.
-        left: until when.
-        out: where progress is told.
-    """
-    cells, configs = store.read_cells(), dict(plan.runs())
-    present = {key: cells[key] for key in configs if key in cells}
-    repeated = store.repeated()
-    keys = to_repeat(present, repeated, plan.max_again)
-    if not keys:
-        if plan.max_again:
-            print(_why_none(len(repeated), plan.max_again), file=out)
-        return
-    end = "" if left.within_min is None else f", as far as {left.within_min:g} minutes reach"
-    print(
-        f"{len(keys)} runs again, of which the host of this virtual machine took "
-        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts{end}",
-        file=out,
-    )
-    store.make_others()
-    with reporting([configs[key] for key in keys], out) as reporter:
-        for number, key in enumerate(keys):
-            if not left.suffices():
-                print(_why_no_more(len(keys) - number, left), file=out)
-                break
-            reporter.started(configs[key])
-            begin_s = time.monotonic()
-            result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
-            cell = runner(configs[key], result, log)
-            store.write_pair(key, *choose(cells[key], cell))
-            time_s = time.monotonic() - begin_s
-            reporter.ended(configs[key], cell.status, time_s, cell.error)
-            left = replace(left, longest_s=max(left.longest_s, time_s))
-
-
-def _why_no_more(num_left: int, left: TimeLeft) -> str:
+def why_no_more(num_left: int, left: TimeLeft) -> str:
+    """What is told when the time for runs again is over with so many left."""
     return (
         f"{num_left} of them not: after {left.within_min:g} minutes none may be at work, and one "
         f"takes up to {format_seconds(left.longest_s)}; again with --resume"
     )
 
 
-def _why_none(num_repeated: int, max_again: int) -> str:
+def why_none(num_repeated: int, max_again: int) -> str:
+    """What is told where nothing is run again."""
     if num_repeated >= max_again:
         return f"{num_repeated} runs were run again before: no more than {max_again} may be"
     return (

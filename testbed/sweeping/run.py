@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import shlex
@@ -18,7 +19,8 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.base.config import RunConfig
-from testbed.noise.reruns import TimeLeft, run_again
+from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
+from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
 from testbed.sweeping.executor import ProcessRunner, Runner, run_command
@@ -116,8 +118,8 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
     """Run what the plan in the store asks for and is not finished there.
 
     A failed cell is recorded and the sweep goes on; a finished one is not run again, unless the
-    plan lets those be that a virtual machine's host disturbed (see `sweeping.again`). May be called
-    again on the same store after any kind of end.
+    plan lets those be that a virtual machine's host disturbed (see `testbed.noise.reruns`). May be
+    called again on the same store after any kind of end.
 
     Args:
         store: a folder with a plan.
@@ -145,7 +147,7 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
                     ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
                 longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
                 left = TimeLeft(begin_s, plan.again_within_min, longest_s)
-                run_again(store, plan, runner, left, out)
+                _run_again(store, plan, runner, left, out)
         except KeyboardInterrupt:
             print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
             return INTERRUPTED
@@ -163,6 +165,46 @@ def _run_cell(
     time_s = time.monotonic() - begin_s
     reporter.ended(config, cell.status, time_s, cell.error)
     return cell.status, time_s
+
+
+def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, out: TextIO) -> None:
+    """Repeat what a virtual machine's host disturbed most, as far as the plan and time let.
+
+    Args:
+        store: locked, with all cells that could be measured.
+        plan: the store's.
+        runner: runs one cell.
+        left: until when.
+        out: where progress is told.
+    """
+    cells, configs = store.read_cells(), dict(plan.runs())
+    present = {key: cells[key] for key in configs if key in cells}
+    repeated = store.repeated()
+    keys = to_repeat(present, repeated, plan.max_again)
+    if not keys:
+        if plan.max_again:
+            print(why_none(len(repeated), plan.max_again), file=out)
+        return
+    end = "" if left.within_min is None else f", as far as {left.within_min:g} minutes reach"
+    print(
+        f"{len(keys)} runs again, of which the host of this virtual machine took "
+        f"{100 * TOO_MUCH:.0f} % of the cores' time or more, of what counts{end}",
+        file=out,
+    )
+    store.make_others()
+    with reporting([configs[key] for key in keys], out) as reporter:
+        for number, key in enumerate(keys):
+            if not left.suffices():
+                print(why_no_more(len(keys) - number, left), file=out)
+                break
+            reporter.started(configs[key])
+            begin_s = time.monotonic()
+            result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
+            cell = runner(configs[key], result, log)
+            store.write_pair(key, *choose(cells[key], cell))
+            time_s = time.monotonic() - begin_s
+            reporter.ended(configs[key], cell.status, time_s, cell.error)
+            left = dataclasses.replace(left, longest_s=max(left.longest_s, time_s))
 
 
 @contextmanager

@@ -13,6 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Folder -> what its modules' names begin with.
 TOPS = {"testbed": "testbed", "models": "testbed.models"}
+# Modules that stand above the rest of their package.
+OWN_PLACES = {
+    "testbed.noise.rehearsal",  # trains, and whoever trains asks the others what was stolen
+}
 # What takes long to load, or is not installed everywhere.
 HEAVY_LIBRARIES = {"torch", "zmq", "mpi4py", "scipy", "sklearn", "transformers", "PIL"}
 
@@ -46,6 +50,8 @@ class Source:
     @property
     def place(self) -> str:
         """The package, or the module beside the packages, that it belongs to."""
+        if self.name in OWN_PLACES:
+            return self.name.removeprefix("testbed.")
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else "__init__"
 
