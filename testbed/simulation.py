@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from testbed.base.errors import Unavailable, UnknownName, UsageError
 from testbed.base.files import find_trace, load_link
 from testbed.base.link import Link
-from testbed.base.parts import split_specs
 from testbed.base.plan import Plan
+from testbed.base.spec import split_specs
 from testbed.base.trace import Trace
 from testbed.launch.join import resolve_backend
 from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm

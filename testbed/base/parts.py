@@ -1,34 +1,122 @@
-"""Names to parts: the project's own by import path, third parties' by Python entry point.
+"""What a part is, and how one is found by name: `testbed.base.axes` has the table of them all.
 
 A part is loaded only when somebody asks for it, so that a missing library of one part never
-hinders another. Entry-point groups: `testbed.backends`, `testbed.schedulers`,
-`testbed.compressors`, `testbed.workloads`; the value is the same object that the project's own
-modules hold (`BackendKind`, `SchedulerKind`, `CompressorKind`, `WorkloadKind`).
+hinders another. Third parties add parts by Python entry points, one group for each axis
+(`testbed.backends`, `testbed.schedulers`, ...); the value is the same `Part` that the project's own
+modules hold.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import importlib
-import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from testbed.base.errors import Unavailable, UnknownName, UsageError, closest
+from testbed.base.config import RunConfig
+from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.spec import PartSpec, parse_options, parse_spec, split_chain
+
+Lack = tuple[str, str]
+"""Why a part cannot be used here, and what to install."""
+
+F = TypeVar("F")
 
 
 @dataclass(frozen=True)
+class NoOptions:
+    """For a part that has nothing to choose."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of an axis, as the module that holds it declares it.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: one line for `testbed list`.
+        build: makes it; its options come last, after what its axis gives (see `AXES`).
+        options: frozen dataclass of the options that `name:key=value` may set.
+        facts: what generic code may ask of it under its options, in the form of its axis
+            (`BackendFacts`, ...); None: the defaults of that form.
+        probe: None where it can be used, else (reason, what to install).
+        refuses: why these options cannot stand in this configuration; None: they can.
+        wraps: it stands left of another part of its axis, which `build` is given: `ef+topk`.
+    """
+
+    name: str
+    summary: str
+    build: Callable[..., Any]
+    options: type = NoOptions
+    facts: Callable[[Any], Any] | None = None
+    probe: Callable[[], Lack | None] = lambda: None
+    refuses: Callable[[Any, RunConfig], str | None] = lambda options, config: None
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[F]):
+    """A part with checked options.
+
+    Attributes:
+        axis: that it belongs to.
+        part: as declared.
+        options: an instance of `part.options`.
+        facts: of the part under these options.
+        text: its specification in the usual spelling.
+        inner: what a wrapper stands left of.
+    """
+
+    axis: Axis[F]
+    part: Part
+    options: Any
+    facts: F = field(compare=False)
+    text: str
+    inner: Resolved[F] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        return self.part.name
+
+    def build(self, *given: Any, **named: Any) -> Any:
+        """The part itself, from what its axis gives."""
+        within = () if self.inner is None else (self.inner.build(),)
+        return self.part.build(*within, *given, self.options, **named)
+
+    def usable(self) -> Resolved[F]:
+        """Itself, where it can be used.
+
+        Raises:
+            Unavailable: says why not, and what to install.
+        """
+        lack = self.part.probe()
+        if lack is not None:
+            raise Unavailable(self.axis.what, self.name, *lack)
+        return self if self.inner is None else replace(self, inner=self.inner.usable())
+
+    def with_options(self, options: Any) -> Resolved[F]:
+        """The same part with other options."""
+        return self.axis.join(self.part, options, self.text, self.inner)
+
+
+@functools.cache
+def _external(group: str, path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Names and import paths of a group's entry points; looking for them takes milliseconds."""
+    return sorted((e.name, e.value) for e in entry_points(group=group))
+
+
+@dataclass(frozen=True, eq=False)
 class Registry:
-    """A named family of parts.
+    """A named family of objects that are loaded by name.
 
     Attributes:
         what: the family's word in messages (`backend`).
         builtin: name -> `module:attribute`.
-        group: the entry-point group of third parties' parts.
+        group: the entry-point group of third parties.
     """
 
     what: str
@@ -36,12 +124,12 @@ class Registry:
     group: str
 
     def paths(self) -> dict[str, str]:
-        """All known names with their import paths; a project's own name cannot be taken over."""
-        external = {e.name: e.value for e in entry_points(group=self.group)}
-        return external | dict(self.builtin)
+        """All known names with their import paths; the project's own cannot be taken over."""
+        external = _external(self.group, tuple(sys.path))
+        return dict(self.builtin) | {n: p for n, p in external if n not in self.builtin}
 
     def load(self, name: str) -> Any:
-        """The part of this name.
+        """The object of this name.
 
         Raises:
             UnknownName: nobody registered the name; the message lists the known ones.
@@ -50,7 +138,10 @@ class Registry:
         paths = self.paths()
         if name not in paths:
             raise UnknownName(self.what, name, paths)
-        module, _, attribute = paths[name].partition(":")
+        return self._imported(name, paths[name])
+
+    def _imported(self, name: str, path: str) -> Any:
+        module, _, attribute = path.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, OSError, RuntimeError) as error:
@@ -64,230 +155,130 @@ class Registry:
         return iter(sorted(self.paths()))
 
 
-BACKENDS = Registry(
-    "backend",
-    {
-        "loopback": "testbed.backends.loopback:LOOPBACK",
-        "none": "testbed.backends.none:NONE",
-        "zmq-ps": "testbed.backends.zmq_ps:ZMQ_PS",
-        "mpi-ring": "testbed.backends.mpi:MPI_RING",
-        "mpi": "testbed.backends.mpi:MPI_LIBRARY",
-        "gloo": "testbed.backends.torch_groups:GLOO",
-        "nccl": "testbed.backends.torch_groups:NCCL",
-        "peer": "testbed.backends.torch_groups:PEER",
-    },
-    "testbed.backends",
-)
+@dataclass(frozen=True, eq=False)
+class Axis(Registry, Generic[F]):
+    """What a run chooses one part of, by the field of `RunConfig` that is called like `what`.
 
-WORKLOADS = Registry(
-    "workload",
-    {
-        "digits-mlp": "testbed.models.digits:DIGITS_MLP",
-        "digits-cnn": "testbed.models.digits:DIGITS_CNN",
-        "resnet20": "testbed.models.resnet:RESNET20",
-        "resnet56": "testbed.models.resnet:RESNET56",
-        "resnet110": "testbed.models.resnet:RESNET110",
-        "resnet50": "testbed.models.resnet:RESNET50",
-        "resnet101": "testbed.models.resnet:RESNET101",
-        "resnet152": "testbed.models.resnet:RESNET152",
-        "vgg16": "testbed.models.vgg:VGG16",
-        "densenet161": "testbed.models.densenet:DENSENET161",
-        "densenet201": "testbed.models.densenet:DENSENET201",
-        "inception-v4": "testbed.models.inception_v4:INCEPTION_V4",
-        "googlenet": "testbed.models.googlenet:GOOGLENET",
-        "alexnet": "testbed.models.alexnet:ALEXNET",
-        "bert-base": "testbed.models.transformer:BERT_BASE",
-        "bert-large": "testbed.models.transformer:BERT_LARGE",
-        "gpt2": "testbed.models.transformer:GPT2",
-        "replay": "testbed.replay.kind:REPLAY",
-    },
-    "testbed.workloads",
-)
-
-SCHEDULERS = Registry(
-    "scheduler",
-    {
-        "sequential": "testbed.scheduling.wfbp:SEQUENTIAL",
-        "wfbp": "testbed.scheduling.wfbp:WFBP",
-        "bucket": "testbed.scheduling.bucket:BUCKET",
-        "cycle": "testbed.scheduling.cycle:CYCLE",
-        "mg-wfbp": "testbed.scheduling.mg_wfbp:MG_WFBP",
-        "asc-wfbp": "testbed.scheduling.asc_wfbp:ASC_WFBP",
-        "optimal": "testbed.scheduling.optimal:OPTIMAL",
-        "osf": "testbed.scheduling.osf:OSF",
-        "pace": "testbed.scheduling.pace:PACE",
-        "bytescheduler": "testbed.scheduling.bytescheduler:BYTESCHEDULER",
-        "p3": "testbed.scheduling.p3:P3",
-        "dear": "testbed.scheduling.dear:DEAR",
-        "omgs": "testbed.scheduling.omgs:OMGS",
-        "lags": "testbed.scheduling.lags:LAGS",
-        "auto": "testbed.scheduling.auto:AUTO",
-    },
-    "testbed.schedulers",
-)
-
-COMPRESSORS = Registry(
-    "compressor",
-    {
-        "none": "testbed.compression.registry:NONE",
-        "fp16": "testbed.compression.registry:FP16",
-        "bf16": "testbed.compression.registry:BF16",
-        "topk": "testbed.compression.registry:TOPK",
-        "topk-sampled": "testbed.compression.registry:TOPK_SAMPLED",
-        "randomk": "testbed.compression.registry:RANDOMK",
-        "threshold": "testbed.compression.registry:THRESHOLD",
-        "dgc": "testbed.compression.registry:DGC",
-        "gtopk": "testbed.compression.registry:GTOPK",
-        "oktopk": "testbed.compression.registry:OKTOPK",
-        "sign": "testbed.compression.registry:SIGN",
-        "ef-sign": "testbed.compression.registry:EF_SIGN",
-        "onebit": "testbed.compression.registry:ONEBIT",
-        "qsgd": "testbed.compression.registry:QSGD",
-        "terngrad": "testbed.compression.registry:TERNGRAD",
-        "natural": "testbed.compression.registry:NATURAL",
-        "powersgd": "testbed.compression.registry:POWERSGD",
-        "acp-sgd": "testbed.compression.registry:ACP_SGD",
-        "ef": "testbed.compression.registry:EF",
-        "warmup": "testbed.compression.registry:WARMUP",
-        "by-size": "testbed.compression.registry:BY_SIZE",
-    },
-    "testbed.compressors",
-)
-
-STUDIES = Registry(
-    "study",
-    {
-        "paper-shapes": "testbed.studies.published.study:PAPER_SHAPES",
-        "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
-    },
-    "testbed.studies",
-)
-
-
-# Part specifications: `name` or `name:key=value,...`, on the command line and in recipes.
-#
-# A part may say that one of its options can be given without its key: `replay:resnet50-v100`.
-
-T = TypeVar("T")
-
-# Metadata of the field of an options dataclass that a first value without a key sets.
-BARE_OPTION: Mapping[str, Any] = types.MappingProxyType({"bare": True})
-
-
-def former_names(*names: str) -> Mapping[str, Any]:
-    """Metadata of a field of an options dataclass: names that are still accepted for it."""
-    return types.MappingProxyType({"former_names": names})
-
-
-_IN_WORDS: Mapping[Any, str] = {int: "a whole number, as in 4", float: "a number, as in 0.5"}
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
-
-
-@dataclass(frozen=True)
-class PartSpec:
-    """A part's name and its options as text, not yet checked against the part.
-
-    A first option that was given without its key has the key "".
+    Attributes:
+        facts: the form of what its parts declare.
+        aliases: old specifications (`name`, or `name:value` with an option without key) -> names.
+        own: `module:function` that finds parts which the user's own files hold, by text; it
+            returns the part and its options, or None for a text that names no file.
+        chains: parts may stand before others, `ef+topk`.
+        shown: labels and tables always tell the part; else only one that is not the default.
+        same_work: runs that differ in it alone are expected to do the same work.
+        resumes: a run may go on from a checkpoint that another part of this axis has written.
     """
 
-    name: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    facts: Callable[[], F]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    own: str = ""
+    chains: bool = False
+    shown: bool = False
+    same_work: bool = True
+    resumes: bool = True
 
-    def __str__(self) -> str:
-        if not self.options:
-            return self.name
-        pieces = [f"{key}={value}" if key else value for key, value in self.options.items()]
-        return f"{self.name}:" + ",".join(pieces)
+    @property
+    def title(self) -> str:
+        """Its parts' common name, as `backends`."""
+        return self.group.rpartition(".")[2]
 
+    @property
+    def default(self) -> str:
+        """The part of a run that does not choose."""
+        return str(getattr(RunConfig(), self.what))
 
-def parse_spec(text: str) -> PartSpec:
-    """The name and options of one part.
+    def of(self, config: RunConfig) -> str:
+        """The specification that a configuration holds."""
+        return str(getattr(config, self.what))
 
-    Raises:
-        UsageError: an option other than the first is not `key=value`.
+    def is_default(self, config: RunConfig) -> bool:
+        """Whether a configuration leaves the choice as it is."""
+        return self.of(config) == self.default
 
-    Example:
-        >>> parse_spec("zmq-ps:servers=dedicated:2,consistency=ssp:4").options["consistency"]
-        'ssp:4'
-        >>> parse_spec("peer:ddp,bucket_mib=10").options
-        {'': 'ddp', 'bucket_mib': '10'}
-    """
-    name, _, rest = text.strip().partition(":")
-    options: dict[str, str] = {}
-    for number, piece in enumerate(filter(None, rest.split(","))):
-        key, equals, value = piece.partition("=")
-        if not equals and number == 0:
-            options[""] = piece.strip()
-            continue
-        if not equals or not key.strip():
-            raise _not_key_value(name, piece)
-        options[key.strip()] = value.strip()
-    if not name:
-        raise UsageError(f"part {text!r} has no name; write name or name:key=value,...")
-    return PartSpec(name, options)
+    def links(self, text: str) -> tuple[PartSpec, ...]:
+        """The specification, with today's names; of a chain each link, the innermost last.
 
+        Raises:
+            UsageError: a link has no name, or an option is not `key=value`.
+        """
+        pieces = split_chain(text) if self.chains else (text,)
+        return tuple(self._renamed(parse_spec(piece)) for piece in pieces)
 
-def split_specs(text: str) -> tuple[str, ...]:
-    """Cut a comma-separated list of specifications, keeping each part's own options with it.
+    def _renamed(self, spec: PartSpec) -> PartSpec:
+        options = dict(spec.options)
+        bare = f"{spec.name}:{options.get('')}"
+        if bare in self.aliases:
+            del options[""]
+            return PartSpec(self.aliases[bare], options)
+        return PartSpec(self.aliases.get(spec.name, spec.name), options)
 
-    A piece that reads `key=value` before any colon continues the part to its left.
+    def check_names(self, text: str) -> None:
+        """Refuse what names no part, without loading any.
 
-    Example:
-        >>> split_specs("mpi:blocking=1,gloo,zmq-ps:servers=dedicated:2,consistency=bsp")
-        ('mpi:blocking=1', 'gloo', 'zmq-ps:servers=dedicated:2,consistency=bsp')
-    """
-    parts: list[str] = []
-    for piece in filter(None, (p.strip() for p in text.split(","))):
-        if parts and re.match(r"^[A-Za-z_][A-Za-z0-9_-]*=", piece):
-            parts[-1] += ("," if ":" in parts[-1] else ":") + piece
-        else:
-            parts.append(piece)
-    return tuple(parts)
+        Raises:
+            UnknownName: the message lists the known names.
+            UsageError: it is no specification.
+        """
+        if self._own(text) is None:
+            known = self.paths()
+            for link in self.links(text):
+                if link.name not in known:
+                    raise UnknownName(self.what, link.name, known)
 
+    def resolve(self, text: str) -> Resolved[F]:
+        """The part that a specification names, with its options; not yet asked whether it can run.
 
-def parse_options(part: str, options: Mapping[str, str], into: type[T]) -> T:
-    """Fill a frozen dataclass of typed options from text.
+        Raises:
+            UnknownName: no part of this name; the message lists the known ones.
+            UsageError: an option that it does not have, a value that it cannot use, a wrapper
+                without a part to its right, or another part with one.
+            Unavailable: its module cannot be imported here.
+        """
+        own = self._own(text)
+        if own is not None:
+            return self.join(*own, text.strip())
+        *outer, last = self.links(text)
+        found = self._resolve(last, None)
+        for link in reversed(outer):
+            found = self._resolve(link, found)
+        return found
 
-    Raises:
-        UsageError: an unknown option (the known ones are listed), or a value of the wrong kind.
-    """
-    fields = {f.name: f for f in dataclasses.fields(into)}  # type: ignore[arg-type]
-    bare = next((f.name for f in fields.values() if BARE_OPTION.items() <= f.metadata.items()), "")
-    former = {old: f.name for f in fields.values() for old in f.metadata.get("former_names", ())}
-    hints = typing.get_type_hints(into)
-    values: dict[str, Any] = {}
-    for key, text in options.items():
-        name = key.replace("-", "_") or bare
-        name = former.get(name, name)
-        if not name:
-            raise _not_key_value(part, text)
-        if name not in fields:
-            known = ", ".join(sorted(fields)) or "none"
-            told = f"{part!r} has no option {key!r}; known options: {known}"
-            raise UsageError(told + closest(name, sorted(fields)))
-        values[name] = _convert(part, name, text, hints[name])
-    return into(**values)
+    def find(self, text: str) -> Resolved[F] | None:
+        """As `resolve`; None for what cannot be resolved here, as in another machine's record."""
+        try:
+            return self.resolve(text)
+        except (UsageError, Unavailable):
+            return None
 
+    def which(self, holds: Callable[[F], bool]) -> tuple[str, ...]:
+        """The parts of which something holds at their default options, in the table's order.
 
-def _not_key_value(part: str, piece: str) -> UsageError:
-    return UsageError(f"option {piece!r} of {part!r} is not key=value; write {part}:key=value,...")
+        Those that cannot be loaded here are left out.
+        """
+        found = {name: self.find(name) for name in self.paths()}
+        return tuple(n for n, part in found.items() if part is not None and holds(part.facts))
 
+    def _resolve(self, spec: PartSpec, inner: Resolved[F] | None) -> Resolved[F]:
+        part: Part = self.load(spec.name)
+        if part.wraps and inner is None:
+            raise UsageError(
+                f"{spec.name!r} needs a {self.what} to its right; write {spec.name}+NAME"
+            )
+        if inner is not None and not part.wraps:
+            raise UsageError(
+                f"{spec.name!r} cannot stand left of another {self.what}; only wrappers can"
+            )
+        text = str(spec) if inner is None else f"{spec}+{inner.text}"
+        return self.join(part, parse_options(spec.name, spec.options, part.options), text, inner)
 
-def _convert(part: str, key: str, text: str, kind: Any) -> Any:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        inner = [k for k in typing.get_args(kind) if k is not type(None)]
-        return None if text.lower() == "none" else _convert(part, key, text, inner[0])
-    if typing.get_origin(kind) is typing.Literal:
-        allowed = typing.get_args(kind)
-        if text not in allowed:
-            raise UsageError(f"{part}: {key} is {text!r}; expected one of {', '.join(allowed)}")
-        return text
-    if kind is bool:
-        if text.lower() not in _TRUE | _FALSE:
-            raise UsageError(f"{part}: {key} is {text!r}; expected 1 or 0")
-        return text.lower() in _TRUE
-    try:
-        return kind(text)
-    except ValueError as error:
-        wanted = _IN_WORDS.get(kind, kind.__name__)
-        raise UsageError(f"{part}: {key} is {text!r}; expected {wanted}") from error
+    def join(
+        self, part: Part, options: Any, text: str, inner: Resolved[F] | None = None
+    ) -> Resolved[F]:
+        """A part with options, which are taken to be checked."""
+        facts = self.facts() if part.facts is None else part.facts(options)
+        return Resolved(self, part, options, facts, text, inner)
+
+    def _own(self, text: str) -> tuple[Part, Any] | None:
+        found: tuple[Part, Any] | None = self._imported("", self.own)(text) if self.own else None
+        return found

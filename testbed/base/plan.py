@@ -33,7 +33,7 @@ def is_period(period_s: float) -> bool:
 PLAN_SCHEMA: Final = "testbed.plan/1"
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
     """A slice of one tensor.
 
     Attributes:
@@ -58,7 +58,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
             own; None = the compressor's own.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
     channel: int = 0
     priority: int = 0
     ratio: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
 from testbed.cluster.changes import Change, parse_changes
 

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from testbed.backends.protocol import BackendKind
+from testbed.base.axes import WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.files import find_trace
-from testbed.base.parts import WORKLOADS, parse_spec
+from testbed.base.spec import parse_spec
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.records.cell import Cell

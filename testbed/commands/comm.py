@@ -14,7 +14,7 @@ import typer
 
 from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
-from testbed.base.parts import split_specs
+from testbed.base.spec import split_specs
 from testbed.base.units import parse_bytes, parse_seconds
 from testbed.cluster.facts import find_facts
 from testbed.commands.checks import check_one_place, check_places, cluster_text

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS
 from testbed.base.errors import Unavailable, UnknownName
 from testbed.base.files import load_shipped_trace, shipped_traces
-from testbed.base.parts import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, Registry
+from testbed.base.parts import Registry
 
 
 def list_parts(

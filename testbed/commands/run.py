@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import parse_seconds
 from testbed.cluster.facts import find_facts
@@ -35,7 +36,6 @@ from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.reporting.cell_text import describe_cell
-from testbed.scheduling.protocol import resolve_scheduler
 
 
 def run(
@@ -194,7 +194,7 @@ def run(
     config = make_config(given)
     identity = who_am_i()
     check_workload(config.workload, dilation_of(config.cluster))
-    resolve_scheduler(config.scheduler)
+    SCHEDULERS.resolve(config.scheduler)
     check_compressor(config, kind, options)
     check_files(json, hostfile)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)

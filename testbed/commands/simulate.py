@@ -5,33 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.errors import UsageError
-from testbed.base.parts import split_specs
 from testbed.base.plan import Plan, encode_plan
+from testbed.base.spec import split_specs
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import Simulation, encode_simulation
 from testbed.records.store import write_atomically
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
-
-ALL: Final = (
-    "sequential",
-    "wfbp",
-    "bucket",
-    "cycle",
-    "mg-wfbp",
-    "asc-wfbp",
-    "optimal",
-    "pace",
-    "osf",
-    "bytescheduler",
-    "p3",
-    "dear",
-)
 
 
 def simulate(
@@ -40,7 +26,10 @@ def simulate(
     ],
     link: Annotated[Path, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")],
     scheduler: Annotated[
-        str, typer.Option(help="name[:key=value,...],name,...; all = the twelve without auto")
+        str,
+        typer.Option(
+            help="name[:key=value,...],name,...; all = those for dense messages, without auto"
+        ),
     ] = "all",
     workers: Annotated[
         str | None,
@@ -172,7 +161,7 @@ def simulate(
 
 
 def scheduler_specs(text: str) -> tuple[str, ...]:
-    """The schedulers that a comma-separated list names; `all` stands for the twelve.
+    """The schedulers that a comma-separated list names; `all` stands for those of dense messages.
 
     Raises:
         UsageError: none is named.
@@ -186,8 +175,13 @@ def scheduler_specs(text: str) -> tuple[str, ...]:
         raise UsageError(f"scheduler is {text!r}; expected name,name,... or all")
     specs: dict[str, None] = {}
     for name in named:
-        specs.update(dict.fromkeys(ALL if name == "all" else (name,)))
+        specs.update(dict.fromkeys(_all() if name == "all" else (name,)))
     return tuple(specs)
+
+
+def _all() -> tuple[str, ...]:
+    """The schedulers of dense messages that decide by themselves, from the simplest on."""
+    return SCHEDULERS.which(lambda facts: not (facts.sparse or facts.chooses))
 
 
 def check_plot(path: Path | None) -> None:

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from testbed.base.axes import BACKENDS, SCHEDULERS, STUDIES, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.parts import BACKENDS, STUDIES, WORKLOADS, split_specs
+from testbed.base.spec import split_specs
 from testbed.cluster.spec import parse_cluster
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
-from testbed.scheduling.protocol import resolve_scheduler
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, check_again, expand, parse_values
 from testbed.sweeping.progress import label
@@ -245,7 +245,7 @@ def _wanted(
     sweep = replace(sweep, **changes)
     check_backends(sweep.cells, BACKENDS.load)
     default = RunConfig()
-    check_specs("scheduler", [c.scheduler for c in sweep.cells], resolve_scheduler)
+    check_specs("scheduler", [c.scheduler for c in sweep.cells], SCHEDULERS.resolve)
     compressors = [c.compressor for c in sweep.cells if c.compressor != default.compressor]
     check_specs("compressor", compressors, _resolve_compressor)
     return sweep

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
-from testbed.base.parts import COMPRESSORS, PartSpec, parse_options, parse_spec
+from testbed.base.spec import PartSpec, parse_options, parse_spec
 from testbed.compression.casts import Cast, Dense
 from testbed.compression.dgc import Dgc
 from testbed.compression.gathered import Codec, Gathered

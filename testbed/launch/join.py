@@ -13,8 +13,9 @@ from typing import Any, TextIO
 import msgspec
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import Disagreement, Unavailable, UsageError
-from testbed.base.parts import BACKENDS, parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 from testbed.cluster.facts import find_facts
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control

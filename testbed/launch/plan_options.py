@@ -7,13 +7,13 @@ from dataclasses import replace
 import msgspec
 
 from testbed.backends.protocol import Group
+from testbed.base.axes import SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.base.link import Link
-from testbed.base.parts import PartSpec, parse_spec
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import message_bytes
-from testbed.scheduling.protocol import make_plan, resolve_scheduler
+from testbed.scheduling.protocol import make_plan
 
 
 def why_whole(config: RunConfig) -> str:
@@ -31,14 +31,14 @@ def why_whole(config: RunConfig) -> str:
 
 
 def plan_for(config: RunConfig, trace: Trace, link: Link) -> Plan:
-    """The scheduler's plan; `auto` does not choose for an overlap that this run cannot have."""
-    why, spec = why_whole(config), parse_spec(config.scheduler)
-    if not why or not hasattr(resolve_scheduler(config.scheduler)[1], "cross_iteration"):
+    """The scheduler's plan; none is chosen for an overlap that this run cannot have."""
+    why, scheduler = why_whole(config), SCHEDULERS.resolve(config.scheduler)
+    within = scheduler.facts.within_iteration
+    if not why or within is None:
         return make_plan(config.scheduler, trace, link)
-    within = PartSpec(spec.name, {**spec.options, "cross_iteration": "0"})
-    plan = make_plan(str(within), trace, link)
+    plan: Plan = scheduler.with_options(within).build(trace, link)
     reason = f"{plan.reason}; without overlap with the next forward pass, because of {why}"
-    return msgspec.structs.replace(plan, scheduler=str(spec), reason=reason)
+    return msgspec.structs.replace(plan, scheduler=scheduler.text, reason=reason)
 
 
 def group_for(plan: Plan, group: Group) -> Group:

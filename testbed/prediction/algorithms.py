@@ -33,7 +33,7 @@ from typing import Literal, Protocol
 
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.link import Link, phases_s
-from testbed.base.parts import parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 from testbed.base.types import AT_ONCE_BYTES, CUT_BYTES
 from testbed.prediction.codec import RoundCost
 

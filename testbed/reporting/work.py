@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from testbed.base.config import RunConfig
-from testbed.base.parts import parse_spec
+from testbed.base.spec import parse_spec
 from testbed.records.cell import Cell, CompressionResult
 from testbed.records.report import ReportCell
 from testbed.statistics.summary import efficiency, most_common

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, phases_s
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.contention import Admitted, first_in_first_out
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import plan_of
-from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
     )
 
 
-ASC_WFBP = SchedulerKind(
+ASC_WFBP = Part(
     name="asc-wfbp",
     summary="ASC-WFBP: merge while the channel is busy, several messages at once (channels=2)",
+    build=plan_asc_wfbp,
     options=AscWfbpOptions,
-    plan=plan_asc_wfbp,
+    facts=lambda options: SchedulerFacts(tried=("", "channels=4")),
 )

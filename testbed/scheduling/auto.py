@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
+from testbed.base.axes import SCHEDULERS, SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import former_names
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
+from testbed.base.spec import former_names
 from testbed.base.trace import Trace
 from testbed.base.units import format_seconds
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.timeline import Timeline
 from testbed.scheduling.build import TooManyMessages
-from testbed.scheduling.protocol import SchedulerKind, make_plan
+from testbed.scheduling.protocol import make_plan
 
-# From the simplest to the most involved: of equal predictions the first one is taken.
-WITHIN_BACKWARD: Final = (
-    "sequential",
-    "wfbp",
-    "bucket",
-    "bucket:mib=4,first_mib=1",
-    "bucket:mib=8,first_mib=1",
-    "cycle",
-    "mg-wfbp",
-    "osf",
-    "optimal",
-    "asc-wfbp",
-    "asc-wfbp:channels=4",
-)
-ACROSS_ITERATIONS: Final = (
-    "dear",
-    "dear:mib=4",
-    "dear:mib=8",
-    "bytescheduler",
-    "bytescheduler:partition_kib=8192,credit_kib=32768",
-    "p3",
-    "pace:segment_kib=1024",
-    "pace",
-    "pace:segment_kib=16384",
-)
 DEFAULT_NOISE: Final = 0.03
 NOISE_KEY: Final = "relative_residual_median"
 MANY_TENSORS: Final = 1000
@@ -112,16 +89,18 @@ def plan_auto(trace: Trace, link: Link, options: AutoOptions) -> Plan:
 
 
 def candidate_specs(trace: Trace, cross_iteration: bool) -> tuple[str, ...]:
-    """What `auto` predicts: without `pace`, whose planning is slow, above 1000 tensors.
+    """What `auto` predicts: of each scheduler what it declares, in the order of the table.
 
     Candidates that would cut a model into more than a million messages are left out later.
     """
-    if not cross_iteration:
-        return WITHIN_BACKWARD
-    if len(trace.tensors) <= MANY_TENSORS:
-        return WITHIN_BACKWARD + ACROSS_ITERATIONS
-    plain = tuple(s for s in ACROSS_ITERATIONS if not s.startswith("pace:"))
-    return WITHIN_BACKWARD + plain
+    found: list[str] = []
+    for name in SCHEDULERS.which(lambda facts: cross_iteration or not facts.crosses_iteration):
+        facts = SCHEDULERS.resolve(name).facts
+        tried = facts.tried
+        if len(trace.tensors) > MANY_TENSORS and facts.tried_of_many is not None:
+            tried = facts.tried_of_many
+        found += [f"{name}:{options}" if options else name for options in tried]
+    return tuple(found)
 
 
 def noise_of(link: Link, options: AutoOptions) -> float:
@@ -190,10 +169,14 @@ def _time(seconds: float) -> str:
     return format_seconds(seconds) if seconds > 0 else "0 s"
 
 
-AUTO = SchedulerKind(
+AUTO = Part(
     name="auto",
     summary="the scheduler predicted to be fastest, and why (noise, cross_iteration)",
+    build=plan_auto,
     options=AutoOptions,
-    plan=plan_auto,
-    crosses_iteration=True,
+    facts=lambda options: SchedulerFacts(
+        chooses=True,
+        crosses_iteration=options.cross_iteration,
+        within_iteration=replace(options, cross_iteration=False),
+    ),
 )

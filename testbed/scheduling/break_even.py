@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
@@ -16,7 +16,15 @@ from testbed.prediction.extrapolate import Node, at_bandwidth
 from testbed.prediction.timeline import Timeline
 from testbed.scheduling.protocol import make_plan
 
-PLAIN: Final = ("sequential", "wfbp", "bucket")
+
+def baselines() -> tuple[str, ...]:
+    """The plain methods that others are compared with.
+
+    Example:
+        >>> baselines()
+        ('sequential', 'wfbp', 'bucket')
+    """
+    return SCHEDULERS.which(lambda facts: facts.baseline)
 
 
 def plan_and_predict(spec: str, trace: Trace, link: Link) -> tuple[Plan, Timeline]:
@@ -68,6 +76,7 @@ def break_even(
         node: where several ranks share a machine: only the network's bandwidth is varied.
     """
     cache: dict[tuple[str, float], float] = {}
+    plain = baselines()
 
     def iteration_s(spec: str, factor: float) -> float:
         if (spec, factor) not in cache:
@@ -76,7 +85,7 @@ def break_even(
         return cache[spec, factor]
 
     def gain(spec: str, factor: float) -> float:
-        plain_s = min(iteration_s(p, factor) for p in PLAIN)
+        plain_s = min(iteration_s(p, factor) for p in plain)
         own_s = iteration_s(spec, factor)
         return plain_s / own_s - 1 if own_s > 0 else 0.0
 

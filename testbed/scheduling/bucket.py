@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import add_then_close, close_on_timeout, plan_of
-from testbed.scheduling.protocol import SchedulerKind
 
 MIB = 1 << 20
 
@@ -85,10 +86,14 @@ def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
     return plan_of("bucket", trace, stops, reason=reason)
 
 
-BUCKET = SchedulerKind(
+BUCKET = Part(
     name="bucket",
     summary="buckets of fixed size as in PyTorch DDP (mib=25,first_mib=1)",
+    build=plan_bucket,
     options=BucketOptions,
-    plan=plan_bucket,
-    needs_profile=lambda options: options.timeout_ms is not None,
+    facts=lambda options: SchedulerFacts(
+        needs_profile=options.timeout_ms is not None,
+        baseline=True,
+        tried=("", "mib=4,first_mib=1", "mib=8,first_mib=1"),
+    ),
 )

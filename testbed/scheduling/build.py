@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from testbed.base.errors import UsageError
-from testbed.base.plan import Message, Part, Plan
+from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import ELEMENT_BYTES, Trace
 from testbed.prediction.cross_iteration import forward_order
 
@@ -147,7 +147,7 @@ def plan_of(
     messages: list[Message] = []
     for group, channel in zip(groups, channels or [0] * len(groups), strict=True):
         for members in _by_dtype(trace, group):
-            parts = tuple(Part(i, 0, trace.tensors[i].num_elements) for i in members)
+            parts = tuple(TensorSlice(i, 0, trace.tensors[i].num_elements) for i in members)
             messages.append(Message(parts=parts, channel=channel))
     return Plan(
         scheduler=scheduler,
@@ -199,7 +199,7 @@ def require_few_messages(trace: Trace, max_elements: Sequence[int], option: str)
         )
 
 
-def slices_of(trace: Trace, index: int, max_elements: int) -> list[Part]:
+def slices_of(trace: Trace, index: int, max_elements: int) -> list[TensorSlice]:
     """A tensor in slices of so many elements, the last one shorter; an empty tensor in one.
 
     Example:
@@ -211,7 +211,7 @@ def slices_of(trace: Trace, index: int, max_elements: int) -> list[Part]:
     """
     count = trace.tensors[index].num_elements
     cuts = [*range(0, count, max_elements), count] if count else [0, 0]
-    return [Part(index, start, stop) for start, stop in pairwise(cuts)]
+    return [TensorSlice(index, start, stop) for start, stop in pairwise(cuts)]
 
 
 def elements_in(trace: Trace, index: int, num_bytes: int) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
@@ -14,7 +16,6 @@ from testbed.scheduling.build import (
     require_positive,
     sliced_plan,
 )
-from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,14 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
     return sliced_plan("bytescheduler", trace, limits, credit_bytes=credit_bytes, reason=reason)
 
 
-BYTESCHEDULER = SchedulerKind(
+BYTESCHEDULER = Part(
     name="bytescheduler",
     summary="partitions by forward priority under a credit (partition_kib, credit_kib)",
+    build=plan_bytescheduler,
     options=ByteSchedulerOptions,
-    plan=plan_bytescheduler,
-    needs_profile=lambda options: False,
-    crosses_iteration=True,
+    facts=lambda options: SchedulerFacts(
+        needs_profile=False,
+        crosses_iteration=True,
+        tried=("", "partition_kib=8192,credit_kib=32768"),
+    ),
 )

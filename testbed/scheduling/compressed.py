@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
@@ -14,7 +15,7 @@ from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import Node, at_bandwidth
-from testbed.scheduling.break_even import PLAIN
+from testbed.scheduling.break_even import baselines
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, is_for_sparse, plan_under
 
@@ -89,7 +90,7 @@ class Outlook:
         if factor not in self._dense_s:
             link = self._at(factor)
             found = []
-            for spec in dict.fromkeys((*self.specs, *PLAIN)):
+            for spec in dict.fromkeys((*self.specs, *baselines())):
                 plan = self._plan(spec, factor)
                 if not is_for_sparse(plan):
                     found.append((predict(plan, self._trace, link).iteration_s, spec))
@@ -98,7 +99,9 @@ class Outlook:
 
     def best_compressed(self, codec: CodecCost, factor: float = 1.0) -> tuple[float, str]:
         """Iteration time and name of the fastest schedule under a compressor."""
-        specs = [s for s in self.specs if fits(self._plan(s, factor), codec)] or ["wfbp"]
+        specs = [s for s in self.specs if fits(self._plan(s, factor), codec)] or [
+            SCHEDULERS.default
+        ]
         return min((self.compressed(s, codec, factor).iteration_s, s) for s in specs)
 
     def fits(self, spec: str, codec: CodecCost) -> bool:

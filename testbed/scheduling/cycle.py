@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan, is_period
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward, Ticks
 from testbed.scheduling.build import close_before_exceed, plan_of
-from testbed.scheduling.protocol import SchedulerKind
 
 MIB = 1 << 20
 
@@ -119,9 +120,10 @@ def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
     )
 
 
-CYCLE = SchedulerKind(
+CYCLE = Part(
     name="cycle",
     summary="Horovod's fusion: what is ready at a tick is packed (mib=128,ms=1)",
+    build=plan_cycle,
     options=CycleOptions,
-    plan=plan_cycle,
+    facts=lambda options: SchedulerFacts(tried=("",)),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
-from testbed.base.plan import Message, Part, Plan
+from testbed.base.parts import Part
+from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
 from testbed.prediction.cross_iteration import forward_order
 from testbed.scheduling.build import close_before_exceed, require_positive
-from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
     stops = close_before_exceed([trace.tensors[i].num_bytes for i in order], limit_bytes)
     messages: list[Message] = []
     for start, stop in zip([0, *stops], stops, strict=False):
-        members: dict[str, list[Part]] = {}
+        members: dict[str, list[TensorSlice]] = {}
         for index in order[start:stop]:
             tensor = trace.tensors[index]
-            members.setdefault(tensor.dtype, []).append(Part(index, 0, tensor.num_elements))
+            members.setdefault(tensor.dtype, []).append(TensorSlice(index, 0, tensor.num_elements))
         messages += [Message(parts=tuple(parts)) for parts in members.values()]
     # Folded in the order of readiness: a group is ready with its first tensor of the trace.
     messages.sort(key=lambda m: min(part.tensor for part in m.parts), reverse=True)
@@ -82,11 +83,14 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
     )
 
 
-DEAR = SchedulerKind(
+DEAR = Part(
     name="dear",
     summary="reduce-scatter behind backward, all-gather behind the next forward (mib)",
+    build=plan_dear,
     options=DearOptions,
-    plan=plan_dear,
-    needs_profile=lambda options: False,
-    crosses_iteration=True,
+    facts=lambda options: SchedulerFacts(
+        needs_profile=False,
+        crosses_iteration=True,
+        tried=("", "mib=4", "mib=8"),
+    ),
 )

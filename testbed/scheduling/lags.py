@@ -8,13 +8,14 @@ from typing import Literal
 
 import msgspec
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import plan_of
 from testbed.scheduling.omgs import PAIR_BYTES, VALUE_BYTES, SparseCost
-from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,10 @@ def _words(ratios: Sequence[float]) -> str:
     return f"ratios from {min(ratios):.2%} to {max(ratios):.2%}, as the rest of backward hides"
 
 
-LAGS = SchedulerKind(
+LAGS = Part(
     name="lags",
     summary="LAGS: each layer the ratio that hides it (least, most, hide=rest|next, select_ns)",
+    build=plan_lags,
     options=LagsOptions,
-    plan=plan_lags,
+    facts=lambda options: SchedulerFacts(sparse=True),
 )

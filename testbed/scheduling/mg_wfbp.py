@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link, merge_gain_s
+from testbed.base.parts import NoOptions, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import plan_of
-from testbed.scheduling.protocol import NoOptions, SchedulerKind
 
 
 def merge_streaming(backward: Backward, link: Link) -> list[int]:
@@ -95,9 +96,9 @@ def plan_mg_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
     return plan_of("mg-wfbp", trace, stops, reason=reason)
 
 
-MG_WFBP = SchedulerKind(
+MG_WFBP = Part(
     name="mg-wfbp",
     summary="MG-WFBP, the paper's rule: merge where waiting is cheaper than a start-up",
-    options=NoOptions,
-    plan=plan_mg_wfbp,
+    build=plan_mg_wfbp,
+    facts=lambda options: SchedulerFacts(tried=("",)),
 )

@@ -10,15 +10,16 @@ from typing import Literal
 
 import msgspec
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm, round_phases_s
 from testbed.prediction.codec import RoundCost
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import plan_of
-from testbed.scheduling.protocol import SchedulerKind
 
 # What planners for sparse messages take selecting and gathering to cost.
 
@@ -256,9 +257,10 @@ def plan_omgs(trace: Trace, link: Link, options: OmgsOptions) -> Plan:
     )
 
 
-OMGS = SchedulerKind(
+OMGS = Part(
     name="omgs",
     summary="OMGS: merging for top-k messages (ratio, rule=paper|exact, select_ns)",
+    build=plan_omgs,
     options=OmgsOptions,
-    plan=plan_omgs,
+    facts=lambda options: SchedulerFacts(sparse=True),
 )

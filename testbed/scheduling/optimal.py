@@ -10,15 +10,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, times_s
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.asc_wfbp import admit, asc_stops
 from testbed.scheduling.build import plan_of
 from testbed.scheduling.mg_wfbp import merge_streaming
-from testbed.scheduling.protocol import SchedulerKind
 
 # The exact dynamic program over groups of neighbours on one channel.
 
@@ -315,9 +316,10 @@ def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     )
 
 
-OPTIMAL = SchedulerKind(
+OPTIMAL = Part(
     name="optimal",
     summary="exact dynamic program over contiguous groups (channels=1; more: local search)",
+    build=plan_optimal,
     options=OptimalOptions,
-    plan=plan_optimal,
+    facts=lambda options: SchedulerFacts(tried=("",)),
 )

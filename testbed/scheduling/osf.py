@@ -9,14 +9,15 @@ from typing import Literal
 
 import numpy as np
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link, merge_gain_s, times_s
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.factors import scaling
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import add_then_close, plan_of
 from testbed.scheduling.optimal import optimal_stops
-from testbed.scheduling.protocol import SchedulerKind
 
 Rule = Literal["global", "message", "schedule", "exact"]
 
@@ -165,9 +166,10 @@ def plan_osf(trace: Trace, link: Link, options: OsfOptions) -> Plan:
     return plan_of("osf", trace, stops, reason=reason)
 
 
-OSF = SchedulerKind(
+OSF = Part(
     name="osf",
     summary="OSF: fusion driven by a scaling-factor model (rule=global|message|schedule|exact)",
+    build=plan_osf,
     options=OsfOptions,
-    plan=plan_osf,
+    facts=lambda options: SchedulerFacts(tried=("",)),
 )

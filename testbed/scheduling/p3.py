@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
+from testbed.base.parts import Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import require_few_messages, require_positive, sliced_plan
-from testbed.scheduling.protocol import SchedulerKind
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,10 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
     return sliced_plan("p3", trace, limits, credit_bytes=None, reason=reason)
 
 
-P3 = SchedulerKind(
+P3 = Part(
     name="p3",
     summary="slices by forward priority, one at a time (slice_elements)",
+    build=plan_p3,
     options=P3Options,
-    plan=plan_p3,
-    needs_profile=lambda options: False,
-    crosses_iteration=True,
+    facts=lambda options: SchedulerFacts(needs_profile=False, crosses_iteration=True, tried=("",)),
 )

@@ -11,9 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.plan import Message, Part, Plan
+from testbed.base.parts import Part
+from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes, format_seconds
 from testbed.prediction.cross_iteration import describe_order, tails_s
@@ -26,7 +28,6 @@ from testbed.scheduling.build import (
 )
 from testbed.scheduling.pace_bounds import Bounds, Floats
 from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, drain, finish_s, work
-from testbed.scheduling.protocol import SchedulerKind
 
 # The segmented schedule of a candidate grouping, simulated from where its prefix left off.
 
@@ -368,7 +369,7 @@ def _messages(trace: Trace, tensors: Tensors, stops: list[int]) -> tuple[Message
             slices = slices_of(trace, members[0], limit)
             messages += [Message(parts=(part,), priority=priority) for part in slices]
         else:
-            parts = tuple(Part(i, 0, trace.tensors[i].num_elements) for i in members)
+            parts = tuple(TensorSlice(i, 0, trace.tensors[i].num_elements) for i in members)
             messages.append(Message(parts=parts, priority=priority))
     return tuple(messages)
 
@@ -377,10 +378,14 @@ def _words(seconds: float) -> str:
     return format_seconds(seconds) if seconds > 0 else "0 s"
 
 
-PACE = SchedulerKind(
+PACE = Part(
     name="pace",
     summary="preemptive, largest tail first, with fusion (segment_kib, window, credit_kib, oracle)",
+    build=plan_pace,
     options=PaceOptions,
-    plan=plan_pace,
-    crosses_iteration=True,
+    facts=lambda options: SchedulerFacts(
+        crosses_iteration=True,
+        tried=("segment_kib=1024", "", "segment_kib=16384"),
+        tried_of_many=("",),
+    ),
 )

@@ -36,8 +36,8 @@ def by_turns(plan: Plan, num_channels: int) -> Plan:
     """The plan with message k on channel k modulo `num_channels`, if it has one fifo channel.
 
     Example:
-        >>> from testbed.base.plan import Message, Part
-        >>> messages = tuple(Message(parts=(Part(i, 0, 6),)) for i in range(3))
+        >>> from testbed.base.plan import Message, TensorSlice
+        >>> messages = tuple(Message(parts=(TensorSlice(i, 0, 6),)) for i in range(3))
         >>> plan = Plan(scheduler="x", names=("a", "b", "c"), num_elements=(6,) * 3,
         ...             dtypes=("float32",) * 3, messages=messages)
         >>> [message.channel for message in by_turns(plan, 2).messages]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
+from testbed.base.parts import NoOptions, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import plan_of
-from testbed.scheduling.protocol import NoOptions, SchedulerKind
 
 
 def plan_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
@@ -42,12 +43,11 @@ def plan_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
     return plan_of("wfbp", trace, stops, reason="one message per gradient, as soon as it is ready")
 
 
-WFBP = SchedulerKind(
+WFBP = Part(
     name="wfbp",
     summary="wait-free backpropagation: one message per gradient as it gets ready",
-    options=NoOptions,
-    plan=plan_wfbp,
-    needs_profile=lambda options: False,
+    build=plan_wfbp,
+    facts=lambda options: SchedulerFacts(needs_profile=False, baseline=True, tried=("",)),
 )
 
 
@@ -81,10 +81,11 @@ def plan_sequential(trace: Trace, link: Link, options: NoOptions) -> Plan:
     return plan_of("sequential", trace, stops, after_backward=True, reason=reason)
 
 
-SEQUENTIAL = SchedulerKind(
+SEQUENTIAL = Part(
     name="sequential",
     summary="no overlap: one message after the backward pass (full merge)",
-    options=NoOptions,
-    plan=plan_sequential,
-    needs_profile=lambda options: False,
+    build=plan_sequential,
+    facts=lambda options: SchedulerFacts(
+        needs_profile=False, overlaps=False, baseline=True, tried=("",)
+    ),
 )

@@ -14,7 +14,7 @@ import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UnknownName, UsageError
-from testbed.base.parts import parse_spec
+from testbed.base.spec import parse_spec
 
 Known = Mapping[str, Collection[str]]
 ANY_NAME: Known = MappingProxyType({})

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from testbed.base.axes import STUDIES
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UnknownName, UsageError
-from testbed.base.parts import STUDIES, parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
 
 _SETTINGS = (

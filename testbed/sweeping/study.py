@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from testbed.base.axes import STUDIES
 from testbed.base.errors import UsageError
-from testbed.base.parts import STUDIES, parse_spec
+from testbed.base.spec import parse_spec
 from testbed.records.store import RESULTS, create_numbered, write_atomically
 
 

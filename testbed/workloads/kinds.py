@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UsageError, closest
-from testbed.base.parts import BARE_OPTION, WORKLOADS, parse_options, parse_spec
+from testbed.base.spec import BARE_OPTION, parse_options, parse_spec
 from testbed.workloads.workload import WorkloadKind
 
 # What names the user's own model: `path/to/my_model.py:build:key=value,...`.

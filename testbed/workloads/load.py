@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import IterableDataset, TensorDataset
 
+from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UsageError
-from testbed.base.parts import WORKLOADS, parse_spec
+from testbed.base.spec import parse_spec
 from testbed.workloads.kinds import OwnModel, check_dilation, kind_options, parse_own_model
 from testbed.workloads.samples import DatasetSamples, TensorSamples
 from testbed.workloads.user_model import build_own_model

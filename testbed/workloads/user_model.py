@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import parse_options
+from testbed.base.spec import parse_options
 from testbed.workloads.kinds import OwnModel, no_function
 from testbed.workloads.workload import Workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.link import Link
-from testbed.base.parts import SCHEDULERS
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace, TraceTensor
 from testbed.scheduling.protocol import make_plan

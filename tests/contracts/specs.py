@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from testbed.backends.protocol import BackendKind
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import Unavailable
-from testbed.base.parts import BACKENDS
 from testbed.launch.join import resolve_backend
 from tests.harness.rank_agent import Setup
 from tests.harness.rank_pool import Job

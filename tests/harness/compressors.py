@@ -2,7 +2,7 @@
 
 import torch
 
-from testbed.base.parts import COMPRESSORS
+from testbed.base.axes import COMPRESSORS
 from testbed.compression.lockstep import Lockstep
 from testbed.compression.registry import resolve_compressor
 

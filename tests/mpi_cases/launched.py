@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from testbed.backends.protocol import Backend, BackendKind, Group
-from testbed.base.parts import parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 from testbed.control.protocol import Loss
 
 
@@ -94,7 +94,7 @@ class MpiControl:
 
 def open_backend(spec: str, control: MpiControl, **group: object) -> Backend:
     """Open `name:options` from the registry for all ranks of the launcher."""
-    from testbed.base.parts import BACKENDS
+    from testbed.base.axes import BACKENDS
 
     parsed = parse_spec(spec)
     kind: BackendKind = BACKENDS.load(parsed.name)

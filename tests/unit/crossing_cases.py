@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from testbed.base.link import Link
-from testbed.base.plan import Message, Part, Plan
+from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 
 
@@ -32,7 +32,7 @@ def grouped_plan(trace, groups, **rules):
         dtypes=tuple(t.dtype for t in trace.tensors),
         messages=tuple(
             Message(
-                parts=tuple(Part(i, 0, trace.tensors[i].num_elements) for i in group),
+                parts=tuple(TensorSlice(i, 0, trace.tensors[i].num_elements) for i in group),
                 priority=min(group),
             )
             for group in groups

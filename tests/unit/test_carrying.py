@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.base.plan import Message, Part, Plan
+from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.training.compressed.state import carried, packed, unpacked
 from testbed.training.exchange.buckets import describe_messages
 
@@ -23,7 +23,9 @@ def plan_of(names: tuple[str, ...], messages: list[list[tuple[str, int, int]]]) 
         num_elements=tuple(SIZES[name] for name in names),
         dtypes=("float32",) * len(names),
         messages=tuple(
-            Message(parts=tuple(Part(names.index(n), start, stop) for n, start, stop in parts))
+            Message(
+                parts=tuple(TensorSlice(names.index(n), start, stop) for n, start, stop in parts)
+            )
             for parts in messages
         ),
     )

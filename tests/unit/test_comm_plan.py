@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed.backends.mpi import MPI_RING
 from testbed.backends.zmq_ps.placement import place
 from testbed.base.errors import UsageError
-from testbed.base.parts import split_specs
+from testbed.base.spec import split_specs
 from testbed.commands.comm import make_config
 from testbed.microbench.bandwidth import algbw_bytes_per_s, bus_factor, busbw_bytes_per_s
 from testbed.microbench.config import Size, sizes, to_arguments, turns

@@ -3,7 +3,7 @@
 import pytest
 
 from testbed.base.errors import Disagreement, UnknownName, UsageError
-from testbed.base.parts import split_specs
+from testbed.base.spec import split_specs
 from testbed.compression.gathered import Gathered
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Form, Round

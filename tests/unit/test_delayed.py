@@ -13,8 +13,8 @@ import torch
 
 from testbed.backends.delayed import DelayedBackend, open_delayed
 from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
-from testbed.base.parts import BACKENDS
 from testbed.base.types import Op, Request
 from testbed.control.inproc import InprocHub
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from testbed.base.axes import WORKLOADS
 from testbed.base.errors import UsageError
-from testbed.base.parts import WORKLOADS
 from testbed.models.layers import Branches, conv_bn
 from testbed.models.resnet import PadShortcut
 from testbed.workloads.load import load_workload

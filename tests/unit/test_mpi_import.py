@@ -16,7 +16,7 @@ def run_python(code: str) -> str:
 
 def test_import_starts_no_mpi():
     code = (
-        "import sys; from testbed.base.parts import BACKENDS; "
+        "import sys; from testbed.base.axes import BACKENDS; "
         "kinds = [BACKENDS.load(name) for name in ('mpi-ring', 'mpi')]; "
         "print([kind.name for kind in kinds], 'mpi4py.MPI' in sys.modules)"
     )

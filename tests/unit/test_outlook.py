@@ -10,7 +10,7 @@ from testbed.prediction.break_even import WORTH
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.prediction.factors import factors, scaling
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.break_even import PLAIN, break_even, plan_and_predict
+from testbed.scheduling.break_even import baselines, break_even, plan_and_predict
 from testbed.scheduling.build import serial_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
 from testbed.scheduling.protocol import make_plan
@@ -80,7 +80,7 @@ def test_a_method_is_worth_it_between_its_two_bandwidths():
 
     def gain(spec, factor):
         link = at_bandwidth(TEN_GBIT, factor)
-        plain_s = min(plan_and_predict(p, trace, link)[1].iteration_s for p in PLAIN)
+        plain_s = min(plan_and_predict(p, trace, link)[1].iteration_s for p in baselines())
         return plain_s / plan_and_predict(spec, trace, link)[1].iteration_s - 1
 
     for worth in break_even(specs, trace, TEN_GBIT):
@@ -93,6 +93,6 @@ def test_a_method_is_worth_it_between_its_two_bandwidths():
 
 
 def test_plain_methods_are_never_worth_it_against_themselves():
-    for worth in break_even(PLAIN, TRACE_A, LINK_A):
+    for worth in break_even(baselines(), TRACE_A, LINK_A):
         assert worth.best_gain < WORTH
         assert (worth.from_factor, worth.to_factor) == (None, None)

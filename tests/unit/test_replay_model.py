@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from testbed.base.errors import UsageError
 from testbed.base.files import save_trace
-from testbed.base.parts import parse_spec
+from testbed.base.spec import parse_spec
 from testbed.base.trace import Trace, TraceTensor
 from testbed.replay.layout import owned, runs_of
 from testbed.replay.model import PATTERN_ELEMENTS, ComputeCursor, Values, shift_of

@@ -18,7 +18,7 @@ from testbed.base.files import (
 from testbed.base.plan import Plan, decode_plan, encode_plan, load_plan
 from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.timeline import timeline
-from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD
+from testbed.scheduling.auto import candidate_specs
 from testbed.scheduling.protocol import make_plan, needs_profile
 from tests.harness.traces import LINK_A, TRACE_A, make_link, make_trace
 
@@ -272,7 +272,7 @@ def test_too_many_slices_are_refused(spec, words):
 
 def test_auto_passes_over_who_cuts_too_much():
     plan = make_plan("auto", LARGE, LINK_A)
-    num_candidates = len(WITHIN_BACKWARD + ACROSS_ITERATIONS)
+    num_candidates = len(candidate_specs(LARGE, True))
     assert f"of {num_candidates - 1} candidates" in plan.reason
     with pytest.raises(UsageError, match="p3: slice_elements"):
         make_plan("p3", LARGE, LINK_A)

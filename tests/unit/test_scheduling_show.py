@@ -2,7 +2,7 @@
 
 import msgspec
 
-from testbed.base.plan import Message, Part
+from testbed.base.plan import Message, TensorSlice
 from testbed.prediction.timeline import timeline
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.show import draw, plan_table
@@ -22,7 +22,7 @@ def test_table_lists_messages():
 
 def test_table_of_slices_and_of_many_messages():
     plan = make_plan("wfbp", TRACE_A, LINK_A)
-    slices = tuple(Message(parts=(Part(3, i, i + 1),)) for i in range(4))
+    slices = tuple(Message(parts=(TensorSlice(3, i, i + 1),)) for i in range(4))
     cut = msgspec.structs.replace(plan, messages=(*plan.messages, *slices), reason="")
     text = plan_table(cut, max_rows=6)
     assert text.splitlines()[0] == "wfbp: 9 messages, 5 tensors, 1 channel, fifo"

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.files import save_link, save_trace
 from testbed.base.plan import load_plan
-from testbed.commands.simulate import ALL, scheduler_specs, simulate
+from testbed.commands.simulate import scheduler_specs, simulate
 from testbed.prediction.algorithms import Ring
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import extrapolate
 from testbed.records.simulation import decode_simulation
-from testbed.scheduling.auto import ACROSS_ITERATIONS, WITHIN_BACKWARD, AutoOptions, noise_of
+from testbed.scheduling.auto import AutoOptions, candidate_specs, noise_of
 from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 
@@ -45,7 +45,7 @@ def test_json_has_the_keys_of_the_schema(files, capsys):
     record = simulated(files, capsys, "all")
     assert list(record) == ["schema", "results"]
     assert record["schema"] == "testbed.simulation/1"
-    assert [r["scheduler"] for r in record["results"]] == list(ALL)
+    assert [r["scheduler"] for r in record["results"]] == list(scheduler_specs("all"))
     for result in record["results"]:
         assert list(result) == RESULT_KEYS
         assert result["num_messages"] == len(result["messages"])
@@ -173,14 +173,29 @@ def test_as_a_command(files, capsys):
 @given(traces(max_tensors=5), links)
 def test_auto_is_never_above_a_candidate(trace, link):
     auto = predict(make_plan("auto", trace, link), trace, link).iteration_s
-    for scheduler in (*WITHIN_BACKWARD, *ACROSS_ITERATIONS):
+    for scheduler in candidate_specs(trace, True):
         assert auto <= predict(make_plan(scheduler, trace, link), trace, link).iteration_s
+
+
+def test_auto_tries_what_schedulers_declare_from_the_simplest_on():
+    within = candidate_specs(TRACE_A, False)
+    assert " ".join(within) == (
+        "sequential wfbp bucket bucket:mib=4,first_mib=1 bucket:mib=8,first_mib=1 cycle mg-wfbp "
+        "osf optimal asc-wfbp asc-wfbp:channels=4"
+    )
+    across = candidate_specs(TRACE_A, True)[len(within) :]
+    assert " ".join(across) == (
+        "dear dear:mib=4 dear:mib=8 bytescheduler bytescheduler:partition_kib=8192,"
+        "credit_kib=32768 p3 pace:segment_kib=1024 pace pace:segment_kib=16384"
+    )
+    many = trace_of([1] * 1001, [1] * 1001, [1] * 1001)
+    assert candidate_specs(many, True)[-2:] == ("p3", "pace")
 
 
 def test_auto_says_why_and_against_what():
     plan = make_plan("auto", TRACE_A, LINK_A)
     assert plan.reason.startswith("auto chose")
-    assert f"of {len(WITHIN_BACKWARD + ACROSS_ITERATIONS)} candidates" in plan.reason
+    assert f"of {len(candidate_specs(TRACE_A, True))} candidates" in plan.reason
     assert "lower bound of 22 s" in plan.reason
 
 

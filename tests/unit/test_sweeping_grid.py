@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.base.axes import BACKENDS, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UnknownName, UsageError
-from testbed.base.parts import BACKENDS, WORKLOADS
 from testbed.sweeping.grid import Sweep, expand, interleave, parse_values
 from testbed.sweeping.progress import remaining_s
 from testbed.sweeping.recipe import check_backends, load_recipe, load_toml, recipe_names, with_axes

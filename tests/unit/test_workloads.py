@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UnknownName, UsageError
-from testbed.base.parts import WORKLOADS
 from testbed.models import transformer
 from testbed.workloads.kinds import check_function, parse_own_model, workload_availability
 from testbed.workloads.load import as_samples, load_workload

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions, busiest_link_bytes
 from testbed.backends.zmq_ps.placement import MIN_SHARD_BYTES, place
 from testbed.base.errors import UsageError
-from testbed.base.parts import parse_options, parse_spec
+from testbed.base.spec import parse_options, parse_spec
 
 TENSOR = st.tuples(st.integers(0, 3_000_000), st.sampled_from([1, 2, 4, 8]))
 NUM_SERVERS = st.integers(1, 9)

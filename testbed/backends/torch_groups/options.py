@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import BARE_OPTION
+from testbed.base.spec import BARE_OPTION
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.base.parts import parse_options
+from testbed.base.spec import parse_options
 from testbed.studies.published.emulate import emulate
 from testbed.studies.published.shapes import published_shapes
 from testbed.studies.published.table import (

@@ -84,9 +84,10 @@ def shapes_of(plan: Plan, parameters: Sequence[torch.Tensor]) -> list[Shapes]:
     """For each message the shapes of its parts: a whole tensor's own, a slice has one dimension.
 
     Example:
-        >>> from testbed.base.plan import Part
+        >>> from testbed.base.plan import TensorSlice
         >>> plan = Plan(scheduler="x", names=("a",), num_elements=(6,), dtypes=("float32",),
-        ...             messages=(Message(parts=(Part(0, 0, 6),)), Message(parts=(Part(0, 0, 4),))))
+        ...             messages=(Message(parts=(TensorSlice(0, 0, 6),)),
+        ...                       Message(parts=(TensorSlice(0, 0, 4),))))
         >>> shapes_of(plan, [torch.zeros(2, 3)])
         [((2, 3),), ((4,),)]
     """

@@ -99,11 +99,11 @@ def describe_message(plan: Plan, number: int) -> str:
     """A message's name in errors, event records and on servers; equal on all ranks.
 
     Example:
-        >>> from testbed.base.plan import Message, Part
+        >>> from testbed.base.plan import Message, TensorSlice
         >>> plan = Plan(scheduler="x", names=("a", "b"), num_elements=(4, 2),
         ...             dtypes=("float32",) * 2,
-        ...             messages=(Message(parts=(Part(1, 0, 2), Part(0, 0, 2))),
-        ...                       Message(parts=(Part(0, 2, 4),))))
+        ...             messages=(Message(parts=(TensorSlice(1, 0, 2), TensorSlice(0, 0, 2))),
+        ...                       Message(parts=(TensorSlice(0, 2, 4),))))
         >>> describe_message(plan, 0), describe_message(plan, 1)
         ('b..a (2 parts)', 'a[2:4]')
     """

@@ -1,0 +1,229 @@
+"""The axes of a run, the parts of each, and what generic code may ask of a part: one table.
+
+Everything that a run chooses a part of is one entry here and one field of `RunConfig`. The command
+line, the grid of a sweep, `testbed list`, labels, columns, entry-point groups and records go
+through `AXES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from testbed.base.parts import Axis, Registry
+
+
+@dataclass(frozen=True)
+class OwnSchedule:
+    """How a backend that is another framework exchanges gradients.
+
+    Attributes:
+        name: what tables show as its scheduler.
+        like: the scheduler that describes it best, for predictions.
+    """
+
+    name: str
+    like: str
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What a backend declares under its options.
+
+    Attributes:
+        needs_mpi: its ranks must be started by an MPI launcher.
+        in_process: its ranks are threads of one process (no launcher at all).
+        num_servers: dedicated server processes that it asks for.
+        serve: what such a process runs until the workers have left: `serve(group, options)`.
+        consistency: what it promises: `bsp`, `ssp:<staleness>`, `async` or `none`.
+        device_types: where its tensors live; others are staged through host memory.
+        schedule: how it exchanges gradients by itself; None = it carries out any plan.
+        max_channels: over how many channels short messages may be spread so that their latencies
+            overlap; 1 where ranks that begin them in different orders could wait for ever.
+        algorithm: what predictions at other numbers of workers and of compressed messages go by
+            (see `prediction.algorithms`); None = nothing is predicted.
+        bus_factor: busbw / algbw of a sum over n workers (see `testbed comm`).
+    """
+
+    needs_mpi: bool = False
+    in_process: bool = False
+    num_servers: int = 0
+    serve: Callable[[Any, Any], None] | None = None
+    consistency: str = "bsp"
+    device_types: frozenset[str] = frozenset({"cpu"})
+    schedule: OwnSchedule | None = None
+    max_channels: int = 1
+    algorithm: str | None = None
+    bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
+
+
+@dataclass(frozen=True)
+class SchedulerFacts:
+    """What a scheduler declares under its options.
+
+    Attributes:
+        needs_profile: whether the plan depends on times; else sizes alone decide.
+        crosses_iteration: whether messages may still travel during the next forward pass.
+        overlaps: whether messages travel during the backward pass.
+        sparse: its messages are meant for a compressor with a ratio.
+        chooses: it tries the other schedulers and takes one.
+        baseline: one of the plain methods that others are compared with.
+        tried: of `auto`'s candidates, those with this scheduler: options as text.
+        tried_of_many: the same for a model of more than 1000 tensors; None = no fewer.
+        within_iteration: the options where every step waits for the whole mean gradient anyhow;
+            None = these.
+    """
+
+    needs_profile: bool = True
+    crosses_iteration: bool = False
+    overlaps: bool = True
+    sparse: bool = False
+    chooses: bool = False
+    baseline: bool = False
+    tried: tuple[str, ...] = ()
+    tried_of_many: tuple[str, ...] | None = None
+    within_iteration: Any = None
+
+
+@dataclass(frozen=True)
+class CompressorFacts:
+    """What a compressor declares under its options.
+
+    Attributes:
+        merged_by: what a parameter server may be told to merge its payloads by: word -> class.
+    """
+
+    merged_by: Mapping[str, type] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What a workload declares under its options.
+
+    Attributes:
+        num_parameters: the published count at default options, if there is one.
+        stretches: its compute is spent as waiting and can be stretched: `build` also gets
+            `dilation=`, how many times slower than the real thing it is to run.
+    """
+
+    num_parameters: int | None = None
+    stretches: bool = False
+
+
+# The table. `build` of a workload is called as `build(options, data_dir=..., seed=...)` under a
+# seeded torch generator, of a backend as `build(group, options)`, of a scheduler as
+# `build(trace, link, options)`, of a compressor as `build(options)` or `build(inner, options)`.
+
+WORKLOADS: Final = Axis(
+    "workload",
+    {
+        "digits-mlp": "testbed.models.digits:DIGITS_MLP",
+        "digits-cnn": "testbed.models.digits:DIGITS_CNN",
+        "resnet20": "testbed.models.resnet:RESNET20",
+        "resnet56": "testbed.models.resnet:RESNET56",
+        "resnet110": "testbed.models.resnet:RESNET110",
+        "resnet50": "testbed.models.resnet:RESNET50",
+        "resnet101": "testbed.models.resnet:RESNET101",
+        "resnet152": "testbed.models.resnet:RESNET152",
+        "vgg16": "testbed.models.vgg:VGG16",
+        "densenet161": "testbed.models.densenet:DENSENET161",
+        "densenet201": "testbed.models.densenet:DENSENET201",
+        "inception-v4": "testbed.models.inception_v4:INCEPTION_V4",
+        "googlenet": "testbed.models.googlenet:GOOGLENET",
+        "alexnet": "testbed.models.alexnet:ALEXNET",
+        "bert-base": "testbed.models.transformer:BERT_BASE",
+        "bert-large": "testbed.models.transformer:BERT_LARGE",
+        "gpt2": "testbed.models.transformer:GPT2",
+        "replay": "testbed.replay.kind:REPLAY",
+    },
+    "testbed.workloads",
+    WorkloadFacts,
+    own="testbed.workloads.kinds:own_part",
+    shown=True,
+    same_work=False,
+    resumes=False,
+)
+
+BACKENDS: Final = Axis(
+    "backend",
+    {
+        "loopback": "testbed.backends.loopback:LOOPBACK",
+        "none": "testbed.backends.none:NONE",
+        "zmq-ps": "testbed.backends.zmq_ps:ZMQ_PS",
+        "mpi-ring": "testbed.backends.mpi:MPI_RING",
+        "mpi": "testbed.backends.mpi:MPI_LIBRARY",
+        "gloo": "testbed.backends.torch_groups:GLOO",
+        "nccl": "testbed.backends.torch_groups:NCCL",
+        "peer": "testbed.backends.torch_groups:PEER",
+    },
+    "testbed.backends",
+    BackendFacts,
+    shown=True,
+)
+
+# From the simplest to the most involved: `auto` takes the first of equal predictions.
+SCHEDULERS: Final = Axis(
+    "scheduler",
+    {
+        "sequential": "testbed.scheduling.wfbp:SEQUENTIAL",
+        "wfbp": "testbed.scheduling.wfbp:WFBP",
+        "bucket": "testbed.scheduling.bucket:BUCKET",
+        "cycle": "testbed.scheduling.cycle:CYCLE",
+        "mg-wfbp": "testbed.scheduling.mg_wfbp:MG_WFBP",
+        "osf": "testbed.scheduling.osf:OSF",
+        "optimal": "testbed.scheduling.optimal:OPTIMAL",
+        "asc-wfbp": "testbed.scheduling.asc_wfbp:ASC_WFBP",
+        "dear": "testbed.scheduling.dear:DEAR",
+        "bytescheduler": "testbed.scheduling.bytescheduler:BYTESCHEDULER",
+        "p3": "testbed.scheduling.p3:P3",
+        "pace": "testbed.scheduling.pace:PACE",
+        "omgs": "testbed.scheduling.omgs:OMGS",
+        "lags": "testbed.scheduling.lags:LAGS",
+        "auto": "testbed.scheduling.auto:AUTO",
+    },
+    "testbed.schedulers",
+    SchedulerFacts,
+)
+
+COMPRESSORS: Final = Axis(
+    "compressor",
+    {
+        "none": "testbed.compression.registry:NONE",
+        "fp16": "testbed.compression.registry:FP16",
+        "bf16": "testbed.compression.registry:BF16",
+        "topk": "testbed.compression.registry:TOPK",
+        "topk-sampled": "testbed.compression.registry:TOPK_SAMPLED",
+        "randomk": "testbed.compression.registry:RANDOMK",
+        "threshold": "testbed.compression.registry:THRESHOLD",
+        "dgc": "testbed.compression.registry:DGC",
+        "gtopk": "testbed.compression.registry:GTOPK",
+        "oktopk": "testbed.compression.registry:OKTOPK",
+        "sign": "testbed.compression.registry:SIGN",
+        "ef-sign": "testbed.compression.registry:EF_SIGN",
+        "onebit": "testbed.compression.registry:ONEBIT",
+        "qsgd": "testbed.compression.registry:QSGD",
+        "terngrad": "testbed.compression.registry:TERNGRAD",
+        "natural": "testbed.compression.registry:NATURAL",
+        "powersgd": "testbed.compression.registry:POWERSGD",
+        "acp-sgd": "testbed.compression.registry:ACP_SGD",
+        "ef": "testbed.compression.registry:EF",
+        "warmup": "testbed.compression.registry:WARMUP",
+        "by-size": "testbed.compression.registry:BY_SIZE",
+    },
+    "testbed.compressors",
+    CompressorFacts,
+    chains=True,
+    resumes=False,
+)
+
+AXES: Final[tuple[Axis[Any], ...]] = (WORKLOADS, BACKENDS, SCHEDULERS, COMPRESSORS)
+
+STUDIES: Final = Registry(
+    "study",
+    {
+        "paper-shapes": "testbed.studies.published.study:PAPER_SHAPES",
+        "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
+    },
+    "testbed.studies",
+)
