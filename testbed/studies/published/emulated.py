@@ -13,7 +13,7 @@ from testbed.records.store import cell_key
 from testbed.studies.published.lines import Line, Verdict, gain
 from testbed.studies.published.shapes import Setting, Shape
 
-EMULATED_SCHEMA: Final = "testbed.studies.published-emulated/1"
+EMULATED_SCHEMA: Final = "testbed.published-emulated/1"
 WITHIN_NOISE: Final = (
     "the 95 % intervals of both step times overlap: this run does not tell which is faster"
 )
@@ -82,7 +82,7 @@ class EmulatedLine(msgspec.Struct, frozen=True, kw_only=True):
 class Emulation(msgspec.Struct, frozen=True, kw_only=True):
     """All emulated lines, in the order of the shapes."""
 
-    schema: Literal["testbed.studies.published-emulated/1"] = EMULATED_SCHEMA
+    schema: Literal["testbed.published-emulated/1"] = EMULATED_SCHEMA
     lines: tuple[EmulatedLine, ...]
 
 
