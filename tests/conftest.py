@@ -23,7 +23,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[PoolKeeper]:
+def _nothing_outlives_the_tests() -> Iterator[None]:
+    """What one look overlooked is seen when all has ended."""
+    before = held(Owned())
+    yield
+    leaks = wait_for_no_leaks(lambda: (), before, within_s=5.0)
+    assert not leaks, f"outlived all tests: {leaks}"
+
+
+@pytest.fixture(scope="session")
+def pools(_nothing_outlives_the_tests: None) -> Iterator[PoolKeeper]:
     """The jobs that live between tests."""
     keeper = PoolKeeper()
     yield keeper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -16,7 +17,7 @@ from tests.harness.rank_pool import RankPool
 
 @dataclass(frozen=True)
 class Owned:
-    """What belongs to ranks that live on between tests."""
+    """What belongs to ranks that live on between tests; whatever a child of theirs starts, too."""
 
     threads: frozenset[int] = frozenset()
     pids: frozenset[int] = frozenset()
@@ -28,7 +29,7 @@ class Owned:
         ranks = [pool.ranks for pool in pools]
         return cls(
             frozenset(t.ident for r in ranks for t in r.threads() if t.ident is not None),
-            frozenset(p.pid for r in ranks for p in r.processes()),
+            frozenset(pid for r in ranks for pid in r.children()),
             frozenset(d for r in ranks for d in r.descriptors()),
         )
 
@@ -85,24 +86,56 @@ def _join_what_ends(before: Held, owned: Owned, limit_s: float) -> None:
     strangers = [t for t in threading.enumerate() if t.ident not in known]
     for thread in strangers:
         thread.join(limit_s)
-    children = [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if p.pid not in before.children and p.pid not in owned.pids
-    ]
+    children = []
+    for pid in descendants(owned.pids) - before.children.keys():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.append(psutil.Process(pid))
     psutil.wait_procs(children, timeout=limit_s)
+
+
+def descendants(owned: frozenset[int] = frozenset()) -> set[int]:
+    """Process ids of this process's descendants, without those of `owned` and of their families."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # an option of the kernel
+        everybody = psutil.Process().children(recursive=True)
+        families = [psutil.Process(pid) for pid in owned if psutil.pid_exists(pid)]
+        theirs = {p.pid for parent in families for p in parent.children(recursive=True)}
+        return {p.pid for p in everybody} - theirs - owned
+    found: set[int] = set()
+    parents = [os.getpid()]
+    while parents:
+        new = _children_of(parents.pop()) - owned - found
+        found |= new
+        parents += new
+    return found
+
+
+def _children_of(pid: int) -> set[int]:
+    """As the kernel lists them for each thread, which takes a hundredth of a look at all processes.
+
+    A child that ends during the look can hide another; the last look of all finds that one.
+    """
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with (
+                contextlib.suppress(FileNotFoundError, ProcessLookupError),
+                open(f"/proc/{pid}/task/{thread}/children") as listed,
+            ):
+                found.update(map(int, listed.read().split()))
+    return found
 
 
 def _children(owned: frozenset[int]) -> dict[int, str]:
     found = {}
-    for process in psutil.Process().children(recursive=True):
+    for pid in descendants(owned):
         try:
+            process = psutil.Process(pid)
             line = " ".join(process.cmdline()) or process.name()
         except psutil.NoSuchProcess:
             continue
         # The standard library starts one for the whole process and ends it with it.
-        if process.pid not in owned and "resource_tracker" not in line:
-            found[process.pid] = f"{process.pid} {line[:200]}"
+        if "resource_tracker" not in line:
+            found[pid] = f"{pid} {line[:200]}"
     return found
 
 

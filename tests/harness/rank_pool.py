@@ -71,6 +71,8 @@ class Ranks(Protocol):
 
     def processes(self) -> list[psutil.Process]: ...
 
+    def children(self) -> set[int]: ...
+
     def threads(self) -> list[threading.Thread]: ...
 
     def descriptors(self) -> set[int]: ...
@@ -221,6 +223,9 @@ class ThreadRanks:
     def processes(self) -> list[psutil.Process]:
         return []
 
+    def children(self) -> set[int]:
+        return set()
+
     def threads(self) -> list[threading.Thread]:
         """The ranks and whatever threads their backends started since."""
         return [t for t in threading.enumerate() if t not in self._strangers]
@@ -323,6 +328,10 @@ class ProcessRanks:
                     parent = psutil.Process(child.pid)
                     found += [parent, *parent.children(recursive=True)]
         return found
+
+    def children(self) -> set[int]:
+        """The ids of those processes that this one started."""
+        return {child.pid for child in self._children if child.poll() is None}
 
     def threads(self) -> list[threading.Thread]:
         return []
