@@ -57,7 +57,7 @@ def recipe() -> Sweep:
             expand({**BASE, "scheduler": name, "steps": steps, "warmup": 3}, {"backend": backends})
             for name, steps in CROSSING.items()
         ),
-        *expand(BASE, {"backend": ("peer:ddp",)}),
+        *expand(BASE, {"backend": ("ddp",)}),
         *expand(
             {**BASE, "cluster": f"{CLUSTER},latency=1ms", "backend": "mpi-ring"},
             {"scheduler": MERGING},

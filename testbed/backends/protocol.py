@@ -81,12 +81,25 @@ class ExternalFramework(Protocol):
     Its ops serve what surrounds the training: equal starts, and measuring the link.
     """
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with the framework's hooks, to be called instead of it; collective."""
+    def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
+        """The model with the framework's hooks, to be called instead of it; collective.
+
+        Args:
+            model: built alike on all ranks; rank 0's parameters replace the others'.
+            timeout_s: see `set_timeout`.
+        """
         ...
 
     def hold_back(self) -> AbstractContextManager[None]:
         """Within it, backward passes only add to the gradients."""
+        ...
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long its exchanges may stand still before it raises in the thread that trains."""
+        ...
+
+    def broke(self, error: BaseException) -> bool:
+        """Whether an error says that an exchange stood still so long, or that a rank closed it."""
         ...
 
     def count_step(self) -> None:
@@ -96,7 +109,7 @@ class ExternalFramework(Protocol):
 
 @dataclass(frozen=True)
 class OwnSchedule:
-    """How a peer exchanges gradients.
+    """How a framework exchanges gradients by itself.
 
     Attributes:
         name: what tables show as its scheduler.

@@ -155,10 +155,11 @@ BACKENDS: Final = Axis(
         "mpi": "testbed.backends.mpi:MPI_LIBRARY",
         "gloo": "testbed.backends.torch_groups:GLOO",
         "nccl": "testbed.backends.torch_groups:NCCL",
-        "peer": "testbed.backends.torch_groups:PEER",
+        "ddp": "testbed.backends.torch_groups:DDP",
     },
     "testbed.backends",
     BackendFacts,
+    aliases={"peer:ddp": "ddp", "peer": "ddp"},  # as records and command lines once called it
     shown=True,
 )
 

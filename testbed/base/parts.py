@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -203,15 +204,15 @@ class Axis(Registry, Generic[F]):
             UsageError: a link has no name, or an option is not `key=value`.
         """
         pieces = split_chain(text) if self.chains else (text,)
-        return tuple(self._renamed(parse_spec(piece)) for piece in pieces)
+        return tuple(parse_spec(self.today(piece)) for piece in pieces)
 
-    def _renamed(self, spec: PartSpec) -> PartSpec:
-        options = dict(spec.options)
-        bare = f"{spec.name}:{options.get('')}"
-        if bare in self.aliases:
-            del options[""]
-            return PartSpec(self.aliases[bare], options)
-        return PartSpec(self.aliases.get(spec.name, spec.name), options)
+    def today(self, text: str) -> str:
+        """The text of one part's specification with today's name, whether it can be read or not."""
+        for old, name in self.aliases.items():
+            if re.match(rf"{old}(?![\w-])", text):
+                rest = text[len(old) + 1 :]
+                return f"{name}:{rest}" if rest else name
+        return text
 
     def check_names(self, text: str) -> None:
         """Refuse what names no part, without loading any.

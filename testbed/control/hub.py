@@ -206,8 +206,9 @@ class Hub:
             absent = sorted(set(range(self._size)) - set(self._peers))
             self._names[absent[0]] = f"rank {', '.join(map(str, absent))}"
             self._lose(absent[0], f"did not join within {self._start_s:g} s")
-        states = tuple(self._peers[m].state if m in self._peers else b"" for m in range(self._size))
-        self._tell(Frame("beat", values=states))
+        told = sorted((m, peer.state) for m, peer in self._peers.items() if peer.state)
+        states = tuple(f"{self._names[m]}: {state.decode()}".encode() for m, state in told)
+        self._tell(Frame("beat", name=self._names.get(0, ""), values=states))
 
 
 def _hearers(announcement: Frame) -> set[int]:

@@ -54,6 +54,7 @@ class TcpControl:
         self._loss: Loss | None = None
         self.state = "starting"
         self._states: tuple[bytes, ...] = ()
+        self._hub_name = "rank 0"
         self._closed = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(silence_s / 4)
@@ -125,8 +126,7 @@ class TcpControl:
 
     def describe(self) -> str:
         """What every member said last that it was doing."""
-        states = [f"rank {m}: {s.decode()}" for m, s in enumerate(self._states) if s]
-        return "; ".join(states) or "no member has said what it is doing"
+        return b"; ".join(self._states).decode() or "no member has said what it is doing"
 
     def close(self) -> None:
         """See `Control.close`."""
@@ -184,14 +184,14 @@ class TcpControl:
                 else:
                     hear(frame.values[0])
         elif frame.kind == "beat":
-            self._states = frame.values
+            self._states, self._hub_name = frame.values, frame.name or self._hub_name
         elif frame.kind == "loss":
             who, _, why = frame.name.partition("\n")
             self._lose(Loss(frame.member, who, why))
 
     def _lose_hub(self, why: str) -> None:
         if not self._closed:
-            self._lose(Loss(0, "rank 0", why))
+            self._lose(Loss(0, self._hub_name, why))
 
     def _lose(self, loss: Loss) -> None:
         with self._changed:

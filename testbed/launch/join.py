@@ -57,7 +57,7 @@ def resolve_backend(text: str) -> tuple[BackendKind, Any]:
         UnknownName, UsageError: name or options are wrong.
         Unavailable: it cannot run here; says why and what to install.
     """
-    spec = parse_spec(text)
+    spec = parse_spec(BACKENDS.today(text))
     kind: BackendKind = BACKENDS.load(spec.name)
     options: Any = parse_options(spec.name, spec.options, kind.options)
     lacking = kind.probe()

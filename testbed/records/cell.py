@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.axes import BACKENDS
 from testbed.base.config import RunConfig
 
 CELL_SCHEMA: Final = "testbed.cell/1"
@@ -84,7 +85,7 @@ class Cell(msgspec.Struct, kw_only=True):
 
     Attributes:
         status: `ok` or `failed`; a failed cell has `error` and nulls.
-        backend: the backend's specification, as given.
+        backend: the backend's specification, under the name that the part has today.
         workload: the workload's specification.
         data: where the samples came from (`synthetic ...` if made up).
         num_workers: training processes.
@@ -198,6 +199,9 @@ class Cell(msgspec.Struct, kw_only=True):
     again: str = ""
     command: str = ""
     error: str = ""
+
+    def __post_init__(self) -> None:
+        self.backend = BACKENDS.today(self.backend)
 
 
 def encode_cell(cell: Cell) -> bytes:

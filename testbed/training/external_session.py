@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from testbed.backends.protocol import ExternalFramework
-from testbed.control.protocol import Control
+from testbed.base.errors import DeadlineExceeded, RankLost
+from testbed.control.protocol import Control, Loss
+from testbed.training.exchange.setup import AGREE_S
 
 
 class ExternalSession:
@@ -19,11 +22,15 @@ class ExternalSession:
     The framework's own wait for messages lies at the end of `loss.backward()`: exposed time is
     what passes between the moment when the last gradient is ready and the optimizer's step.
 
+    An exchange that stands still for `patience_s` (or twice this rank's slowest step, if that is
+    longer) makes the framework raise in the middle of a step: `why` tells what that means.
+
     Args:
         model: trained; the framework makes all ranks start with rank 0's parameters.
         optimizer: of its parameters.
         peer: opened.
-        control: told what this rank does.
+        control: told what this rank does, asked for what the others do.
+        patience_s: how long an exchange may stand still when all ranks have been fast so far.
         on_resume: called whenever training goes on after it stood waiting for a message.
 
     Attributes:
@@ -42,33 +49,49 @@ class ExternalSession:
         optimizer: torch.optim.Optimizer,
         peer: ExternalFramework,
         control: Control,
+        patience_s: float,
         on_resume: Callable[[], None] | None = None,
     ) -> None:
-        self.model = peer.wrap(model)
         self.step = 0
         self.release_order: list[str] = []
         self._peer = peer
         self._control = control
         self._on_resume = on_resume
+        self._patience_s = patience_s
+        self._timeout_s = max(AGREE_S, patience_s)  # first steps compile, allocate and connect
+        self._lost = threading.Event()
         self._exposed_s = 0.0
         self._last_ready_s: float | None = None
+        control.on_loss(self._on_loss)
+        try:
+            self.model = peer.wrap(model, self._timeout_s)
+        except RuntimeError as error:
+            raise self.why(error) from error
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._num_trained = self._num_missing = len(trained)
+        self._step_began_s: float | None = None
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for parameter in model.parameters()
-            if parameter.requires_grad
+            for parameter in trained
         ]
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
 
-    def accumulating(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
         """Backward passes inside only add to the gradients."""
-        return self._peer.hold_back()
+        with self._peer.hold_back():
+            yield
+        self._num_missing = self._num_trained
 
     def synchronize(self) -> None:
         """The gradients are means already; what passed since the last one was ready was waiting."""
         if self._last_ready_s is None:
             return
-        self._exposed_s += time.perf_counter() - self._last_ready_s
+        now_s = time.perf_counter()
+        self._exposed_s += now_s - self._last_ready_s
+        self._learn_from_step(self._last_ready_s, now_s)
         self._last_ready_s = None
+        self._num_missing = self._num_trained
         self._peer.count_step()
         self.step += 1
         self._control.set_state(f"computing step {self.step}")
@@ -100,8 +123,41 @@ class ExternalSession:
             handle.remove()
         self._handles.clear()
 
+    def why(self, error: RuntimeError) -> Exception:
+        """What an error out of a step means: who is lost, or late, if the exchange ended early.
+
+        The error itself, if it is none of the framework's exchange.
+        """
+        if not self._peer.broke(error):
+            return error
+        # A rank that ends breaks its connections just before the control plane hears of it.
+        late = "Timed out" in str(error)
+        self._lost.wait(0.0 if late else self._patience_s / 2)
+        loss, what = self._control.loss, f"the exchange of gradients in step {self.step}"
+        if loss is not None:
+            return RankLost(loss.who, loss.why, f"this rank was in {what}")
+        how = f"stood still for {self._timeout_s:g} s" if late else f"broke ({error})"
+        return DeadlineExceeded(
+            f"{what} {how}; no rank is known to be lost; raise --deadline if steps are that slow; "
+            f"{self._control.describe()}"
+        )
+
+    def _on_loss(self, loss: Loss) -> None:
+        self._lost.set()
+
+    def _learn_from_step(self, ready_s: float, now_s: float) -> None:
+        """A rank that computes for long is no rank that hangs: what was slow may be slow again."""
+        began_s, self._step_began_s = self._step_began_s, now_s
+        wanted_s = self._patience_s if began_s is None else 2 * (ready_s - began_s)
+        if began_s is None or wanted_s > self._timeout_s:
+            self._timeout_s = wanted_s
+            self._peer.set_timeout(wanted_s)
+
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._last_ready_s = time.perf_counter()
+        self._num_missing -= 1
+        if self._num_missing == 0:
+            self._control.set_state(f"waiting for the exchange of gradients in step {self.step}")
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.synchronize()

@@ -86,6 +86,10 @@ def train(run: Run, workload: Workload) -> Outcome:
     try:
         outcome = _Loop(run, replica, session, order, total).run()
         session.close()
+    except RuntimeError as error:
+        if isinstance(session, ExternalSession):
+            raise session.why(error) from error
+        raise
     finally:
         session.end_threads()
     _evaluate(run, replica, outcome)
@@ -124,7 +128,9 @@ def _open_session(
     on_resume = replica.workload.on_resume
     if isinstance(run.backend, ExternalFramework) and run.backend.size > 1:
         peer = ExternalSession(
-            replica.model, replica.optimizer, run.backend, run.control, on_resume
+            *(replica.model, replica.optimizer, run.backend, run.control),
+            0.8 * run.config.deadline,
+            on_resume,
         )
         replica.called = peer.model
         return peer

@@ -40,7 +40,7 @@ def messages_of_doubling(num_ranks: int) -> int:
 def gather_bytes(backend: str, payloads: Sequence[int]) -> int:
     """Each payload to n - 1 others; torch's libraries pad it to the longest."""
     others = len(payloads) - 1
-    if backend in ("gloo", "nccl", "peer"):
+    if backend in ("gloo", "nccl", "ddp"):
         return others * len(payloads) * max(payloads)
     return others * sum(payloads)
 

@@ -100,7 +100,7 @@ def test_a_failed_run_in_a_cluster_tells_its_cluster(tmp_path: Path) -> None:
     "backend",
     [
         "mpi-ring",
-        *(pytest.param(b, marks=pytest.mark.slow) for b in ("gloo", "mpi", "zmq-ps", "peer:ddp")),
+        *(pytest.param(b, marks=pytest.mark.slow) for b in ("gloo", "mpi", "zmq-ps", "ddp")),
     ],
 )
 def test_a_node_that_is_cut_off_is_named_within_the_deadline(backend: str, tmp_path: Path) -> None:

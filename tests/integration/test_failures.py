@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,33 @@ def test_a_fault_on_one_rank_ends_the_run(backend: str, fault: str, tmp_path: Pa
     assert json.loads(record.read_text())["status"] == "failed"
     assert not leftovers(str(record))
     assert not shared_memory_files() - before
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop", "hang"])
+def test_under_a_framework_of_its_own_survivors_name_who_is_missing(
+    fault: str, tmp_path: Path
+) -> None:
+    """DDP waits inside torch; the deadline and the naming are those of every other backend."""
+    note, record = tmp_path / "fault", tmp_path / "cell.json"
+    workload = f"{FAULTY}:build:fault={fault},rank=1,at=3,note={note}"
+    command = [sys.executable, "-m", "testbed", "run", "--workload", workload, "--backend", "ddp"]
+    command += ["--workers", "3", "--steps", "20", "--verify-steps", "0", "--deadline", DEADLINE_S]
+    said: dict[int, tuple[float, str]] = {}
+    with subprocess.Popen(
+        [*command, "--json", str(record)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if (match := re.match(r"testbed: rank (\d)", line)) is not None:
+                said.setdefault(int(match[1]), (time.time(), line))
+    committed_s = float(note.read_text())
+    for survivor in (0, 2):
+        at_s, line = said[survivor]
+        assert at_s - committed_s < float(DEADLINE_S) + 2
+        assert "rank 1 (host" in line
+        assert "exchange of gradients in step 3" in line
+    assert process.returncode == 1
+    assert not leftovers(str(record))
 
 
 def test_nan_names_tensor_and_step() -> None:

@@ -143,7 +143,7 @@ def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path
     cell = run(tmp_path, trace, "--backend", "peer:ddp,bucket_mib=0.1", *more)
     assert cell.identical_work is True, cell.identical_work_note
     assert cell.scheduler == "ddp"
-    assert cell.backend == "peer:ddp,bucket_mib=0.1"
+    assert cell.backend == "ddp:bucket_mib=0.1"  # it was called so once
     assert cell.wire_bytes_per_step == pytest.approx(4 * sum(SIZES), rel=1e-3)
     assert cell.exposed_comm_s is not None
     assert cell.step_time_s is not None
@@ -154,7 +154,7 @@ def test_a_peer_framework_is_a_row_of_the_same_table(tmp_path: Path, trace: Path
 def test_a_peer_trains_what_really_computes_too(tmp_path: Path) -> None:
     cell_path = tmp_path / "cell.json"
     done = testbed(
-        *("run", "--workload", "digits-cnn", "--backend", "peer:ddp", "--workers", "2"),
+        *("run", "--workload", "digits-cnn", "--backend", "ddp", "--workers", "2"),
         *("--steps", "8", "--json", str(cell_path)),
     )
     assert done.status == 0, done.err
@@ -164,8 +164,8 @@ def test_a_peer_trains_what_really_computes_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "peer:ddp", "--scheduler", "mg-wfbp"), "schedules by itself"),
-        (("--backend", "peer:horovod"), "expected one of ddp"),
+        (("--backend", "ddp", "--scheduler", "mg-wfbp"), "schedules by itself"),
+        (("--backend", "ddp:bucket_mib=0"), "expected a size above 0"),
         (("--backend", "gloo", "--batch-size", "3"), "recorded with 8 samples"),
     ],
 )
@@ -224,7 +224,7 @@ def test_what_really_computes_cannot_be_stretched(tmp_path: Path) -> None:
 @in_cluster
 def test_a_peer_is_refused_where_latency_cannot_reach_it(trace: Path) -> None:
     done = testbed(
-        *("run", "--workload", f"replay:{trace}", "--backend", "peer:ddp"),
+        *("run", "--workload", f"replay:{trace}", "--backend", "ddp"),
         *("--cluster", "nodes=2,rate=1gbit,latency=1ms,latency_by=injected"),
     )
     assert done.status == 2

@@ -1,4 +1,4 @@
-"""`gloo`, `nccl`: the collectives of torch.distributed; `peer:ddp`: PyTorch's own use of them.
+"""`gloo`, `nccl`: the collectives of torch.distributed; `ddp`: PyTorch's own use of them.
 
 Importing this module does not load torch, which takes seconds; opening a backend does, and so does
 asking whether NCCL can run here.
@@ -19,11 +19,40 @@ of another cannot run beside them, ranks can wait for each other for ever. One c
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 
 from testbed.backends.protocol import Backend, BackendKind, Group, OwnSchedule
-from testbed.backends.torch_groups.options import PeerOptions, TorchOptions
+from testbed.base.errors import UsageError
 
-FIRST_BUCKET_MIB = 1  # torch.distributed's own default, which is no option of the wrapper
+# What DistributedDataParallel takes where it is given no size of a bucket; a test asks torch.
+BUCKET_MIB, FIRST_BUCKET_MIB = 25, 1
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """`gloo` and `nccl` have no options."""
+
+
+@dataclass(frozen=True)
+class DdpOptions:
+    """Options of `ddp`, which are those of DistributedDataParallel.
+
+    Attributes:
+        bucket_mib: size of every bucket (`bucket_cap_mb`) in MiB; None = torch's own: 25, and 1 for
+            the first bucket, so that sending begins early.
+        bucket_view: gradients are views into the buckets (`gradient_as_bucket_view`), which saves
+            their memory once and a copy each way.
+    """
+
+    bucket_mib: float | None = None
+    bucket_view: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bucket_mib is not None and not self.bucket_mib > 0:
+            raise UsageError(
+                f"ddp: bucket_mib is {self.bucket_mib:g}; expected a size above 0, or none for "
+                "torch's own"
+            )
 
 
 def _open_gloo(group: Group, options: object) -> Backend:
@@ -38,11 +67,11 @@ def _open_nccl(group: Group, options: object) -> Backend:
     return open_nccl(group)
 
 
-def _open_peer(group: Group, options: object) -> Backend:
+def _open_ddp(group: Group, options: object) -> Backend:
     from testbed.backends.torch_groups.ddp import DdpBackend
 
-    assert isinstance(options, PeerOptions)
-    return DdpBackend(group, options)
+    assert isinstance(options, DdpOptions)
+    return DdpBackend(group, options.bucket_mib, options.bucket_view)
 
 
 def _probe_gloo() -> tuple[str, str] | None:
@@ -58,9 +87,15 @@ def _probe_nccl() -> tuple[str, str] | None:
 
 
 def _schedule(options: object) -> OwnSchedule:
-    assert isinstance(options, PeerOptions)
-    like = f"bucket:mib={options.bucket_mib:g},first_mib={FIRST_BUCKET_MIB}"
-    return OwnSchedule(options.framework, like)
+    """As `bucket`: torch's sizes, or one size for all.
+
+    Example:
+        >>> _schedule(DdpOptions()).like, _schedule(DdpOptions(bucket_mib=10)).like
+        ('bucket:mib=25,first_mib=1', 'bucket:mib=10,first_mib=10')
+    """
+    assert isinstance(options, DdpOptions)
+    size, first = options.bucket_mib or BUCKET_MIB, options.bucket_mib or FIRST_BUCKET_MIB
+    return OwnSchedule("ddp", f"bucket:mib={size:g},first_mib={first:g}")
 
 
 GLOO = BackendKind(
@@ -80,11 +115,11 @@ NCCL = BackendKind(
     probe=_probe_nccl,
 )
 
-PEER = BackendKind(
-    name="peer",
-    summary="peer:ddp - PyTorch's DistributedDataParallel over Gloo, as it comes",
-    open=_open_peer,
-    options=PeerOptions,
+DDP = BackendKind(
+    name="ddp",
+    summary="PyTorch's DistributedDataParallel over Gloo, as it comes",
+    open=_open_ddp,
+    options=DdpOptions,
     probe=_probe_gloo,
     schedule=_schedule,
 )

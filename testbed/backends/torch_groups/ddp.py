@@ -1,13 +1,9 @@
-"""`peer:ddp`: PyTorch's DistributedDataParallel over Gloo, measured as a row of the same tables.
-
-The model is wrapped in `torch.nn.parallel.DistributedDataParallel`: buckets in the order in which
-gradients became ready in the first step, all-reduced as they fill, the first one smaller (Li et
-al., 2020, VLDB).
-"""
+"""`ddp`: PyTorch's DistributedDataParallel over Gloo, measured as a row of the same tables."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,37 +12,54 @@ from torch.nn.parallel import DistributedDataParallel
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import TorchBackend, dist
 from testbed.backends.torch_groups.gloo import make_gloo, refuse_without_gloo
-from testbed.backends.torch_groups.options import PeerOptions
 from testbed.base.types import Traffic
 
 
 class DdpBackend(TorchBackend):
-    """See `Backend` and `ExternalFramework`; its ops are Gloo's, on the wrapper's connections.
+    """See `Backend` and `ExternalFramework`; its ops are Gloo's, beside the wrapper's connections.
+
+    The model is wrapped in `torch.nn.parallel.DistributedDataParallel` as it comes: buckets in the
+    order in which gradients became ready in the first step, all-reduced as they fill.
 
     Args:
         group: the job.
-        options: of the wrapper.
+        bucket_mib: size of every bucket; None = torch's own sizes.
+        bucket_view: gradients are views into the buckets.
 
     Raises:
         Unavailable: this torch has no Gloo.
+
+    Source:
+        Li et al., 2020, VLDB (PyTorch Distributed).
     """
 
-    def __init__(self, group: Group, options: PeerOptions) -> None:
-        refuse_without_gloo("peer")
-        super().__init__(group, "peer", "cpu", make_gloo)
-        self._options = options
+    def __init__(self, group: Group, bucket_mib: float | None, bucket_view: bool) -> None:
+        refuse_without_gloo("ddp")
+        super().__init__(group, "ddp", "cpu", make_gloo)
+        self._group = group
+        self._bucket_mib, self._bucket_view = bucket_mib, bucket_view
         self._wrapped: DistributedDataParallel | None = None
+        self._gloo: Any = None
         self._exchanged = Traffic()
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """See `ExternalFramework.wrap`."""
-        gloo = dist.ProcessGroup.BackendType.GLOO
+        # Connections of its own, because its timeout is: who waits for `submit` decides by itself.
+        self._gloo = make_gloo(
+            self._group, dist.PrefixStore(f"{self._group.name}/ddp", self._store)
+        )
+        self.set_timeout(timeout_s)
+        kind = dist.ProcessGroup.BackendType.GLOO
         process_group = dist.ProcessGroup(self._store, self.rank, self.size)
-        process_group._register_backend(torch.device("cpu"), gloo, self._groups[0])
-        process_group._set_default_backend(gloo)
+        process_group._register_backend(torch.device("cpu"), kind, self._gloo)
+        process_group._set_default_backend(kind)
         wrapper: Any = DistributedDataParallel
+        # Any number here, even its default of 25, would be the first bucket's size too.
         self._wrapped = wrapper(
-            model, process_group=process_group, bucket_cap_mb=self._options.bucket_mib
+            model,
+            process_group=process_group,
+            bucket_cap_mb=self._bucket_mib,
+            gradient_as_bucket_view=self._bucket_view,
         )
         return self._wrapped
 
@@ -55,6 +68,14 @@ class DdpBackend(TorchBackend):
         assert self._wrapped is not None
         held: AbstractContextManager[None] = self._wrapped.no_sync()
         return held
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """See `ExternalFramework.set_timeout`."""
+        self._gloo._set_default_timeout(timedelta(seconds=timeout_s))
+
+    def broke(self, error: BaseException) -> bool:
+        """See `ExternalFramework.broke`; Gloo's errors name the line of its source."""
+        return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
     def count_step(self) -> None:
         """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of Gloo's is."""
@@ -69,5 +90,5 @@ class DdpBackend(TorchBackend):
 
     def close(self, timeout_s: float = 10.0) -> None:
         """See `Backend.close`."""
-        self._wrapped = None
+        self._wrapped = self._gloo = None
         super().close(timeout_s)
