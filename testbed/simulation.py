@@ -30,9 +30,8 @@ from testbed.prediction.timeline import Timeline
 from testbed.records.compressed import CompressedResult, CompressorPays
 from testbed.records.simulation import BreakEven, FactorsOf, Simulation, SimulationResult
 from testbed.records.store import write_atomically
-from testbed.scheduling.break_even import break_even, plan_and_predict
+from testbed.scheduling.break_even import Predictions, plan_and_predict
 from testbed.scheduling.build import serial_stops
-from testbed.scheduling.compressed import Outlook
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
@@ -234,23 +233,19 @@ def _chosen(
     return tuple(found[spec, count] for spec in specs for count in counts)
 
 
-def compressed_outlook(
-    wanted: Wanted,
+def compressed_results(
+    wanted: Wanted, predictions: Sequence[Predictions]
 ) -> tuple[tuple[CompressedResult, ...], tuple[CompressorPays, ...] | UnsetType]:
     """Every scheduler under every compressor on every link; and where each pays, if asked for."""
     results, pays = [], []
-    for link in wanted.links:
-        channels = max_channels_of(link.backend)
-        outlook = Outlook(
-            *(wanted.slowest, link, wanted.algorithm, wanted.specs, channels), node=wanted.node
-        )
-        dense_s, dense_spec = outlook.best_dense()
+    for link, predicted in zip(wanted.links, predictions, strict=True):
+        dense_s, dense_spec = predicted.best_dense()
         for codec in wanted.codecs:
             if codec.num_workers != link.num_workers:
                 continue
             for spec in wanted.specs:
-                if outlook.fits(spec, codec):
-                    found = outlook.compressed(spec, codec)
+                if predicted.fits(spec, codec):
+                    found = predicted.compressed(spec, codec)
                     results.append(
                         CompressedResult.of(
                             codec.compressor, spec, link.num_workers, found, dense_s
@@ -258,18 +253,18 @@ def compressed_outlook(
                     )
             if not wanted.break_even:
                 continue
-            worth = outlook.pays(codec)
-            below = 0 < worth.below_factor < float("inf")
+            gained = predicted.compressor_gain(codec)
+            below = 0 < gained.below_factor < float("inf")
             pays.append(
                 CompressorPays(
                     compressor=codec.compressor,
                     num_workers=link.num_workers,
-                    scheduler=worth.scheduler,
+                    scheduler=gained.scheduler,
                     dense_scheduler=dense_spec,
-                    gain=worth.gain,
-                    pays="below" if below else "any" if worth.below_factor else "never",
+                    gain=gained.gain,
+                    pays="below" if below else "any" if gained.below_factor else "never",
                     seconds_per_byte=(
-                        at_bandwidth(link, worth.below_factor, wanted.node).seconds_per_byte
+                        at_bandwidth(link, gained.below_factor, wanted.node).seconds_per_byte
                         if below
                         else None
                     ),
@@ -310,34 +305,43 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
             outcome = plan_and_predict(spec, wanted.slowest, link)
             outcomes.append(outcome)
             results.append(SimulationResult.of(spec, outcome[1], link.num_workers, alone_s))
-    compressed, pays = compressed_outlook(wanted) if wanted.codecs else (UNSET, UNSET)
+    predictions = [
+        Predictions(
+            wanted.slowest,
+            link,
+            wanted.algorithm,
+            wanted.specs,
+            max_channels_of(link.backend),
+            wanted.node,
+        )
+        for link in wanted.links
+    ]
+    compressed, pays = compressed_results(wanted, predictions) if wanted.codecs else (UNSET, UNSET)
     simulation = Simulation(
         results=tuple(results),
         compressed=compressed,
         pays=pays,
-        break_even=_break_even(wanted) if wanted.break_even else UNSET,
+        break_even=_break_even(wanted, predictions) if wanted.break_even else UNSET,
         factors=_factors(wanted, outcomes) if wanted.factors else UNSET,
     )
     return simulation, outcomes
 
 
-def _break_even(wanted: Wanted) -> tuple[BreakEven, ...]:
-    def per_byte(link: Link, factor: float | None) -> float | None:
-        return None if factor is None else at_bandwidth(link, factor, wanted.node).seconds_per_byte
+def _break_even(wanted: Wanted, predictions: Sequence[Predictions]) -> tuple[BreakEven, ...]:
+    def per_byte(link: Link, factor: float) -> float:
+        return at_bandwidth(link, factor, wanted.node).seconds_per_byte
 
     return tuple(
         BreakEven(
-            scheduler=worth.scheduler,
+            scheduler=spec,
             num_workers=link.num_workers,
-            best_gain=worth.best_gain,
-            best_seconds_per_byte=at_bandwidth(
-                link, worth.best_factor, wanted.node
-            ).seconds_per_byte,
-            slowest_seconds_per_byte=per_byte(link, worth.from_factor),
-            fastest_seconds_per_byte=per_byte(link, worth.to_factor),
+            best_gain=gained.best_gain,
+            best_seconds_per_byte=per_byte(link, gained.best_factor),
+            slowest_seconds_per_byte=gained.from_factor and per_byte(link, gained.from_factor),
+            fastest_seconds_per_byte=gained.to_factor and per_byte(link, gained.to_factor),
         )
-        for link in wanted.links
-        for worth in break_even(wanted.specs, wanted.slowest, link, wanted.node)
+        for link, predicted in zip(wanted.links, predictions, strict=True)
+        for spec, gained in ((spec, predicted.gain_range(spec)) for spec in wanted.specs)
     )
 
 

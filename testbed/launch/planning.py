@@ -30,7 +30,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
-from testbed.prediction.rehearsal_fit import as_in_steps
+from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
 from testbed.scheduling.protocol import needs_profile
@@ -137,7 +137,7 @@ def _prepare(
             plan, codec = agree(stretched_link(measured, 1 / dilation), role)
             measured = probe.refine(plan, measured)
         link = stretched_link(probe.with_steal_time(measured), 1 / dilation)
-    seen = as_in_steps(link, by_message=is_rehearsed(plan))
+    seen = fit_to_rehearsal(link, by_message=is_rehearsed(plan))
     return Planned(
         plan,
         replan,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -17,15 +17,21 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.base.types import Op
+from testbed.base.types import Event, Op
 from testbed.noise.steady import quietest
 from testbed.noise.steal_time import StealTime
-from testbed.profiling.added import Samples, added_s, longest_s
 from testbed.profiling.overhead import Step, training_step
 from testbed.training.replica import Replica, make_replica, sample_order, update
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session
 from testbed.workloads.workload import Workload
+
+SHORTEST_S = 1e-7  # between two moments that the clock cannot resolve
+
+_PER_SUM = {Op.ALL_REDUCE.value: 1, Op.FOLD.value: 2, Op.SPREAD.value: 2}  # ops that make a sum
+
+# Step, key, bytes and seconds of each message.
+Samples = list[tuple[int, str, int, float]]
 
 # The first step is not like the others (it learns), the second meets its late end, and the one
 # after is often still slower than the rest.
@@ -63,14 +69,21 @@ class Rehearsal:
     def costs(
         self, plan: Plan, backend: Backend, group: Group, num_steps: int = NUM_COUNTED
     ) -> list[list[tuple[int, float]]]:
-        """For each step bytes of the plan's messages and the seconds that each adds; collective.
+        """For each step, bytes and seconds of the plan's messages (`message_costs`); collective.
 
-        Messages that go by priority are decided one by one, while gradients come and parameters
-        are awaited one by one, and halves of messages are exchanged apart: no row of messages that
-        are all there at once shows what that costs.
-        `added_s` of up to `num_steps` steps, in each of the rank that had the most of it: a wait
-        for a later rank counts, as it does in training. Of steps that the host of a virtual
-        machine disturbed only the quietest are given. None where a step takes a minute.
+        Messages by priority are chosen one by one while gradients arrive, and halves are exchanged
+        apart, so a row of messages that are all ready at once does not show what they cost.
+
+        Args:
+            plan: to be rehearsed.
+            backend: opened for the plan, with nothing under way.
+            group: the job's ranks.
+            num_steps: steps to measure, at most; the first steps are not among them.
+
+        Returns:
+            Of each step the times of the rank on which they add up to the most; of steps that a
+                virtual machine's host disturbed only the quietest. Nothing where a step takes a
+                minute.
 
         Raises:
             RankLost, DeadlineExceeded: as in training.
@@ -101,10 +114,10 @@ class Rehearsal:
             stolen.append(taken.share())
             if session.events is not seen:
                 seen = session.events
-                mine.append(added_s(seen))
+                mine.append(message_costs(seen))
         session.close()
         if session.events is not seen:
-            mine.append(added_s(session.events))
+            mine.append(message_costs(session.events))
             # Messages of each step went on in the next one.
             stolen = [max(both) for both in pairwise([*stolen, taken.share()])]
         return _of_all(mine, stolen, group)
@@ -135,7 +148,7 @@ def _of_all(
     ranks = [
         msgspec.msgpack.decode(text, type=tuple[list[list[float]], list[float]]) for text in told
     ]
-    longest = longest_s([times for times, _ in ranks])
+    longest = slowest_rank_s([times for times, _ in ranks])
     most_stolen = [max(shares) for shares in zip(*(shares for _, shares in ranks), strict=True)]
     return [
         [
@@ -144,6 +157,52 @@ def _of_all(
         ]
         for number in quietest(most_stolen, LEAST_COUNTED)
     ]
+
+
+def message_costs(events: Sequence[Event]) -> Samples:
+    """Step, key, bytes and seconds of each sum, in the order in which they ended.
+
+        t_i = e_i - max(e_(i-1), s_i),  twice that for a half of a sum (fold or spread)
+
+    e_i is the end of the i-th exchange of its channel, s_i the moment when this rank submitted it:
+    t_i is the time by which the message kept its channel busy for longer. A wait for ranks that
+    submitted it later is part of it.
+
+    Args:
+        events: of one rank.
+
+    Example:
+        >>> times = (("a", 1, 3), ("b", 2, 4))
+        >>> events = [Event("all-reduce", k, 0, 0, 8, s, s, e) for k, s, e in times]
+        >>> [(key, time_s) for _, key, _, time_s in message_costs(events)]
+        [('a', 2), ('b', 1)]
+    """
+    ended: dict[int, float] = {}
+    costs: Samples = []
+    for event in sorted(events, key=attrgetter("ended_s")):
+        begun_s = max(ended.get(event.channel, event.submitted_s), event.submitted_s)
+        ended[event.channel] = event.ended_s
+        if event.op in _PER_SUM and event.num_bytes:
+            time_s = _PER_SUM[event.op] * max(event.ended_s - begun_s, SHORTEST_S)
+            costs.append((event.step, event.key, event.num_bytes, time_s))
+    return costs
+
+
+def slowest_rank_s(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """For each step the message times of the rank on which they add up to the most.
+
+    While one rank waits for another to submit a message, the channel is busy on it and idle on the
+    other. In a model in which all ranks compute alike there is no such wait, so it counts as time
+    of the message, on whichever rank it was. The times of one rank add up to no more than the step.
+
+    Args:
+        ranks: seconds of each message, for each step of each rank.
+
+    Example:
+        >>> slowest_rank_s([[[3.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [2.0, 1.5]]])
+        [[3.0, 1.0], [2.0, 1.5]]
+    """
+    return [list(max(step, key=sum)) for step in zip(*ranks, strict=True)]
 
 
 def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:

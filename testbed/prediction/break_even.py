@@ -1,21 +1,65 @@
-"""Up to which bandwidth something is worth its while, as a function or between measurements."""
+"""Between which bandwidths something gains: found for a function, or between measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-WORTH: Final = 0.01  # a method is worth its while from a gain of 1 % on
-
+MIN_GAIN: Final = 0.01  # smaller gains, below 1 %, do not count
 
 OCTAVES: Final = 10  # bandwidths are looked at from 2^-10 to 2^10 times the link's
-
 
 PRECISION: Final = 1.05  # of a break-even bandwidth, as a ratio
 
 
-def highest_worth(gain: Callable[[float], float]) -> float:
+@dataclass(frozen=True)
+class GainRange:
+    """Between which multiples of a link's bandwidth something gains 1 % or more.
+
+    Attributes:
+        best_gain: time without over time with it, less 1, where that is largest.
+        best_factor: multiple of the bandwidth at which that is so.
+        from_factor: break-even below it; None = it gains at the lowest bandwidth looked at.
+        to_factor: break-even above it; None = it gains at the highest bandwidth looked at.
+    """
+
+    best_gain: float
+    best_factor: float
+    from_factor: float | None = None
+    to_factor: float | None = None
+
+
+def gain_range(gain: Callable[[float], float]) -> GainRange:
+    """The break-even bandwidths on both sides of the largest gain.
+
+    Looked at in factors of 2 from 2^-10 to 2^10, then bisected.
+
+    Args:
+        gain: at a factor of the link's bandwidth: time without over time with it, less 1.
+
+    Example:
+        >>> found = gain_range(lambda factor: 0.04 - 0.01 * abs(factor - 4))
+        >>> found.best_factor, round(found.from_factor, 1), round(found.to_factor, 1)
+        (4.0, 1.0, 6.7)
+    """
+    grid = [2.0**k for k in range(-OCTAVES, OCTAVES + 1)]
+    gains = [gain(factor) for factor in grid]
+    best = max(range(len(grid)), key=gains.__getitem__)
+    if gains[best] < MIN_GAIN:
+        return GainRange(gains[best], grid[best])
+    below = next((k for k in range(best, -1, -1) if gains[k] < MIN_GAIN), None)
+    above = next((k for k in range(best, len(grid)) if gains[k] < MIN_GAIN), None)
+    return GainRange(
+        gains[best],
+        grid[best],
+        None if below is None else _bisected(gain, grid[below], grid[below + 1]),
+        None if above is None else _bisected(gain, grid[above], grid[above - 1]),
+    )
+
+
+def highest_break_even(gain: Callable[[float], float]) -> float:
     """The highest factor of bandwidth with a gain of 1 % or more; 0: none; infinite: all.
 
     Looked at in factors of 2 from 2^10 down to 2^-10, then bisected.
@@ -24,40 +68,42 @@ def highest_worth(gain: Callable[[float], float]) -> float:
         gain: at a factor of the link's bandwidth: time without over time with it, less 1.
 
     Example:
-        >>> round(highest_worth(lambda factor: 0.01 * 3 / factor), 1)
+        >>> round(highest_break_even(lambda factor: 0.01 * 3 / factor), 1)
         3.0
     """
     grid = [2.0**k for k in range(OCTAVES, -OCTAVES - 1, -1)]
-    best = next((k for k, factor in enumerate(grid) if gain(factor) >= WORTH), None)
+    best = next((k for k, factor in enumerate(grid) if gain(factor) >= MIN_GAIN), None)
     if best is None:
         return 0.0
-    if best == 0:
-        return float("inf")
-    without, with_gain = grid[best - 1], grid[best]
-    while without > PRECISION * with_gain:
+    return float("inf") if best == 0 else _bisected(gain, grid[best - 1], grid[best])
+
+
+def _bisected(gain: Callable[[float], float], without: float, with_gain: float) -> float:
+    """Where the gain reaches 1 % between a factor without and one with it."""
+    while max(without, with_gain) > PRECISION * min(without, with_gain):
         middle = (without * with_gain) ** 0.5
-        if gain(middle) < WORTH:
+        if gain(middle) < MIN_GAIN:
             without = middle
         else:
             with_gain = middle
     return with_gain
 
 
-def crossing(points: Sequence[tuple[float, float, float]]) -> float | None:
-    """From which time of a byte on something gains 1 % or more; None unless there is one place.
+def break_even_between(points: Sequence[tuple[float, float, float]]) -> float | None:
+    """From which time per byte on something gains 1 % or more; None unless there is one place.
 
-    Both times are taken to be linear in the time of a byte between two points.
+    Both times are taken to be linear in the time per byte between two points.
 
     Args:
         points: (seconds per byte, seconds without, seconds with it).
 
     Example:
-        >>> crossing([(1.0, 1.0, 1.0), (2.0, 1.02, 1.0), (3.0, 3.0, 1.0)])
+        >>> break_even_between([(1.0, 1.0, 1.0), (2.0, 1.02, 1.0), (3.0, 3.0, 1.0)])
         1.5
-        >>> crossing([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)]) is None
+        >>> break_even_between([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)]) is None
         True
     """
-    excess = [(byte_s, a - (1 + WORTH) * b) for byte_s, a, b in sorted(points)]
+    excess = [(byte_s, a - (1 + MIN_GAIN) * b) for byte_s, a, b in sorted(points)]
     changes = [(one, two) for one, two in pairwise(excess) if (one[1] < 0) != (two[1] < 0)]
     if len(changes) != 1 or excess[-1][1] < 0:
         return None

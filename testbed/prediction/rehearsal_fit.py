@@ -1,4 +1,4 @@
-"""Brings a fitted link to what messages took in steps of training; pure."""
+"""Corrects a fitted link by what messages took in rehearsed training steps; pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from testbed.base.link import Link
 from testbed.prediction.extrapolate import stretched_link
 
 AGREEMENT = 0.15
-LEAST_AGREEING = 4  # steps; of fewer nobody can say whether they agree
+LEAST_AGREEING = 4  # steps; fewer cannot show whether they agree
 
 
 def missing_s(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
-    """For each step the seconds that a link leaves out per message, in the mean.
+    """For each step the mean time per message that the link does not account for, in seconds.
 
         d = sum of (t - (a + b M)) / number of messages
 
     Args:
         link: fitted to typical times.
-        steps: bytes and seconds of the messages of each step.
+        steps: bytes and seconds of the messages of each step; steps without messages are left out.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
@@ -36,13 +36,13 @@ def missing_s(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> lis
 
 
 def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
-    """For each step its messages' measured over their fitted time, all together.
+    """For each step the measured over the fitted time of all its messages together.
 
         r = sum of t / sum of (a + b M)
 
     Args:
         link: fitted to messages of other sizes, or in another order.
-        steps: bytes and seconds of the messages of each step.
+        steps: bytes and seconds of the messages of each step; steps without messages are left out.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
@@ -57,9 +57,12 @@ def ratios(link: Link, steps: Sequence[Sequence[tuple[float, float]]]) -> list[f
 
 
 def agreed(ratios: Sequence[float]) -> float | None:
-    """The median of four steps or more that agree, all but two of them, within 15 %; else None.
+    """The median of four ratios or more, if all but two are within 15 % of each other; else None.
 
-    Steps that differ by more tell of a disturbed host, not of the plan.
+    Steps that differ by more were disturbed by the host, so they say nothing about the plan.
+
+    Args:
+        ratios: of steps.
 
     Example:
         >>> agreed([1.02, 1.0, 1.04, 1.5]), agreed([1.2, 1.5, 1.9, 2.3]), agreed([0.5, 1.0, 9.0])
@@ -72,17 +75,19 @@ def agreed(ratios: Sequence[float]) -> float | None:
     return middle if inner[-1] - inner[0] <= AGREEMENT * middle else None
 
 
-def as_in_steps(link: Link, *, by_message: bool) -> Link:
-    """The link brought to what messages took in rehearsed steps, as its `extra` tells.
+def fit_to_rehearsal(link: Link, *, by_message: bool) -> Link:
+    """The link corrected by the rehearsed steps in its `extra`; unchanged without any.
 
-    By message its start-up is raised by `missing_s` (see `with_missing`); else start-up and time
-    per byte are multiplied by the factor on which the steps of `in_steps` agree (see `agreed`),
-    which is kept as `stretched`. Without what it needs the link stays.
+    Args:
+        link: fitted; `extra` holds `missing_s` (see `missing_s`) or `in_steps` (see `ratios`).
+        by_message: raise the start-up time by the median of `missing_s` (see `with_missing`); else
+            multiply start-up and time per byte by the factor on which `in_steps` agree (see
+            `agreed`), which is kept as `stretched` in `extra`.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5,
         ...             extra={"in_steps": [1.0, 1.5, 1.5, 1.5]})
-        >>> stretched = as_in_steps(link, by_message=False)
+        >>> stretched = fit_to_rehearsal(link, by_message=False)
         >>> stretched.latency_s, stretched.seconds_per_byte, stretched.extra["stretched"]
         (1.5, 0.75, 1.5)
     """
@@ -96,17 +101,17 @@ def as_in_steps(link: Link, *, by_message: bool) -> Link:
 
 
 def with_missing(link: Link, missing: Sequence[float]) -> Link:
-    """The link whose messages take as long in a step, all together, as was seen.
+    """The link with its start-up time raised so that the messages of a step take what was measured.
 
         a' = max(0, a + median of d)
 
-    A line through typical times of each size leaves out what happens to a message now and then, and
-    a step is the sum of hundreds of them. What is added belongs to the start-up: the network's
-    time per byte stays what it is.
+    A line through the typical time of each size leaves out rare slow messages, and a step is the
+    sum of hundreds of messages. The difference is put into the start-up time; the time per byte
+    stays.
 
     Args:
         link: fitted.
-        missing: as `missing_s` gives it; without any the link stays.
+        missing: d of each step, as `missing_s` gives it; without any the link stays.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)

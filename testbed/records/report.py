@@ -91,7 +91,7 @@ class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     agrees: bool
 
 
-class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
+class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """From which bandwidth down a compressor gains 1 % or more, between cells at several rates.
 
     Attributes:
@@ -131,7 +131,7 @@ class Report(msgspec.Struct, kw_only=True):
     cells: list[ReportCell]
     prediction_errors: list[PredictionError] = []
     compression: list[CompressionVerdict] = []
-    break_evens: list[BreakEven] = []
+    break_evens: list[CompressorBreakEven] = []
     notes: list[str] = []
     provenance: str = ""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from testbed.prediction.break_even import WORTH, crossing, highest_worth
-from testbed.records.report import BreakEven, CompressionVerdict, ReportCell
+from testbed.prediction.break_even import MIN_GAIN, break_even_between, highest_break_even
+from testbed.records.report import CompressionVerdict, CompressorBreakEven, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.work import sharing_of, undilated
 
@@ -161,7 +161,7 @@ def _verdict(
     def gain(factor: float) -> float:
         return plain.step_s(wire_byte_s / factor) / own.step_s(wire_byte_s / factor) - 1
 
-    highest = highest_worth(gain)
+    highest = highest_break_even(gain)
     below = 0 < highest < float("inf")
     link_bits_per_s = 8 / wire_byte_s
     predicted, measured = gain(1.0), dense.step_time_s / cell.step_time_s - 1
@@ -176,7 +176,7 @@ def _verdict(
         link_bits_per_s=link_bits_per_s,
         predicted_gain=predicted,
         measured_gain=measured,
-        agrees=(predicted >= WORTH) == (measured >= WORTH),
+        agrees=(predicted >= MIN_GAIN) == (measured >= MIN_GAIN),
     )
 
 
@@ -201,7 +201,7 @@ class _Where:
     work: str
 
 
-def break_evens(cells: Sequence[ReportCell]) -> list[BreakEven]:
+def break_evens(cells: Sequence[ReportCell]) -> list[CompressorBreakEven]:
     """One for each compressor whose cells, and dense ones, ran at two rates or more.
 
     At each rate the fastest scheduler counts, of dense and of compressed cells alike. A step is
@@ -224,12 +224,12 @@ def break_evens(cells: Sequence[ReportCell]) -> list[BreakEven]:
     ]
 
 
-def describe_break_evens(found: Iterable[BreakEven]) -> list[str]:
+def describe_break_evens(found: Iterable[CompressorBreakEven]) -> list[str]:
     """A line for each."""
     return [_break_even_line(each) for each in found]
 
 
-def _break_even_line(each: BreakEven) -> str:
+def _break_even_line(each: CompressorBreakEven) -> str:
     words = (
         f"{each.workload}/{each.backend}/{each.num_workers}: {each.compressor} pays "
         f"{_below(each.measured_bits_per_s, each)} as measured, "
@@ -242,7 +242,7 @@ def _break_even_line(each: BreakEven) -> str:
     )
 
 
-def _below(bits_per_s: float | None, each: BreakEven) -> str:
+def _below(bits_per_s: float | None, each: CompressorBreakEven) -> str:
     if bits_per_s is not None:
         return f"below {rate_text(bits_per_s)}"
     lowest, highest = map(rate_text, each.rates_bits_per_s)
@@ -254,16 +254,16 @@ def _break_even(
     compressor: str,
     dense: Mapping[float, list[ReportCell]],
     own: Mapping[float, list[ReportCell]],
-) -> BreakEven:
+) -> CompressorBreakEven:
     rates = sorted(dense.keys() & own.keys())
 
     def place(name: str) -> float | None:
         points = [(rate, _least(dense[rate], name), _least(own[rate], name)) for rate in rates]
         known = [(8 / rate, a, b) for rate, a, b in points if a is not None and b is not None]
-        byte_s = crossing(known)
+        byte_s = break_even_between(known)
         return None if byte_s is None else 8 / byte_s
 
-    return BreakEven(
+    return CompressorBreakEven(
         compressor=compressor,
         workload=where.workload,
         backend=where.backend,

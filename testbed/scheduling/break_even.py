@@ -1,20 +1,23 @@
-"""What schedulers are predicted to do on links that nobody has measured."""
+"""What schedulers and compressors are predicted to gain at bandwidths that nobody has measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from testbed.base.axes import SCHEDULERS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.prediction.break_even import OCTAVES, PRECISION, WORTH
+from testbed.prediction.algorithms import Algorithm
+from testbed.prediction.break_even import GainRange, gain_range, highest_break_even
+from testbed.prediction.codec import CodecCost
+from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import Node, at_bandwidth
 from testbed.prediction.timeline import Timeline
 from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.under_compressor import CompressedExchange, is_for_sparse, plan_under
 
 
 def baselines() -> tuple[str, ...]:
@@ -34,87 +37,128 @@ def plan_and_predict(spec: str, trace: Trace, link: Link) -> tuple[Plan, Timelin
 
 
 @dataclass(frozen=True)
-class Worth:
-    """Between which bandwidths a method gains on the best plain one.
+class CompressorGain:
+    """Where a compressor gains on the best dense schedule.
 
     Attributes:
-        scheduler: specification.
-        best_gain: largest time of the best plain method over this one's, less 1.
-        best_factor: at this multiple of the link's bandwidth.
-        from_factor: below this multiple it gains less than 1 %; None = it gains at the lowest
-            bandwidth looked at.
-        to_factor: above this multiple likewise; None = it gains at the highest.
+        compressor: specification.
+        gain: time of the best dense schedule over the best one under the compressor, less 1, at
+            the link's own bandwidth.
+        scheduler: the best one under the compressor there.
+        below_factor: it gains 1 % or more below this multiple of the link's bandwidth; 0: nowhere;
+            infinite: at the highest bandwidth looked at.
     """
 
+    compressor: str
+    gain: float
     scheduler: str
-    best_gain: float
-    best_factor: float
-    from_factor: float | None
-    to_factor: float | None
-
-    @property
-    def ever(self) -> bool:
-        """Whether it gains anywhere."""
-        return self.best_gain >= WORTH
+    below_factor: float
 
 
-def break_even(
-    specs: Sequence[str], trace: Trace, link: Link, node: Node | None = None
-) -> list[Worth]:
-    """At which bandwidth each scheduler starts and stops being worth it.
+class Predictions:
+    """Predictions for one trace on one link at any bandwidth, each computed once.
 
-    Start-ups stay as they are and the bandwidth is varied in factors of 2; at each, a method's
-    iteration is compared with the fastest of `sequential`, `wfbp` and `bucket`. Around the
-    bandwidth of its largest gain, the two places where the gain falls below 1 % are found by
-    bisection. With little bandwidth everything takes bytes over bandwidth, with much everything
-    takes the compute time: in between lies what schedulers are for.
+    Start-up times stay as they are and the bandwidth is varied. With little bandwidth everything
+    takes bytes over bandwidth, with much everything takes the compute time: schedulers gain in
+    between, compressors below.
 
     Args:
-        specs: to be compared.
         trace: of one worker.
-        link: gives start-ups, the bandwidth that factors refer to and the number of workers.
+        link: gives start-ups, bandwidth and number of workers.
+        algorithm: that its backend runs.
+        specs: schedulers, for dense and compressed messages alike; the plain ones are added for
+            dense messages. Those that give messages ratios (`lags`, `omgs`) are left out there.
+        max_channels: over which its backend spreads compressed fifo messages.
         node: where several ranks share a machine: only the network's bandwidth is varied.
     """
-    cache: dict[tuple[str, float], float] = {}
-    plain = baselines()
 
-    def iteration_s(spec: str, factor: float) -> float:
-        if (spec, factor) not in cache:
-            found = plan_and_predict(spec, trace, at_bandwidth(link, factor, node))[1]
-            cache[spec, factor] = found.iteration_s
-        return cache[spec, factor]
+    def __init__(
+        self,
+        trace: Trace,
+        link: Link,
+        algorithm: Algorithm,
+        specs: Sequence[str],
+        max_channels: int = 1,
+        node: Node | None = None,
+    ) -> None:
+        self._trace, self._link, self._algorithm = trace, link, algorithm
+        self.specs, self._max_channels, self._node = tuple(specs), max_channels, node
+        self._baselines = baselines()
+        self._plans: dict[tuple[str, float], Plan] = {}
+        self._iteration_s: dict[tuple[str, float], float] = {}
+        self._compressed: dict[tuple[str, float, str], CompressedTimeline] = {}
 
-    def gain(spec: str, factor: float) -> float:
-        plain_s = min(iteration_s(p, factor) for p in plain)
-        own_s = iteration_s(spec, factor)
-        return plain_s / own_s - 1 if own_s > 0 else 0.0
+    def gain_range(self, spec: str) -> GainRange:
+        """At which bandwidths a scheduler gains 1 % or more on the best plain one."""
 
-    return [_worth(spec, partial(gain, spec)) for spec in specs]
+        def gain(factor: float) -> float:
+            plain_s = min(self.iteration_s(p, factor) for p in self._baselines)
+            own_s = self.iteration_s(spec, factor)
+            return plain_s / own_s - 1 if own_s > 0 else 0.0
 
+        return gain_range(gain)
 
-def _worth(spec: str, gain: Callable[[float], float]) -> Worth:
-    grid = [2.0**k for k in range(-OCTAVES, OCTAVES + 1)]
-    gains = [gain(factor) for factor in grid]
-    best = max(range(len(grid)), key=gains.__getitem__)
-    if gains[best] < WORTH:
-        return Worth(spec, gains[best], grid[best], None, None)
-    below = next((k for k in range(best, -1, -1) if gains[k] < WORTH), None)
-    above = next((k for k in range(best, len(grid)) if gains[k] < WORTH), None)
-    return Worth(
-        spec,
-        gains[best],
-        grid[best],
-        None if below is None else _crossing(gain, grid[below], grid[below + 1]),
-        None if above is None else _crossing(gain, grid[above], grid[above - 1]),
-    )
+    def compressor_gain(self, codec: CodecCost) -> CompressorGain:
+        """Below which bandwidth a compressor gains 1 % or more on the best dense schedule."""
 
+        def gain(factor: float) -> float:
+            own_s = self.best_compressed(codec, factor)[0]
+            return self.best_dense(factor)[0] / own_s - 1 if own_s > 0 else 0.0
 
-def _crossing(gain: Callable[[float], float], without: float, with_gain: float) -> float:
-    """Where the gain reaches its least worthwhile value between two bandwidths."""
-    while max(without, with_gain) > PRECISION * min(without, with_gain):
-        middle = (without * with_gain) ** 0.5
-        if gain(middle) < WORTH:
-            without = middle
-        else:
-            with_gain = middle
-    return with_gain
+        return CompressorGain(
+            codec.compressor,
+            gain(1.0),
+            self.best_compressed(codec)[1],
+            highest_break_even(gain),
+        )
+
+    def iteration_s(self, spec: str, factor: float) -> float:
+        """Iteration time of a scheduler's dense messages, at a multiple of the link's bandwidth."""
+        if (spec, factor) not in self._iteration_s:
+            found = predict(self._plan(spec, factor), self._trace, self._at(factor))
+            self._iteration_s[spec, factor] = found.iteration_s
+        return self._iteration_s[spec, factor]
+
+    def compressed(self, spec: str, codec: CodecCost, factor: float = 1.0) -> CompressedTimeline:
+        """One scheduler under one compressor, at a multiple of the link's bandwidth.
+
+        Of the scheduler's two plans the faster, spread over channels, as a run does
+        (`plan_under`); a core for each of encoding and decoding: a run may have fewer.
+        """
+        what = (spec, factor, codec.compressor)
+        if what not in self._compressed:
+            link = self._at(factor)
+            dense = self._plan(spec, factor)
+
+            def make(seen: Link) -> Plan:
+                return dense if seen is link else make_plan(spec, self._trace, seen)
+
+            how = CompressedExchange(codec, self._algorithm, max_channels=self._max_channels)
+            self._compressed[what] = plan_under(make, self._trace, link, how)[1]
+        return self._compressed[what]
+
+    def best_dense(self, factor: float = 1.0) -> tuple[float, str]:
+        """Iteration time and name of the fastest schedule of dense messages."""
+        return min(
+            (self.iteration_s(spec, factor), spec)
+            for spec in dict.fromkeys((*self.specs, *self._baselines))
+            if not is_for_sparse(self._plan(spec, factor))
+        )
+
+    def best_compressed(self, codec: CodecCost, factor: float = 1.0) -> tuple[float, str]:
+        """Iteration time and name of the fastest schedule under a compressor."""
+        fitting = [s for s in self.specs if self.fits(s, codec, factor)]
+        specs = fitting or [SCHEDULERS.default]
+        return min((self.compressed(s, codec, factor).iteration_s, s) for s in specs)
+
+    def fits(self, spec: str, codec: CodecCost, factor: float = 1.0) -> bool:
+        """Whether the compressor can carry out the scheduler's plan: ratios need one with some."""
+        return codec.ratio is not None or not is_for_sparse(self._plan(spec, factor))
+
+    def _at(self, factor: float) -> Link:
+        return at_bandwidth(self._link, factor, self._node)
+
+    def _plan(self, spec: str, factor: float) -> Plan:
+        if (spec, factor) not in self._plans:
+            self._plans[spec, factor] = make_plan(spec, self._trace, self._at(factor))
+        return self._plans[spec, factor]

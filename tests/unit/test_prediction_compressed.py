@@ -10,7 +10,7 @@ from testbed.base.files import find_trace
 from testbed.base.link import Link, Piece
 from testbed.base.trace import Trace, TraceTensor
 from testbed.prediction.algorithms import Ring, Server, round_phases_s
-from testbed.prediction.break_even import highest_worth
+from testbed.prediction.break_even import highest_break_even
 from testbed.prediction.codec import (
     CodecCost,
     CodecSample,
@@ -22,7 +22,7 @@ from testbed.prediction.codec import (
 from testbed.prediction.compressed import compressed_timeline, message_cost
 from testbed.prediction.cross_iteration import predict
 from testbed.profiling.codec import measure_codec
-from testbed.scheduling.compressed import Outlook
+from testbed.scheduling.break_even import Predictions
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, plan_under
 from testbed.simulation import max_channels_of
@@ -187,23 +187,23 @@ def test_break_even_of_halved_messages_lies_where_both_take_the_same():
     codec = cost_of(RoundCost(form="sum", num_bytes=2000.0), compute_s=(0.0, 20.0), num_workers=2)
     tensor = TraceTensor(name="w", num_elements=1000, forward_s=0.0, backward_s=1e-9)
     trace = Trace(name="one", device="cpu", batch_size=1, tensors=(tensor,))
-    outlook = Outlook(trace, link, Ring(), ("wfbp",))
-    pays = outlook.pays(codec)
+    predictions = Predictions(trace, link, Ring(), ("wfbp",))
+    found = predictions.compressor_gain(codec)
     # M b = 4 s; 4 / f = 40 at f = 0.1, and 1 % worth needs a little less bandwidth.
-    assert pays.below_factor == pytest.approx(0.1, rel=0.06)
-    assert pays.gain < 0
-    assert outlook.best_compressed(codec, pays.below_factor)[0] * 1.01 <= outlook.best_dense(
-        pays.below_factor
-    )[0] * (1 + 1e-12)
+    assert found.below_factor == pytest.approx(0.1, rel=0.06)
+    assert found.gain < 0
+    assert predictions.best_compressed(codec, found.below_factor)[
+        0
+    ] * 1.01 <= predictions.best_dense(found.below_factor)[0] * (1 + 1e-12)
 
 
-def test_an_outlook_plans_and_spreads_as_a_run_does():
+def test_predictions_plan_and_spread_as_a_run_does():
     """Start-ups of short messages overlap on channels, and each scheduler has two plans."""
     link = Link(backend="mpi-ring", num_workers=2, latency_s=5e-3, seconds_per_byte=1e-9)
     codec = cost_of(RoundCost(form="gather", num_bytes=10.0), compute_s=(0.0, 0.0), num_workers=2)
     trace = find_trace("resnet50-v100")
     alone, by_turns = (
-        Outlook(trace, link, Ring(), ("wfbp", "mg-wfbp"), channels) for channels in (1, 8)
+        Predictions(trace, link, Ring(), ("wfbp", "mg-wfbp"), channels) for channels in (1, 8)
     )
     for spec in ("wfbp", "mg-wfbp"):
         how = CompressedExchange(codec, Ring(), max_channels=8)
@@ -223,8 +223,8 @@ def test_channels_are_those_of_the_link_s_backend(backend, count):
 
 
 def test_never_and_always():
-    assert highest_worth(lambda factor: 0.0) == 0.0
-    assert highest_worth(lambda factor: 1.0) == float("inf")
+    assert highest_break_even(lambda factor: 0.0) == 0.0
+    assert highest_break_even(lambda factor: 1.0) == float("inf")
 
 
 @pytest.mark.parametrize("merges", [False, True])

@@ -10,7 +10,7 @@ import msgspec
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.launch.link_probe import NUM_TRIES, LinkProbe
-from testbed.prediction.rehearsal_fit import as_in_steps
+from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 
 LINK = Link(backend="x", num_workers=2, latency_s=1.0, seconds_per_byte=0.5)
 PLAN = Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=())
@@ -21,7 +21,7 @@ def told(**extra: list[float]) -> Link:
 
 
 def test_steps_that_agree_stretch_the_link_and_say_so() -> None:
-    link = as_in_steps(told(in_steps=[1.2, 1.25, 1.25, 9.0]), by_message=False)
+    link = fit_to_rehearsal(told(in_steps=[1.2, 1.25, 1.25, 9.0]), by_message=False)
     assert (link.latency_s, link.seconds_per_byte) == (1.25, 0.625)
     assert link.extra["stretched"] == 1.25
 
@@ -29,11 +29,11 @@ def test_steps_that_agree_stretch_the_link_and_say_so() -> None:
 def test_steps_that_disagree_or_are_few_leave_the_link_alone() -> None:
     for steps in ([1.2, 1.5, 1.9, 2.3], [1.2, 1.2, 1.2], []):
         given = told(in_steps=steps)
-        assert as_in_steps(given, by_message=False) == given
+        assert fit_to_rehearsal(given, by_message=False) == given
 
 
 def test_a_plan_by_priority_gets_what_is_missing_instead() -> None:
-    link = as_in_steps(told(missing_s=[0.5], in_steps=[2.0] * 4), by_message=True)
+    link = fit_to_rehearsal(told(missing_s=[0.5], in_steps=[2.0] * 4), by_message=True)
     assert (link.latency_s, link.seconds_per_byte) == (1.5, 0.5)
     assert "stretched" not in link.extra
 

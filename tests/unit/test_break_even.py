@@ -1,4 +1,4 @@
-"""What factors cost, and between which bandwidths a method is worth it."""
+"""What factors cost, and between which bandwidths a method gains."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from testbed.base.files import load_shipped_trace
 from testbed.base.link import Link
-from testbed.prediction.break_even import WORTH
+from testbed.prediction.algorithms import Ring
+from testbed.prediction.break_even import MIN_GAIN
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.prediction.factors import factors, scaling
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.break_even import baselines, break_even, plan_and_predict
+from testbed.scheduling.break_even import Predictions, baselines, plan_and_predict
 from testbed.scheduling.build import serial_stops
 from testbed.scheduling.mg_wfbp import merge_streaming
 from testbed.scheduling.protocol import make_plan
@@ -74,7 +75,7 @@ def test_mixed_dtypes_have_no_stops():
     assert serial_stops(make_plan("sequential", mixed, LINK_A)) is None
 
 
-def test_a_method_is_worth_it_between_its_two_bandwidths():
+def test_a_method_gains_between_its_two_break_even_bandwidths():
     trace = load_shipped_trace("resnet50-v100")
     specs = ("mg-wfbp", "optimal", "asc-wfbp", "dear")
 
@@ -83,16 +84,19 @@ def test_a_method_is_worth_it_between_its_two_bandwidths():
         plain_s = min(plan_and_predict(p, trace, link)[1].iteration_s for p in baselines())
         return plain_s / plan_and_predict(spec, trace, link)[1].iteration_s - 1
 
-    for worth in break_even(specs, trace, TEN_GBIT):
-        assert worth.best_gain >= WORTH
-        assert gain(worth.scheduler, worth.best_factor) == worth.best_gain
-        for bound, outside in ((worth.from_factor, 1 / 1.1), (worth.to_factor, 1.1)):
+    predictions = Predictions(trace, TEN_GBIT, Ring(), specs)
+    for spec in specs:
+        found = predictions.gain_range(spec)
+        assert found.best_gain >= MIN_GAIN
+        assert gain(spec, found.best_factor) == found.best_gain
+        for bound, outside in ((found.from_factor, 1 / 1.1), (found.to_factor, 1.1)):
             if bound is not None:
-                assert gain(worth.scheduler, bound) >= WORTH
-                assert gain(worth.scheduler, bound * outside) < WORTH
+                assert gain(spec, bound) >= MIN_GAIN
+                assert gain(spec, bound * outside) < MIN_GAIN
 
 
-def test_plain_methods_are_never_worth_it_against_themselves():
-    for worth in break_even(baselines(), TRACE_A, LINK_A):
-        assert worth.best_gain < WORTH
-        assert (worth.from_factor, worth.to_factor) == (None, None)
+def test_plain_methods_never_gain_on_themselves():
+    predictions = Predictions(TRACE_A, LINK_A, Ring(), baselines())
+    for found in map(predictions.gain_range, baselines()):
+        assert found.best_gain < MIN_GAIN
+        assert (found.from_factor, found.to_factor) == (None, None)
