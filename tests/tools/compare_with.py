@@ -3,12 +3,13 @@
     python -m tests.tools.compare_with ../old [../new] [--only plans,reports] [--keep FOLDER]
 
 Both checkouts have a virtual environment with `testbed` in `.venv`; without a second one this
-checkout is the newer. Four parts, each a set of `testbed` commands that both carry out on the same
+checkout is the newer. Five parts, each a set of `testbed` commands that both carry out on the same
 inputs (`compared_commands`), in one process each (`call_cli`):
 
 * `plans`: plans, their digests, predicted and exposed times of every scheduler on every shipped
-  trace and some links; algorithms, break-evens, factors; and the same under every compressor, with
-  costs that the older checkout measured.
+  trace and some links; algorithms, break-evens, factors.
+* `compressors`: predictions under every compressor, with costs that the older checkout measured;
+  rounds and bytes of every compressor.
 * `reports`: `testbed report` of every folder of records under `runs/`, in every format; the runs
   and keys of every recipe and committed sweep.
 * `studies`: the verdicts and figures of `paper-shapes`, and committed records of studies.
@@ -17,7 +18,8 @@ inputs (`compared_commands`), in one process each (`call_cli`):
 Numbers are compared as they are written. What may differ stands in `RENAMED` and `ADDED`;
 everything else is told and makes the exit status 1. Files that two commands wrote, but for
 `digests.json`, are compared as JSON by key or, if they are text, line by line; runs of spaces and
-dashes count as one, since the width of a column follows from the longest word in it.
+dashes count as one, since the width of a column follows from the longest word in it. Results that
+name their scheduler are matched by it: in which order `all` lists them is no figure.
 
 About 10 CPU-minutes for each checkout, both at a time; most of it for `plans`.
 """
@@ -48,10 +50,13 @@ RENAMED: tuple[tuple[str, str], ...] = (("peer:ddp", "ddp"),)
 ADDED: frozenset[str] = frozenset()
 """JSON keys that the newer checkout may write and the older does not know."""
 
+MATCHED = ("num_workers", "compressor", "scheduler")
+"""JSON keys by which results of schedulers are matched."""
+
 MEASURED = frozenset({"compute_s", "merge_s"})
 """JSON keys of seconds that were measured; they are compared nowhere."""
 
-PARTS = ("plans", "reports", "studies", "goldens")
+PARTS = ("plans", "compressors", "reports", "studies", "goldens")
 TIMEOUT_S = 3600.0
 SHOWN = 12  # differences of one command that are told in full
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -152,12 +157,34 @@ def differences_of_folders(old: Path, new: Path, only: str = "*") -> Iterator[Di
 
 
 def _differences_of_files(old: Path, new: Path, name: str) -> Iterator[Difference]:
-    texts = old.read_text(), new.read_text()
     if name.endswith(".json"):
-        read = [json.loads(t, parse_float=str, parse_int=str, parse_constant=str) for t in texts]
-        yield from differences_of_json(read[0], read[1], name)
+        yield from differences_of_json(_read_json(old), _read_json(new), name)
     else:
-        yield from differences_of_text(texts[0], texts[1], name)
+        yield from differences_of_text(old.read_text(), new.read_text(), name)
+
+
+def _read_json(path: Path) -> Any:
+    """With numbers as they are written; results that name their scheduler sorted by it."""
+    return json.loads(
+        path.read_text(),
+        object_hook=_in_order,
+        parse_float=str,
+        parse_int=str,
+        parse_constant=str,
+    )
+
+
+def _in_order(value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: sorted(inner, key=lambda result: [result.get(name, "") for name in MATCHED])
+        if isinstance(inner, list) and all(_names_scheduler(each) for each in inner)
+        else inner
+        for key, inner in value.items()
+    }
+
+
+def _names_scheduler(value: Any) -> bool:
+    return isinstance(value, dict) and "scheduler" in value
 
 
 class Comparison:
@@ -183,6 +210,7 @@ class Comparison:
         traces = compared_commands.traces_of(self.old)
         if name == "plans":
             self._compare("plans", compared_commands.plans(traces, links))
+        elif name == "compressors":
             codecs = self._compare(
                 "codecs", compared_commands.codec_costs(traces[0], links), only="codecs.json"
             )
@@ -246,11 +274,12 @@ class Comparison:
             same = sum(one == other for one, other in zip(*times, strict=False))
             print(f"{title}: {len(times[0])} predicted and exposed times; {same} equal")
         verdicts = [
-            list(_values(folder / "studies/paper-shapes", ("verdict",))) for folder in results
+            list(filter(None, _values(folder / "studies/paper-shapes", ("verdict",))))
+            for folder in results
         ]
         if verdicts[0]:
             same = sum(one == other for one, other in zip(*verdicts, strict=False))
-            passed = verdicts[0].count('"holds"')
+            passed = verdicts[0].count("holds")
             print(f"{title}: {len(verdicts[0])} verdicts, {passed} hold; {same} equal")
 
 
@@ -271,12 +300,19 @@ def _read_digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def _values(folder: Path, keys: Sequence[str]) -> Iterator[str]:
+def _values(folder: Path, keys: Sequence[str]) -> Iterator[Any]:
     """The values of some keys in all JSON files that are no plans, in a fixed order."""
     for path in sorted(folder.rglob("*.json")):
         if not path.name.startswith(("plan", "digests")):
-            pattern = rf'"(?:{"|".join(keys)})": ?("[^"]+"|[^",\s}}]+)'
-            yield from re.findall(pattern, path.read_text())
+            yield from _found(_read_json(path), keys)
+
+
+def _found(value: Any, keys: Sequence[str]) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from (value[key] for key in keys if key in value)
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from _found(inner, keys)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,12 @@ def folders(tmp_path: Path, old: dict[str, str], new: dict[str, str]) -> tuple[P
         ("a.json", '{"why": "merged 3"}', '{"why": "grouped 3"}', [False]),
         ("a.json", '{"backend": "peer:ddp"}', '{"backend": "ddp"}', []),
         ("a.json", '{"encode_s": 1, "compute_s": 2}', '{"encode_s": 1, "compute_s": 3}', []),
+        (
+            "a.json",
+            '{"results": [{"scheduler": "b", "t": 1}, {"scheduler": "a", "t": 2}]}',
+            '{"results": [{"scheduler": "a", "t": 2}, {"scheduler": "b", "t": 3}]}',
+            [True],
+        ),
         ("a.txt", "peer:ddp     1.2 ms\n", "ddp     1.2 ms\n", []),
         ("a.txt", "gloo 1.2 ms\nmpi 2 ms", "gloo 1.3 ms\nring 2 ms", [True, False]),
     ],
@@ -77,7 +83,9 @@ def test_another_checkout_than_the_imported_one_is_refused(tmp_path: Path) -> No
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare_with.main([str(ROOT), "--only", "plan"])
-    assert "expected some of plans, reports, studies, goldens" in capsys.readouterr().err
+    assert (
+        "expected some of plans, compressors, reports, studies, goldens" in capsys.readouterr().err
+    )
 
 
 def test_a_slow_down_within_noise_is_none() -> None:
