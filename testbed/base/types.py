@@ -83,8 +83,8 @@ class Request:
 
     Attributes:
         op: what is to be done.
-        tensor: the rank's tensor, worked on in place (contiguous); for GATHER and MERGE it is
-            left as it is; None for a barrier and for DELIVER.
+        tensor: the rank's tensor, worked on in place (contiguous); for ALL_GATHER and MERGE it
+            is left as it is; None for a barrier and for ALL_TO_ALL.
         key: names the tensor in errors, event records and on a server; equal on all ranks.
         step: the training step, for errors and event records.
         priority: smaller is more urgent; used where the backend was opened with `order=priority`.
@@ -93,7 +93,7 @@ class Request:
         learning_rate: for APPLY: the rate of this step.
         note: for INSTALL: the optimizer in words that the server understands (JSON); for MERGE: the
             merger, made by `testbed.compression.server_merge.describe`.
-        parts: for DELIVER: `parts[r]` goes to rank r; one dimension, one dtype, sizes as they come;
+        parts: for ALL_TO_ALL: `parts[r]` goes to rank r; one dimension, one dtype, any sizes;
             the receiver does not know them beforehand. For MERGE in place of the tensor: a payload
             of each range of the message's elements, as many as `Capabilities.num_mergers`; `note`
             then holds their mergers, one in each line.
@@ -127,9 +127,9 @@ class Result:
 
     Attributes:
         tensor: the request's tensor, now holding the result; for MERGE: the one payload for all.
-        parts: for GATHER: the tensors of all ranks, in rank order; for DELIVER: what each rank sent
-            here, in rank order, the own part included; for MERGE of parts: one payload for all of
-            each range.
+        parts: for ALL_GATHER: the tensors of all ranks, in rank order; for ALL_TO_ALL: what each
+            rank sent here, in rank order, the own part included; for MERGE of parts: one payload
+            for all of each range.
         traffic: bytes that this rank sent and received for it.
         version: for APPLY: number of updates that the returned parameters hold.
         staleness: for APPLY: how many clocks the slowest worker was behind when this rank went on.

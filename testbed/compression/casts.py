@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from testbed.base.errors import NonFiniteGradient
+from testbed.base.types import Op
 from testbed.compression.common import require_values
 from testbed.compression.protocol import (
     ByteRange,
@@ -15,7 +16,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -36,7 +36,7 @@ class Dense:
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`."""
         require_values(values, context)
-        arrived = yield Round(Form.SUM, (values.clone(),), last=True)
+        arrived = yield Round(Op.ALL_REDUCE, (values.clone(),), last=True)
         return Exchanged(arrived.parts[0].div_(context.num_workers), state, torch.Tensor.zero_)
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
@@ -81,7 +81,7 @@ class Cast:
         if self.name == "fp16" and bool(narrow.isinf().any()):
             raise _beyond_fp16("a value over the number of ranks", context)
         sent = narrow.to(values.dtype, copy=True)
-        arrived = yield Round(Form.SUM, (narrow,), last=True)
+        arrived = yield Round(Op.ALL_REDUCE, (narrow,), last=True)
         if self.name == "fp16" and bool(arrived.parts[0].isinf().any()):
             raise _beyond_fp16("the mean over the ranks", context)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from testbed.base.types import shard_bounds
+from testbed.base.types import Op, shard_bounds
 from testbed.compression.common import require_values
 from testbed.compression.protocol import (
     Arrived,
@@ -18,7 +18,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Merger,
     Round,
     State,
@@ -60,7 +59,7 @@ class Codec(Merger, Protocol):
 
 @dataclass(frozen=True)
 class Gathered:
-    """A codec as a compressor: one GATHER (or push, merge and pull on a server).
+    """A codec as a compressor: one all-gather (or push, merge and pull on a server).
 
     Attributes:
         codec: what encodes and combines.
@@ -99,7 +98,7 @@ def gathered_mean(
         like: [n]: size, dtype and device of the mean.
         out: see `Context.out`; used where it is like `like` and the merger can.
     """
-    arrived = yield Round(Form.GATHER, (payload,), merger, last=True)
+    arrived = yield Round(Op.ALL_GATHER, (payload,), merger, last=True)
     if out is not None and not (can_place(merger) and _alike(out, like)):
         out = None
     if not arrived.pieces:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.common import count_of, require_ratio, require_values
 from testbed.compression.protocol import (
     ByteRange,
@@ -15,7 +16,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -143,7 +143,7 @@ def _swap(held: Selection, swap: Swap, like: torch.Tensor, context: Context, las
     if swap.sends_to is not None:
         parts[swap.sends_to] = pack_sparse(*held, like.numel())
     num_elements = held[0].numel() if swap.sends_to is not None else 0
-    return Round(Form.DELIVER, tuple(parts), last=last, num_elements=num_elements)
+    return Round(Op.ALL_TO_ALL, tuple(parts), last=last, num_elements=num_elements)
 
 
 def _merged(mine: Selection, other: Selection, count: int) -> tuple[Selection, torch.Tensor]:

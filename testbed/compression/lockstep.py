@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from testbed.base.errors import Disagreement
+from testbed.base.types import Op
 from testbed.compression.protocol import (
     Arrived,
     Compressor,
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -101,10 +101,10 @@ def handed_over_bytes(given: Round, rank: int) -> int:
     """Bytes of a round's parts without the part for oneself.
 
     Example:
-        >>> handed_over_bytes(Round(Form.DELIVER, (torch.zeros(1), torch.zeros(2))), 0)
+        >>> handed_over_bytes(Round(Op.ALL_TO_ALL, (torch.zeros(1), torch.zeros(2))), 0)
         8
     """
-    own = given.parts[rank] if given.form is Form.DELIVER else torch.empty(0)
+    own = given.parts[rank] if given.op is Op.ALL_TO_ALL else torch.empty(0)
     return given.num_bytes - own.numel() * own.element_size()
 
 
@@ -112,21 +112,21 @@ def carry_out(rounds: Sequence[Round]) -> list[Arrived]:
     """One round of all ranks; sums are added in rank order.
 
     Raises:
-        Disagreement: the ranks ask for different forms.
+        Disagreement: the ranks ask for different operations.
 
     Example:
-        >>> carry_out([Round(Form.SUM, (torch.ones(1),))] * 2)[0].parts
+        >>> carry_out([Round(Op.ALL_REDUCE, (torch.ones(1),))] * 2)[0].parts
         (tensor([2.]),)
     """
-    forms = {given.form for given in rounds}
-    if len(forms) > 1:
-        raise Disagreement(f"ranks ask for different forms: {', '.join(sorted(forms))}")
-    (form,) = forms
-    if form is Form.SUM:
+    ops = {given.op for given in rounds}
+    if len(ops) > 1:
+        raise Disagreement(f"ranks ask for different operations: {', '.join(sorted(ops))}")
+    (op,) = ops
+    if op is Op.ALL_REDUCE:
         total = rounds[0].parts[0].clone()
         for given in rounds[1:]:
             total += given.parts[0]
         return [Arrived((total.clone(),)) for _ in rounds]
-    if form is Form.GATHER:
+    if op is Op.ALL_GATHER:
         return [Arrived(tuple(given.parts[0] for given in rounds)) for _ in rounds]
     return [Arrived(tuple(given.parts[rank] for given in rounds)) for rank in range(len(rounds))]

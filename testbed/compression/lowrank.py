@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.base.types import Op
 from testbed.compression.common import generator, require_between, require_values
 from testbed.compression.protocol import (
     ByteRange,
@@ -16,7 +17,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -182,13 +182,13 @@ class PowerSgd:
             + [values[b.start : b.stop] for b in plain],
             values,
         )
-        arrived = yield Round(Form.SUM, (flat,), last=not low)
+        arrived = yield Round(Op.ALL_REDUCE, (flat,), last=not low)
         means = cut(arrived.parts[0] / context.num_workers, _lefts(low) + _plains(plain))
         left = [orthonormal(p.to(wide.dtype)) for p in means[: len(low)]]
         own = [b.matrix(wide).T @ p for b, p in zip(low, left, strict=True)]
         right = []
         if low:
-            arrived = yield Round(Form.SUM, (join(own, values),), last=True)
+            arrived = yield Round(Op.ALL_REDUCE, (join(own, values),), last=True)
             right = cut(arrived.parts[0].to(wide.dtype) / context.num_workers, _rights(low))
         mean = _rebuilt(values, low, left, right, plain, means[len(low) :])
         return Exchanged(mean, {"right": join(right, wide)}, _subtracting(low, left, own, plain))
@@ -236,7 +236,7 @@ class AcpSgd:
         basis = [orthonormal(f) for f in cut(last, shapes)]
         own = [_oriented(b.matrix(wide), turned) @ f for b, f in zip(low, basis, strict=True)]
         flat = join(own + [values[b.start : b.stop] for b in plain], values)
-        arrived = yield Round(Form.SUM, (flat,), last=True)
+        arrived = yield Round(Op.ALL_REDUCE, (flat,), last=True)
         means = cut(arrived.parts[0] / context.num_workers, others + _plains(plain))
         found = [f.to(wide.dtype) for f in means[: len(low)]]
         rest = means[len(low) :]

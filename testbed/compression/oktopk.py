@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.common import (
     count_of,
     require_between,
@@ -21,7 +22,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -86,7 +86,7 @@ class OkTopK:
         require_values(values, context)
         count = count_of(self.ratio, values.numel())
         if self._is_dense(values.numel(), values.element_size(), context.num_workers):
-            arrived = yield Round(Form.SUM, (values.clone(),), last=True)
+            arrived = yield Round(Op.ALL_REDUCE, (values.clone(),), last=True)
             mean = arrived.parts[0].div_(context.num_workers)
             return Exchanged(mean, state, torch.Tensor.zero_)
         exact = context.step % self.every == 0 or "global" not in state
@@ -100,7 +100,7 @@ class OkTopK:
         start, stop = _region(bounds, context.rank)
         payload = pack_sparse(region[0][keep], region[1][keep], stop - start)
         arrived = yield Round(
-            Form.GATHER, (payload,), last=True, num_elements=int(keep.count_nonzero())
+            Op.ALL_GATHER, (payload,), last=True, num_elements=int(keep.count_nonzero())
         )
         result = _joined(arrived, values, bounds)
         if exact:
@@ -158,7 +158,7 @@ def _balanced(
     parts = context.num_workers
     places = torch.arange(1, parts) * own.numel() // parts
     quantiles = own.cpu()[places] if own.numel() else torch.zeros(parts - 1)
-    arrived = yield Round(Form.SUM, (quantiles.double().to(values.device),), num_elements=0)
+    arrived = yield Round(Op.ALL_REDUCE, (quantiles.double().to(values.device),), num_elements=0)
     inner = (arrived.parts[0].cpu() / parts).round().long()
     ends = torch.tensor([0, values.numel()])
     return torch.cat([ends[:1], inner, ends[1:]])
@@ -175,7 +175,7 @@ def _reduced(
         start, stop = _region(bounds, owner)
         parts.append(pack_sparse(mine - start, values[mine], stop - start))
     sent_on = own.numel() - int(cuts[context.rank + 1] - cuts[context.rank])
-    arrived = yield Round(Form.DELIVER, tuple(parts), num_elements=sent_on)
+    arrived = yield Round(Op.ALL_TO_ALL, tuple(parts), num_elements=sent_on)
     start, stop = _region(bounds, context.rank)
     like = values.new_empty(stop - start)
     total, touched = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)

@@ -13,12 +13,12 @@ generator. It never touches a backend; whoever drives it does, one `Round` after
             return stop.value                 # Exchanged(mean, state, subtract_sent)
 
 What drives it:
-- carries out SUM, GATHER and DELIVER (see `Form`) among the same ranks in the same order; all
-  ranks yield the same forms in the same order for the same key and step;
+- carries out ALL_REDUCE, ALL_GATHER and ALL_TO_ALL (see `Op`) among the same ranks in the same
+  order; all ranks yield the same operations in the same order for the same key and step;
 - keeps the returned state beside the message (never shared between messages), saves it with a
-  checkpoint and weighs it with `state.num_bytes`;
-- on a parameter server may answer a GATHER that has a merger with what `server.merge` returned
-  (`Arrived.pulled`) instead of with all parts;
+  checkpoint and measures it with `common.num_bytes`;
+- on a parameter server may answer an ALL_GATHER that has a merger with what `server_merge.merge`
+  returned (`Arrived.pulled`) instead of with all parts;
 - gives a message's tensor shapes in `Context.shapes`: low-rank schemes need matrices.
 
 `testbed.compression.lockstep` drives N ranks in one thread and is the reference.
@@ -26,7 +26,6 @@ What drives it:
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -34,17 +33,9 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
+from testbed.base.types import Op
+
 State = dict[str, torch.Tensor]
-
-
-class Form(enum.StrEnum):
-    """How the tensors of a round travel."""
-
-    SUM = "sum"  # Op.ALL_REDUCE: replaced by the sum over ranks, by any backend
-    GATHER = (
-        "gather"  # Op.ALL_GATHER: one-dimensional, unequal sizes, all ranks get all, in rank order
-    )
-    DELIVER = "deliver"  # one part to each rank: all-to-all with unequal, mostly empty, parts
 
 
 @dataclass(frozen=True)
@@ -151,18 +142,18 @@ class Round:
     """One exchange that a conversation asks for.
 
     Attributes:
-        form: how it travels.
-        parts: SUM: one tensor, which the exchange may overwrite; GATHER: one, left as it is;
-            DELIVER: one for each rank, in rank order, `parts[r]` goes to rank r (the own one
-            stays here).
-        merger: for GATHER: what a server may use instead of sending all parts to all.
+        op: ALL_REDUCE, ALL_GATHER or ALL_TO_ALL.
+        parts: ALL_REDUCE: one tensor, which the exchange may overwrite; ALL_GATHER: one, left as
+            it is; ALL_TO_ALL: one for each rank, in rank order, `parts[r]` goes to rank r (the own
+            one stays here).
+        merger: for ALL_GATHER: what a server may use instead of sending all parts to all.
         last: the answer ends the conversation, so that the channel may go on with another
             message's rounds before this answer is decoded; the same on all ranks.
-        num_elements: whose values the parts carry, where neither form nor merger tells; for the
-            record alone.
+        num_elements: whose values the parts carry, where neither operation nor merger tells; used
+            in the record only.
     """
 
-    form: Form
+    op: Op
     parts: tuple[torch.Tensor, ...]
     merger: Merger | None = None
     last: bool = False
@@ -179,11 +170,11 @@ class Arrived:
     """The answer to a round.
 
     Attributes:
-        parts: SUM: the one sum; GATHER: the tensors of all ranks, in rank order; DELIVER: what
-            each rank sent here, in rank order.
-        pulled: for GATHER with a merger on a server: the server's payload (see `server`).
-        pieces: for GATHER with a merger on several servers: the answer of each, for equal ranges of
-            the message's elements (`nouns.shard_bounds`), instead of both.
+        parts: ALL_REDUCE: the one sum; ALL_GATHER: the tensors of all ranks, in rank order;
+            ALL_TO_ALL: what each rank sent here, in rank order.
+        pulled: for ALL_GATHER with a merger on a server: the server's payload (`server_merge`).
+        pieces: for ALL_GATHER with a merger on several servers: the answer of each, for equal
+            ranges of the message's elements (`base.types.shard_bounds`), instead of both.
     """
 
     parts: tuple[torch.Tensor, ...] = ()

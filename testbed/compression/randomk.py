@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.common import count_of, generator, require_ratio, require_values
 from testbed.compression.protocol import (
     ByteRange,
@@ -13,7 +14,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Round,
     State,
 )
@@ -21,7 +21,7 @@ from testbed.compression.protocol import (
 
 @dataclass(frozen=True)
 class RandomK:
-    """One element of each of k equal strata, drawn by a seed that all ranks share; one SUM.
+    """One element of each of k equal strata, drawn by a seed that all ranks share; one all-reduce.
 
     Bytes: k e with k = max(1, ceil(ratio n)); no indices travel. A delta-contraction in
     expectation with delta = 1 / ceil(n / k); unbiased with `scale`, where each element is
@@ -59,7 +59,7 @@ class RandomK:
         chosen = values[indices]
         if self.scale:
             chosen *= sizes
-        arrived = yield Round(Form.SUM, (chosen.clone(),), last=True)
+        arrived = yield Round(Op.ALL_REDUCE, (chosen.clone(),), last=True)
         mean = torch.zeros_like(values)
         mean[indices] = arrived.parts[0] / context.num_workers
 

@@ -234,9 +234,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 # The parameter server's half: payloads of all ranks become one payload for all ranks.
 #
-# A server that merges answers a GATHER with one payload instead of with everybody's: push, merge,
-# pull. Lossless, the pulled payload holds the union of what was pushed. Encoded again (by `again`,
-# with the server's own error feedback) it is as short as a pushed one.
+# A server that merges answers an all-gather with one payload instead of those of all ranks: push,
+# merge, pull. Lossless, the pulled payload holds the union of what was pushed. Encoded again (by
+# `again`, with the server's own error feedback) it is as short as a pushed one.
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.base.types import CUT_BYTES, shard_bounds
+from testbed.base.types import CUT_BYTES, Op, shard_bounds
 from testbed.compression.lockstep import carry_out, handed_over_bytes
 from testbed.compression.protocol import (
     Arrived,
@@ -20,7 +20,6 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
-    Form,
     Merger,
     Round,
     State,
@@ -34,10 +33,10 @@ from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 # Steps are numbered from here: the steady state is measured, not the first stage of a warm-up.
 BEHIND_WARM_UP = 1_000_000
-_FORMS: dict[Form, FormName] = {
-    Form.SUM: "sum",
-    Form.GATHER: "gather",
-    Form.DELIVER: "deliver",
+_FORMS: dict[Op, FormName] = {
+    Op.ALL_REDUCE: "sum",
+    Op.ALL_GATHER: "gather",
+    Op.ALL_TO_ALL: "deliver",
 }
 
 
@@ -184,7 +183,7 @@ class _Job:
             answers = carry_out(rounds)
         found.rounds.append(
             RoundCost(
-                form=_FORMS[rounds[0].form],
+                form=_FORMS[rounds[0].op],
                 num_bytes=statistics.fmean(handed),
                 merged_bytes=merged_bytes,
                 merge_s=merge_s,

@@ -12,14 +12,13 @@ from testbed.backends.mpi.options import RingOptions
 from testbed.backends.protocol import Backend, Group
 from testbed.base.types import Op, Request, Result, Traffic
 from testbed.compression.lockstep import Lockstep, carry_out, handed_over_bytes
-from testbed.compression.protocol import Arrived, Context, Form, Round, State
+from testbed.compression.protocol import Arrived, Context, Round, State
 from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import Pulled, describe, merge
 from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import WITHIN_S, device_of, meet
 from tests.harness.compressors import SHAPES, messages
 
-OPS = {Form.SUM: Op.ALL_REDUCE, Form.GATHER: Op.ALL_GATHER, Form.DELIVER: Op.ALL_TO_ALL}
 NUM_STEPS = 2
 
 
@@ -143,12 +142,12 @@ def converse(
 
 
 def request_of(backend: Backend, given: Round, values: torch.Tensor, key: str) -> Request:
-    if given.form is Form.DELIVER:
+    if given.op is Op.ALL_TO_ALL:
         return Request(Op.ALL_TO_ALL, parts=given.parts, key=key)
     if given.merger is not None and Op.MERGE in backend.capabilities.ops:
         note = describe(given.merger, values.numel(), values.dtype)
         return Request(Op.MERGE, given.parts[0], key=key, note=note)
-    return Request(OPS[given.form], given.parts[0], key=key)
+    return Request(given.op, given.parts[0], key=key)
 
 
 def arrived_of(request: Request, done: Result) -> Arrived:

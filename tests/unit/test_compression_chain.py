@@ -4,9 +4,10 @@ import pytest
 
 from testbed.base.errors import Disagreement, UnknownName, UsageError
 from testbed.base.spec import split_specs
+from testbed.base.types import Op
 from testbed.compression.gathered import Gathered
 from testbed.compression.lockstep import Lockstep, carry_out
-from testbed.compression.protocol import Form, Round
+from testbed.compression.protocol import Round
 from testbed.compression.registry import parse_chain, resolve_compressor
 from testbed.compression.topk import TopK
 from testbed.compression.wrappers import BySize, ErrorFeedback
@@ -96,6 +97,6 @@ def test_shapes_must_fit_the_message():
 
 
 def test_ranks_that_converse_differently_are_refused():
-    rounds = [Round(Form.SUM, ()), Round(Form.GATHER, ())]
-    with pytest.raises(Disagreement, match="different forms: gather, sum"):
+    rounds = [Round(Op.ALL_REDUCE, ()), Round(Op.ALL_GATHER, ())]
+    with pytest.raises(Disagreement, match="different operations: all-gather, all-reduce"):
         carry_out(rounds)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.gathered import gathered_mean
 from testbed.compression.lockstep import Lockstep, carry_out
-from testbed.compression.protocol import Arrived, Compressor, Context, Form, Round
+from testbed.compression.protocol import Arrived, Compressor, Context, Round
 from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.sparse import pack_sparse
@@ -31,7 +32,7 @@ class Placed:
 def served(rounds: Sequence[Round]) -> list[Arrived]:
     """As a server that merges answers, without loss."""
     first = rounds[0]
-    if first.form is not Form.GATHER or first.merger is None:
+    if first.op is not Op.ALL_GATHER or first.merger is None:
         return carry_out(rounds)
     payloads = tuple(given.parts[0] for given in rounds)
     pulled, _ = merge(first.merger, payloads, torch.zeros(700), {}, Context())

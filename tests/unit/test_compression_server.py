@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep, carry_out
-from testbed.compression.protocol import Context, Form
+from testbed.compression.protocol import Context
 from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.topk import TopK
@@ -21,7 +22,7 @@ class Server:
         self.like = torch.zeros(num_elements)
 
     def answer(self, rounds):
-        if rounds[0].form is not Form.GATHER or rounds[0].merger is None:
+        if rounds[0].op is not Op.ALL_GATHER or rounds[0].merger is None:
             return carry_out(rounds)
         payloads = tuple(given.parts[0] for given in rounds)
         context = Context(rank=-1, key="message")

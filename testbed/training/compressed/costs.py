@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from testbed.base.types import Op
 from testbed.compression.lockstep import handed_over_bytes
-from testbed.compression.protocol import Form, Round
+from testbed.compression.protocol import Round
 from testbed.compression.sparse import sparse_count
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.records.cell import CompressionResult
@@ -76,7 +77,7 @@ class Costs:
             element_bytes: of the values.
             cut: what a gathered payload was cut into, if it was: ranges have shorter indices.
         """
-        is_cut = cut and given.form is Form.GATHER
+        is_cut = cut and given.op is Op.ALL_GATHER
         parts_bytes = sum(part.nbytes for part in cut)
         return replace(
             self,
@@ -90,7 +91,7 @@ def _elements_of(given: Round, num_elements: int, element_bytes: int) -> int:
     """How many elements' values a round carries."""
     if given.num_elements is not None:
         return given.num_elements
-    if given.form is Form.SUM:
+    if given.op is Op.ALL_REDUCE:
         return given.parts[0].numel()
     if isinstance(given.merger, SparseMerger):
         return sparse_count(given.parts[0].numel(), num_elements, element_bytes)

@@ -28,7 +28,6 @@ from testbed.compression.protocol import (
     Arrived,
     Compressor,
     Context,
-    Form,
     Merger,
     Round,
     can_cut,
@@ -45,8 +44,6 @@ from testbed.training.compressed.work import (
     Promise,
     Relay,
 )
-
-_OPS = {Form.SUM: Op.ALL_REDUCE, Form.GATHER: Op.ALL_GATHER, Form.DELIVER: Op.ALL_TO_ALL}
 
 _OVER = 2  # a step this many before another one has no message left when that one's end
 
@@ -208,7 +205,7 @@ class Conversations:
 
     def _request(self, talk: CompressedWork, given: Round) -> Request:
         outgoing = talk.outgoing
-        op, note, parts = _OPS[given.form], "", given.parts
+        op, note, parts = given.op, "", given.parts
         if self._merges and given.merger is not None and server_merge.can_describe(given.merger):
             op = Op.MERGE
             parts, note = for_servers(
@@ -218,7 +215,7 @@ class Conversations:
                 self._backend.capabilities.num_mergers,
                 outgoing.context.seed,
             )
-        whole = len(parts) == 1 and given.form is not Form.DELIVER
+        whole = len(parts) == 1 and given.op is not Op.ALL_TO_ALL
         return Request(
             op,
             parts[0] if whole else None,
