@@ -9,6 +9,8 @@ import msgspec
 
 from testbed.base.errors import UsageError
 
+START_S = 120.0  # of a start deadline that nobody gave
+
 Precision = Literal["float32", "float64", "bf16", "fp16"]
 
 
@@ -51,6 +53,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     verify_steps: int = 20
     slow: str | None = None
     deadline: float = 10.0
+    start_deadline: float = START_S
     checkpoint: str | None = None
     every: int | None = None
     resume_from: str | None = None
@@ -64,6 +67,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             "batch_size": self.batch_size,
             "accumulate": self.accumulate,
             "deadline": self.deadline,
+            "start_deadline": self.start_deadline,
             "every": self.every,
             "evaluate_every": self.evaluate_every,
             "threads": self.threads,

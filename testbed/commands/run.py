@@ -122,6 +122,9 @@ def run(
         str | None, typer.Option(help="hold up workers: rank=1,delay=50ms[,every=8][;...]")
     ] = None,
     deadline: Annotated[str, typer.Option(help="a lost rank ends the run within this time")] = "10",
+    start_deadline: Annotated[
+        str, typer.Option(help="all ranks must have started and joined within this time")
+    ] = "120",
     checkpoint: Annotated[str | None, typer.Option(help="folder to save checkpoints in")] = None,
     every: Annotated[
         int | None, typer.Option(help="steps between checkpoints", show_default="only the last")
@@ -184,6 +187,7 @@ def run(
         if name in RunConfig.__struct_fields__ and value is not None
     }
     given["deadline"] = parse_seconds(deadline)
+    given["start_deadline"] = parse_seconds(start_deadline)
     given["target_accuracy"] = parse_targets(target_accuracy)
     here = find_facts(os.environ)
     given["cluster"] = cluster_text(cluster, here)

@@ -14,7 +14,18 @@ _LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 64 << 20
 OTHERS_ALONE = 1
 
-Kind = Literal["hello", "welcome", "value", "values", "announce", "beat", "failure", "loss", "bye"]
+Kind = Literal[
+    "hello",
+    "welcome",
+    "refuse",
+    "value",
+    "values",
+    "announce",
+    "beat",
+    "failure",
+    "loss",
+    "bye",
+]
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -54,6 +65,15 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def wanted(self) -> int:
+        """How many bytes the next frame lacks, as far as what has arrived tells."""
+        arrived = len(self._buffer)
+        if arrived < _LENGTH.size:
+            return _LENGTH.size - arrived
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        return int(_LENGTH.size + length - arrived)
+
     def feed(self, data: bytes) -> list[Frame]:
         """All frames that are complete with these bytes.
 
@@ -75,6 +95,20 @@ class FrameReader:
             except msgspec.DecodeError as error:
                 raise BadFrame(f"a frame that is not ours ({error})") from error
         return frames
+
+
+def read_frame(connection: socket.socket) -> Frame | None:
+    """The next frame and no byte after it; None when the other side is gone.
+
+    Raises:
+        BadFrame: what arrives is no frame of ours.
+        TimeoutError: the connection's own timeout has passed.
+    """
+    reader = FrameReader()
+    while data := connection.recv(reader.wanted):
+        if frames := reader.feed(data):
+            return frames[0]
+    return None
 
 
 def read_some(connection: socket.socket) -> bytes:

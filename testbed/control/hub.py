@@ -11,11 +11,19 @@ import contextlib
 import hmac
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_some
+
+SAY_EVERY_S = 10.0
+WRONG_TOKEN = (
+    "the token is another than rank 0's; expected that of the same job: two jobs meet on this "
+    "port, or TESTBED_TOKEN differs between the ranks"
+)
 
 
 class _Peer:
@@ -38,21 +46,30 @@ class Hub:
         token: the job's secret; a connection that does not know it is dropped.
         silence_s: a member that says nothing for so long is lost.
         start_s: how long members may take to connect.
+        hosts: where each member is expected, for messages.
     """
 
     def __init__(
-        self, listener: socket.socket, size: int, token: bytes, silence_s: float, start_s: float
+        self,
+        listener: socket.socket,
+        size: int,
+        token: bytes,
+        silence_s: float,
+        start_s: float,
+        hosts: Sequence[str],
     ) -> None:
         self._listener = listener
         self._size = size
         self._token = token
         self._silence_s = silence_s
         self._start_s = start_s
+        self._hosts = hosts
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._names: dict[int, str] = {}
         self._left: set[int] = set()
         self._loss: Frame | None = None
+        self._say_s = SAY_EVERY_S
         self._held: list[Frame] = []  # announcements made before all members had joined
         self._told = threading.Event()
         self._telling = threading.RLock()  # frames reach every member in one order
@@ -137,13 +154,18 @@ class Hub:
         return True
 
     def _welcome(self, peer: _Peer, frame: Frame) -> bool:
-        known = frame.kind == "hello" and len(frame.values) == 1
-        if not known or not hmac.compare_digest(frame.values[0], self._token):
+        if frame.kind != "hello" or len(frame.values) != 1:
             return False
-        if not 0 <= frame.member < self._size or frame.member in self._peers:
-            self._send(
-                peer, Frame("loss", frame.member, f"two processes claim rank {frame.member}")
-            )
+        is_absent = frame.member in self._absent()
+        if not hmac.compare_digest(frame.values[0], self._token):
+            self._send(peer, Frame("refuse", 0, WRONG_TOKEN))
+            if is_absent and self._loss is None:
+                self._names[frame.member] = frame.name
+                self._lose(frame.member, f"refused: {WRONG_TOKEN}")
+            return False
+        if not is_absent:
+            words = f"rank {frame.member} is there already, or is none of 0 .. {self._size - 1}"
+            self._send(peer, Frame("refuse", 0, words))
             return False
         peer.member = frame.member
         self._names[frame.member] = frame.name
@@ -157,6 +179,9 @@ class Hub:
                     self._tell(held, _hearers(held))
                 self._held.clear()
         return True
+
+    def _absent(self) -> list[int]:
+        return [m for m in range(self._size) if m not in self._peers]
 
     def _gather(self, frame: Frame) -> None:
         values = self._values[(frame.name, frame.turn)]
@@ -201,14 +226,25 @@ class Hub:
             silent_s = now_s - peer.heard_s
             if member not in self._left and silent_s > self._silence_s:
                 self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
-        late = now_s - started_s > self._start_s
-        if late and len(self._peers) < self._size and self._loss is None:
-            absent = sorted(set(range(self._size)) - set(self._peers))
-            self._names[absent[0]] = f"rank {', '.join(map(str, absent))}"
-            self._lose(absent[0], f"did not join within {self._start_s:g} s")
+        if self._loss is None and (absent := self._absent()):
+            self._miss(absent, now_s - started_s)
         told = sorted((m, peer.state) for m, peer in self._peers.items() if peer.state)
         states = tuple(f"{self._names[m]}: {state.decode()}".encode() for m, state in told)
         self._tell(Frame("beat", name=self._names.get(0, ""), values=states))
+
+    def _miss(self, absent: list[int], waited_s: float) -> None:
+        """Say now and then who has not joined, and in the end give them up."""
+        who = ", ".join(f"rank {m} (host {self._hosts[m]})" for m in absent)
+        if waited_s > self._start_s:
+            self._names[absent[0]] = who
+            self._lose(
+                absent[0], f"did not join within {self._start_s:.0f} s, what --start-deadline left"
+            )
+        elif waited_s > self._say_s:
+            self._say_s = waited_s + SAY_EVERY_S
+            left_s = self._start_s - waited_s
+            sys.stderr.write(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
+            sys.stderr.flush()
 
 
 def _hearers(announcement: Frame) -> set[int]:

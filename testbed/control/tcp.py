@@ -8,10 +8,10 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from testbed.base.errors import DeadlineExceeded, RankLost, RunFailed
-from testbed.control.frames import OTHERS_ALONE, Frame, FrameReader, encode
+from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
+from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_frame
 from testbed.control.hub import Hub
 from testbed.control.protocol import Loss
 
@@ -20,11 +20,9 @@ class TcpControl:
     """See `Control` for what each call means.
 
     Args:
-        connection: connected to the hub.
+        connection: to the hub, which has welcomed this member.
         rank: this member's number.
         size: number of members.
-        token: the job's secret.
-        who: this member in words (`worker 1 on host h2, pid 77`).
         silence_s: the hub is lost when it says nothing for so long.
         hub: the hub itself, in the process that hosts it.
     """
@@ -34,8 +32,6 @@ class TcpControl:
         connection: socket.socket,
         rank: int,
         size: int,
-        token: bytes,
-        who: str,
         silence_s: float,
         hub: Hub | None = None,
     ) -> None:
@@ -57,8 +53,6 @@ class TcpControl:
         self._hub_name = "rank 0"
         self._closed = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(silence_s / 4)
-        self._send(Frame("hello", rank, who, values=(token,)))
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
@@ -205,13 +199,18 @@ class TcpControl:
 
 
 def host_control(
-    listener: socket.socket, size: int, token: bytes, who: str, silence_s: float, start_s: float
+    listener: socket.socket,
+    size: int,
+    token: bytes,
+    who: str,
+    silence_s: float,
+    start_s: float,
+    hosts: Sequence[str],
 ) -> TcpControl:
     """Rank 0's end: starts the hub on the listening socket and joins it."""
-    address = listener.getsockname()
-    hub = Hub(listener, size, token, silence_s, start_s)
-    connection = socket.create_connection(address, timeout=start_s)
-    return TcpControl(connection, 0, size, token, who, silence_s, hub)
+    hub = Hub(listener, size, token, silence_s, start_s, hosts)
+    address = listener.getsockname()[:2]
+    return join_control(address, 0, size, token, who, silence_s, start_s, hosts[0], hub)
 
 
 def join_control(
@@ -222,20 +221,51 @@ def join_control(
     who: str,
     silence_s: float,
     start_s: float,
+    hub_host: str,
+    hub: Hub | None = None,
 ) -> TcpControl:
-    """Another member's end: connects to the hub.
+    """A member's end: asks for the hub, which may listen later, until it is welcomed.
 
     Raises:
-        RunFailed: nobody answers at the address within `start_s`.
+        RunFailed: the hub does not answer within `start_s`.
+        Disagreement: who listens there refuses this member, or is no hub.
     """
-    try:
-        connection = socket.create_connection(address, timeout=start_s)
-    except OSError as error:
-        raise RunFailed(
-            f"rank {rank} cannot reach rank 0 at {address[0]}:{address[1]} ({error}); expected its "
-            "control port there; name the network that joins the hosts with --interface"
-        ) from error
-    return TcpControl(connection, rank, size, token, who, silence_s)
+    hello = Frame("hello", rank, who, values=(token,))
+    end_s = time.monotonic() + start_s
+    pause_s = 0.02
+    while True:
+        try:
+            connection = _enter(address, hello, max(0.1, end_s - time.monotonic()))
+            return TcpControl(connection, rank, size, silence_s, hub)
+        except OSError as error:
+            if time.monotonic() + pause_s > end_s:
+                raise RunFailed(
+                    f"{who} did not reach rank 0 (host {hub_host}) at {address[0]}:{address[1]} "
+                    f"within {start_s:.0f} s, what --start-deadline left ({error}); see whether "
+                    "rank 0 was started, name the network that joins the hosts with --interface, "
+                    "or give ranks more time to start"
+                ) from error
+        time.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)
+
+
+def _enter(address: tuple[str, int], hello: Frame, timeout_s: float) -> socket.socket:
+    """A connection on which the hub has answered the hello with a welcome."""
+    where = f"{address[0]}:{address[1]}"
+    with contextlib.ExitStack() as failing:
+        connection = socket.create_connection(address, timeout=timeout_s)
+        failing.callback(connection.close)
+        connection.sendall(encode(hello))
+        try:
+            answer = read_frame(connection)
+        except BadFrame as error:
+            raise Disagreement(f"who listens at {where} is not rank 0 of a job: {error}") from error
+        if answer is None:
+            raise ConnectionError("the connection was closed before an answer")
+        if answer.kind != "welcome":
+            raise Disagreement(f"{hello.name} was refused by rank 0 at {where}: {answer.name}")
+        failing.pop_all()
+        return connection
 
 
 def describe_self(role: str, rank: int) -> str:

@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.base.config import START_S
 from testbed.base.errors import RunFailed
 from testbed.cluster.access import enter_user_namespace, find_way
 from testbed.cluster.emulate import emulated, link_changes
 from testbed.cluster.spec import parse_cluster
 from testbed.launch import processes
 from testbed.launch.identity import Identity
-from testbed.launch.join import START_S
 from testbed.launch.processes import base_environment
 from testbed.launch.rendezvous import meet
 
@@ -61,7 +61,7 @@ def allocation(identity: Identity) -> Iterator[Allocation]:
     control, _ = meet(
         identity, identity.size, os.environ, interface=None, deadline_s=60.0, start_s=START_S
     )
-    names = control.all_gather("hosts", socket.gethostname().encode(), START_S)
+    names = control.all_gather("hosts", socket.gethostname().encode(), 2 * START_S)
     counted = Counter(name.decode() for name in names)
     hosts = tuple(counted.items()) if len(counted) > 1 else ()
     if identity.rank == 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from testbed.base.errors import UsageError
+from testbed.launch import slurm
 
 Launcher = Literal["testbed", "torchrun", "openmpi", "pmix", "pmi", "slurm", "alone"]
 
@@ -40,6 +41,7 @@ class _Dialect:
     size: str | None
     local_rank: str | None
     local_size: str | None
+    begins: str = ""  # how its value begins
 
 
 # The launcher nearest to the process wins: torchrun may run inside Slurm, mpirun inside Slurm, and
@@ -65,6 +67,15 @@ _DIALECTS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     _Dialect("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Dialect(
+        "pmix",
+        "PMIX_NAMESPACE",
+        "PMIX_RANK",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        None,
+        begins="slurm.",
+    ),
     _Dialect("pmix", "PMIX_RANK", "PMIX_RANK", None, None, None),
     _Dialect("slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", None),
 )
@@ -81,7 +92,7 @@ def identify(environment: Mapping[str, str]) -> Identity:
         'openmpi'
     """
     for dialect in _DIALECTS:
-        if dialect.sign in environment:
+        if dialect.sign in environment and environment[dialect.sign].startswith(dialect.begins):
             found = _read(dialect, environment)
             # A step of one task is somebody's interactive shell, not a job of its own.
             is_shell = found.launcher == "slurm" and found.size == 1
@@ -117,4 +128,7 @@ def _read(dialect: _Dialect, environment: Mapping[str, str]) -> Identity:
     }
     local_rank = number(dialect.local_rank, rank)
     local_size = number(dialect.local_size, size or 1)
+    if dialect.local_rank == "SLURM_LOCALID":
+        node, counts = number("SLURM_NODEID", 0), slurm.tasks_per_node(environment)
+        local_size = counts[node] if node < len(counts) else local_size
     return Identity(dialect.launcher, rank, size, local_rank, local_size, seen)

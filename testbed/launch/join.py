@@ -6,14 +6,17 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import msgspec
+import psutil
 
 from testbed.backends.protocol import Backend, BackendKind, Group, Order
 from testbed.base.axes import BACKENDS
+from testbed.base.config import START_S
 from testbed.base.errors import Disagreement, Unavailable, UsageError
 from testbed.base.spec import parse_options, parse_spec
 from testbed.cluster.facts import find_facts
@@ -21,9 +24,7 @@ from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
 from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity, identify
-from testbed.launch.rendezvous import meet
-
-START_S = 120.0
+from testbed.launch.rendezvous import load_mpi, meet
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,19 @@ def assign_role(
     return Role(identity, kind, options, workers, num_servers)
 
 
+def left_to_start_s(deadline_s: float) -> float:
+    """Seconds of a start deadline that are left: it counts from the start of this process."""
+    began_s: float = psutil.Process().create_time()
+    return max(1.0, deadline_s - (time.time() - began_s))
+
+
 def join(
     role: Role,
     *,
     environment: Mapping[str, str] = os.environ,
     interface: str | None = None,
     deadline_s: float = 10.0,
+    start_s: float = START_S,
     order: Order = "fifo",
     num_channels: int = 1,
     device: str = "cpu",
@@ -109,7 +117,7 @@ def join(
     """Meet the other members; collective over workers and dedicated servers.
 
     Raises:
-        RankLost, DeadlineExceeded: the others did not come.
+        RankLost, DeadlineExceeded, RunFailed: the others did not come within `start_s`; names them.
         Disagreement: the members were started with different settings.
     """
     identity = role.identity
@@ -124,13 +132,14 @@ def join(
             environment,
             interface=interface,
             deadline_s=deadline_s,
-            start_s=START_S,
+            start_s=start_s,
         )
     settings = f"{role.kind.name} {role.options} workers={role.num_workers} order={order}"
     mine = msgspec.msgpack.encode((socket.gethostname(), settings, num_channels))
     members = [
         msgspec.msgpack.decode(m, type=tuple[str, str, int])
-        for m in control.all_gather("join", mine, START_S)
+        # Rank 0's hub gives up after start_s and says whom it lacks; that word comes first.
+        for m in control.all_gather("join", mine, start_s + deadline_s)
     ]
     _agree(members)
     hosts = tuple(host for host, _, _ in members)
@@ -191,10 +200,9 @@ def complete(identity: Identity) -> Identity:
     """Fill in a size that only MPI knows (a bare PMIx launcher)."""
     if identity.size is not None:
         return identity
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    local = world.Split_type(MPI.COMM_TYPE_SHARED)
+    mpi = load_mpi(os.environ)
+    world = mpi.COMM_WORLD
+    local = world.Split_type(mpi.COMM_TYPE_SHARED)
     filled = Identity(
         identity.launcher, world.rank, world.size, local.rank, local.size, identity.variables
     )

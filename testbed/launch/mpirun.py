@@ -57,11 +57,12 @@ def find_mpirun(search_path: str | None = None) -> MpiLauncher:
     version = subprocess.run(
         [str(path), "--version"], capture_output=True, text=True, timeout=30, check=False
     ).stdout
-    library = None if path.resolve() == beside.resolve() else _library_of(path)
+    library = None if path.resolve() == beside.resolve() else library_of(path)
     return MpiLauncher(path, library, "Open MPI" in version or "mpirun (PRRTE)" in version)
 
 
-def _library_of(mpirun: Path) -> Path | None:
+def library_of(mpirun: Path) -> Path | None:
+    """The libmpi in the folders beside a launcher's program."""
     prefix = mpirun.resolve().parent.parent
     folders = [prefix / "lib", prefix / "lib64", *prefix.glob("lib/*-linux-gnu")]
     # The versioned names first: a bare libmpi.so may be a linker's text file.

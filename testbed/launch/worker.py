@@ -15,7 +15,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
-from testbed.launch.join import Role, announce_identity, join, open_backend
+from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
 from testbed.launch.lifecycle import as_member, place_device, share_cores
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
@@ -51,6 +51,7 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         role,
         interface=settings.interface,
         deadline_s=config.deadline,
+        start_s=left_to_start_s(config.start_deadline),
         device=device,
     )
 

@@ -17,7 +17,7 @@ BACKWARD = 2 / 3  # share of compute that is the backward pass, as FLOPs have it
 
 # What does not make other work of it.
 _FREE = ("scheduler", "compressor", "predict", "trace", "link", "plan", "repeat", "learning_rate")
-_ALSO_FREE = ("momentum", "deadline", "verify_steps")
+_ALSO_FREE = ("momentum", "deadline", "start_deadline", "verify_steps")
 
 
 @dataclass(frozen=True)

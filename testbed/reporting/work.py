@@ -106,7 +106,10 @@ def cluster_words(cell: Cell) -> str:
 UPPER_BOUND = "none"  # the backend that does not communicate
 
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
-_EXCHANGE = ("backend", "scheduler", "compressor", "trace", "link", "plan", "deadline", "slow")
+_EXCHANGE = (
+    *("backend", "scheduler", "compressor", "trace", "link", "plan", "slow"),
+    *("deadline", "start_deadline"),
+)
 _RECORD = (
     "repeat",
     "warmup",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +13,13 @@ from pathlib import Path
 import pytest
 
 from testbed.cluster.access import lacking
-from tests.harness.runs import FAULTY, WITHIN_S, testbed
+from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, WITHIN_S, but_for, cell_of, testbed
+from tests.harness.slurm import absent
 
-MPIRUN = (str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "--allow-run-as-root")
-MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
-
-
-def cell_of(path: Path) -> dict[str, object]:
-    cell: dict[str, object] = json.loads(path.read_text())
-    assert cell["status"] == "ok"
-    assert cell["identical_work"] is True, cell["identical_work_note"]
-    return cell
+BESIDE = Path(sys.executable).parent
+MPIRUN = (str(BESIDE / "mpirun"), "--oversubscribe", "--allow-run-as-root")
+TORCHRUN = (str(BESIDE / "torchrun"), "--nproc-per-node", "2")
+MPICH = ROOT / ".mpich" / "bin" / "mpirun"  # a folder of its own: it must not stand in for Open MPI
 
 
 @pytest.mark.mpi
@@ -39,13 +36,77 @@ def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
 def test_torchrun(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "testbed", "run", *MODEL, "--backend", backend]
+    command = [*TORCHRUN, "-m", "testbed", "run", *MODEL, "--backend", backend]
     done = subprocess.run(
         [*command, "--json", str(record)], capture_output=True, text=True, timeout=WITHIN_S
     )
     assert done.returncode == 0, done.stderr
     assert cell_of(record)["num_workers"] == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("backend", ["mpi-ring", "gloo"])
+def test_mpirun_of_mpich(backend: str, mpich: str, tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    run = ("run", *MODEL, "--backend", backend, "--json", str(record))
+    done = testbed(*run, under=(mpich, "-n", "2"))
+    assert done.status == 0, done.err
+    assert cell_of(record)["num_workers"] == 2
+    assert "joined by pmi" in done.err
+
+
+@pytest.mark.mpi
+def test_a_site_s_mpich_starts_the_ranks_of_a_run(
+    mpich: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(mpich).parent}{os.pathsep}{os.environ['PATH']}")
+    record = tmp_path / "cell.json"
+    done = testbed("run", *MODEL, "--backend", "mpi-ring", "--json", str(record))
+    assert done.status == 0, done.err
+    variables = cell_of(record)["environment"]["launcher_variables"]
+    assert "PMI_RANK" in variables
+
+
+@pytest.fixture
+def mpich() -> str:
+    """The `mpirun` of MPICH."""
+    if not MPICH.exists():
+        absent(f"MPICH is not in {MPICH.parent.parent}: python3 -m venv, then pip install mpich")
+    return str(MPICH)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("launcher", "variable"),
+    [
+        pytest.param((*MPIRUN, "-n", "2"), "OMPI_COMM_WORLD_RANK", id="openmpi"),
+        pytest.param(("mpich", "-n", "2"), "PMI_RANK", id="mpich"),
+        pytest.param((*TORCHRUN, "--no-python"), "RANK", id="torchrun"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named(
+    launcher: tuple[str, ...], variable: str, request: pytest.FixtureRequest
+) -> None:
+    if launcher[0] == "mpich":
+        launcher = (request.getfixturevalue("mpich"), *launcher[1:])
+    done = testbed("run", *LATE, under=(*launcher, *but_for(1, variable)))
+    assert done.status != 0
+    assert f"rank 1 (host {socket.gethostname()})" in done.err
+    assert "--start-deadline" in done.err
+
+
+@pytest.mark.parametrize(("own", "absent_rank"), [(0, 1), (1, 0)])
+def test_a_rank_that_testbed_lacks_is_named(
+    own: int, absent_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    variables = {"RANK": own, "SIZE": 2, "HUB": f"127.0.0.1:{port}", "TOKEN": "ab" * 16}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TESTBED_{name}", str(value))
+    done = testbed("run", *LATE)
+    assert done.status == 1
+    assert f"rank {absent_rank} (host {socket.gethostname()})" in done.err
 
 
 @pytest.mark.mpi

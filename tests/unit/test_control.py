@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.base.errors import DeadlineExceeded, RankLost
+from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
 from testbed.control.frames import BadFrame, Frame, FrameReader, encode
+from testbed.control.hub import WRONG_TOKEN
 from testbed.control.protocol import Loss
 from testbed.control.tcp import TcpControl, host_control, join_control
 
@@ -26,9 +27,9 @@ def start(size: int, silence_s: float = WAIT_S, strangers: int = 0) -> list[TcpC
     """All members of a plane, joined from one thread; the last `strangers` stay outside."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()[:2]
-    first = host_control(listener, size, TOKEN, "rank 0", silence_s, WAIT_S)
+    first = host_control(listener, size, TOKEN, "rank 0", silence_s, WAIT_S, ("here",) * size)
     rest = [
-        join_control(address, r, size, TOKEN, f"rank {r}", silence_s, WAIT_S)
+        join_control(address, r, size, TOKEN, f"rank {r}", silence_s, WAIT_S, "here")
         for r in range(1, size - strangers)
     ]
     return [first, *rest]
@@ -204,9 +205,86 @@ def test_strangers_are_turned_away_and_the_plane_goes_on(noise: bytes) -> None:
         address = members[0]._connection.getpeername()
         with socket.create_connection(address, timeout=WAIT_S) as stranger:
             stranger.sendall(noise)
-            assert stranger.recv(1) == b""
+            assert said_until_closed(stranger) in (b"", encode(Frame("refuse", 0, WRONG_TOKEN)))
         got = in_parallel([lambda m=m: m.all_gather("x", b"", WAIT_S) for m in members])
         assert got == [[b"", b""]] * 2
+
+
+def said_until_closed(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_a_member_that_asks_before_the_hub_listens_asks_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        address = early.getsockname()[:2]
+        joined: queue.SimpleQueue[TcpControl] = queue.SimpleQueue()
+        asking = threading.Thread(
+            target=lambda: joined.put(
+                join_control(address, 1, 2, TOKEN, "rank 1", WAIT_S, WAIT_S, "here")
+            )
+        )
+        asking.start()
+        early.accept()[0].close()  # it has asked; from here on nobody listens
+    listener = socket.create_server(address)
+    first = host_control(listener, 2, TOKEN, "rank 0", WAIT_S, WAIT_S, ("here", "here"))
+    members = [first, joined.get(timeout=WAIT_S)]
+    asking.join()
+    got = in_parallel([lambda m=m: m.all_gather("x", b"", WAIT_S) for m in members])
+    assert got == [[b"", b""]] * 2
+    close_all(members)
+
+
+def test_a_wrong_token_ends_the_join_at_once_on_both_sides() -> None:
+    members = start(2, strangers=1)
+    address = members[0]._connection.getpeername()
+    with pytest.raises(Disagreement, match=r"rank 1 \(host h2\) was refused .*TESTBED_TOKEN"):
+        join_control(address, 1, 2, b"of another job.", "rank 1 (host h2)", WAIT_S, WAIT_S, "here")
+    with pytest.raises(RankLost, match=r"rank 1 \(host h2\) is lost: refused: .*TESTBED_TOKEN"):
+        members[0].all_gather("join", b"", WAIT_S)
+    close_all(members)
+
+
+def test_a_second_process_of_a_rank_is_refused_and_the_plane_goes_on() -> None:
+    with plane(2) as members:
+        address = members[0]._connection.getpeername()
+        with pytest.raises(Disagreement, match="rank 1 is there already"):
+            join_control(address, 1, 2, TOKEN, "another rank 1", WAIT_S, WAIT_S, "here")
+        got = in_parallel([lambda m=m: m.all_gather("x", b"", WAIT_S) for m in members])
+        assert got == [[b"", b""]] * 2
+
+
+def test_who_listens_but_is_no_hub_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(1 << 16)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(Disagreement, match="is not rank 0 of a job"):
+            join_control(listener.getsockname()[:2], 1, 2, TOKEN, "rank 1", WAIT_S, WAIT_S, "here")
+        answering.join()
+
+
+def test_ranks_that_do_not_come_are_named_with_their_hosts() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, hosts = listener.getsockname()[:2], ("h0", "h1", "h2", "h3")
+    first = host_control(listener, 4, TOKEN, "rank 0", 0.8, 0.5, hosts)
+    second = join_control(address, 2, 4, TOKEN, "rank 2", WAIT_S, WAIT_S, "h0")
+    for member in (first, second):
+        with pytest.raises(RankLost, match=r"^rank 1 \(host h1\), rank 3 \(host h3\) is lost: did"):
+            member.all_gather("join", b"", WAIT_S)
+    close_all([first, second])
+
+
+def test_a_rank_0_that_does_not_come_is_named_with_its_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()[:2]
+    with pytest.raises(RunFailed, match=r"rank 1 did not reach rank 0 \(host h0\) at 127.0.0.1:"):
+        join_control(address, 1, 2, TOKEN, "rank 1", WAIT_S, 0.2, "h0")
 
 
 def test_who_did_not_come_is_told_by_what_everybody_does() -> None:

@@ -10,7 +10,7 @@ from testbed.base.errors import UsageError
 from testbed.launch.host import choose_address
 from testbed.launch.identity import identify
 from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
-from testbed.launch.rendezvous import expand_node_list
+from testbed.launch.slurm import expand_node_list, hosts_of_ranks
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -89,6 +89,32 @@ def test_incomplete_or_wrong_variables_are_named(variables: dict[str, str], word
 )
 def test_node_lists(text: str, names: list[str]) -> None:
     assert expand_node_list(text) == names
+
+
+@pytest.mark.parametrize(
+    ("variables", "hosts"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,1"}, ["n1", "n1", "n2"]),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_DISTRIBUTION": "cyclic:block"},
+            ["n1", "n2", "n1"],
+        ),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_DISTRIBUTION": "plane"},
+            ["one of n1, n2"] * 3,
+        ),
+        ({}, ["one of n1, n2"] * 3),
+    ],
+)
+def test_where_slurm_s_tasks_are(variables: dict[str, str], hosts: list[str]) -> None:
+    assert hosts_of_ranks({"SLURM_STEP_NODELIST": "n[1-2]"} | variables, 3) == hosts
+
+
+def test_slurm_tells_the_tasks_of_a_node_also_where_pmix_does_not() -> None:
+    step = SLURM_TASK | {"SLURM_STEP_TASKS_PER_NODE": "4(x1),3,1", "SLURM_NODEID": "1"}
+    found = identify(step | {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.7.0"})
+    assert (found.launcher, found.rank, found.size) == ("pmix", 5, 8)
+    assert (found.local_rank, found.local_size) == (1, 3)
 
 
 def test_an_unknown_interface_lists_the_known_ones() -> None:
