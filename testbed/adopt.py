@@ -136,7 +136,7 @@ def distribute(
 
     def leave() -> None:
         # A rank that is done early keeps its colocated server up for the others.
-        group.control.set_state("waiting for the other ranks to finish")
+        group.control.state = "waiting for the other ranks to finish"
         group.control.all_gather("leave", b"", LEAVE_S, members=group.size)
         opened.close(group.deadline_s)
         group.control.close()

@@ -120,7 +120,7 @@ def _work(
     # All are opened before any is measured: dedicated servers wait for their workers already.
     opened: list[tuple[Contestant, Backend, str]] = []
     for number, contestant in enumerate(contestants):
-        group.control.set_state(f"opening {contestant.label}")
+        group.control.state = f"opening {contestant.label}"
         backend, note = _open(contestants, number, role, group)
         check_opened(config, backend, contestant.label, group.device)
         opened.append((contestant, backend, note))
@@ -138,7 +138,7 @@ def _work(
             link = as_in_cluster(link, find_facts(os.environ))
             path = link_path(output, contestant.label, len(contestants)) if output else None
             _show(link, note, path)
-    group.control.set_state("leaving")
+    group.control.state = "leaving"
     for _, backend, _ in opened:
         backend.close(group.deadline_s)
 

@@ -24,12 +24,13 @@ class InprocHub:
         self._history: dict[str, list[tuple[frozenset[int], bytes]]] = defaultdict(list)
         self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
         self._loss: Loss | None = None
-        self.states: dict[int, str] = {}
+        self.members: dict[int, InprocControl] = {}
         self._shared: dict[str, Any] = {}
 
     def member(self, rank: int) -> InprocControl:
         """The end of the control plane that one thread holds."""
-        return InprocControl(self, rank)
+        member = self.members[rank] = InprocControl(self, rank)
+        return member
 
     def meet(
         self, rank: int, name: str, turn: int, value: bytes, members: int, limit_s: float
@@ -139,14 +140,9 @@ class InprocControl:
         """See `Control.on_loss`."""
         self._hub.add_mourner(self.rank, hear)
 
-    def set_state(self, words: str) -> None:
-        """See `Control.set_state`."""
-        self.state = words
-        self._hub.states[self.rank] = words
-
     def describe(self) -> str:
         """See `Control.describe`."""
-        return "; ".join(f"rank {r}: {words}" for r, words in sorted(self._hub.states.items()))
+        return "; ".join(f"rank {r}: {m.state}" for r, m in sorted(self._hub.members.items()))
 
     @property
     def loss(self) -> Loss | None:

@@ -21,7 +21,14 @@ class Loss:
 
 
 class Control(Protocol):
-    """One member's end of the control plane."""
+    """One member's end of the control plane.
+
+    Attributes:
+        rank: this member.
+        size: how many members there are.
+        state: what this member is doing now, in words that others quote when they wait in vain;
+            set by whoever does it.
+    """
 
     rank: int
     size: int
@@ -68,10 +75,6 @@ class Control(Protocol):
 
     def on_loss(self, hear: Callable[[Loss], None]) -> None:
         """Call `hear` once, on the control thread, when a member is lost (or already is)."""
-        ...
-
-    def set_state(self, words: str) -> None:
-        """What this member is doing now; others quote it when they wait in vain."""
         ...
 
     def describe(self) -> str:

@@ -114,10 +114,6 @@ class TcpControl:
         """See `Control.loss`."""
         return self._loss
 
-    def set_state(self, words: str) -> None:
-        """What this member is doing; travels with the next heartbeat."""
-        self.state = words
-
     def describe(self) -> str:
         """What every member said last that it was doing."""
         return b"; ".join(self._states).decode() or "no member has said what it is doing"

@@ -56,7 +56,7 @@ def codec_here(
     and the median over ranks counts. Where everything is `dilation` times slower, compressing is
     not: in the cluster's own time it is as many times faster.
     """
-    group.control.set_state(f"timing {compressor}")
+    group.control.state = f"timing {compressor}"
     host = group.hosts[group.rank] if group.hosts else group.host
     machine = machine_id(host)
     machines = group.control.all_gather("machines", machine.encode(), MEASURE_S, members=group.size)

@@ -121,7 +121,7 @@ class LinkProbe:
         dilation: float,
         rehearsal: Rehearsal | None,
     ) -> None:
-        group.control.set_state("measuring the link")
+        group.control.state = "measuring the link"
         self._cores = read_cores()
         self._stolen: list[float] = []
         self._config, self._trace, self._dilation = config, trace, dilation
@@ -254,7 +254,7 @@ class LinkProbe:
     def _costs(self, plan: Plan, num_steps: int) -> Steps:
         assert self._rehearsal is not None  # asked before
         steps = self._rehearsal.costs(plan, self._backend, self._group, num_steps)
-        self._group.control.set_state("measuring the link")
+        self._group.control.state = "measuring the link"
         return steps
 
     def _measured(self, stream: Sequence[int], steps: Steps, step_s: float) -> Link:

@@ -196,7 +196,7 @@ def _trace(
 
 def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace, Overhead]:
     """Rank 0's times of one micro-batch, measured while all ranks compute, as in training."""
-    group.control.set_state("profiling the workload")
+    group.control.state = "profiling the workload"
     replica, fetch, batch_size = second_copy(config, group, workload)
     step = training_step(replica.loss, fetch(), replica.scaler)
     trace = record_trace(

@@ -124,7 +124,7 @@ def _work(
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
     config = without_own_momentum(config)
-    group.control.set_state("building the workload")
+    group.control.state = "building the workload"
     make = build or (lambda: _build(config))
     workload = make()
     planned = prepare(config, role, group, workload, make)
@@ -145,7 +145,7 @@ def _work(
     )
     freeze_long_lived()
     outcome = train(run, workload)
-    group.control.set_state("waiting for the other ranks to finish")
+    group.control.state = "waiting for the other ranks to finish"
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
     backend.close(group.deadline_s)

@@ -160,7 +160,7 @@ def measure(
     for size in plan:
         mine = _measure_size(config, backends, control, tensors, size, first_step)
         first_step += len(backends) * (config.warmup + config.iters)
-        control.set_state(f"comparing samples of {size.num_bytes} bytes")
+        control.state = f"comparing samples of {size.num_bytes} bytes"
         told = control.all_gather(
             "comm samples", msgspec.msgpack.encode(mine), config.deadline, members=config.workers
         )
@@ -180,7 +180,7 @@ def _measure_size(
     mine = RankSamples([[] for _ in backends], [0] * len(backends))
     for turn in turns(config, size, first_step):
         name = config.backend[turn.contestant]
-        control.set_state(f"in a {config.op} of {size.num_bytes} bytes over {name}")
+        control.state = f"in a {config.op} of {size.num_bytes} bytes over {name}"
         payload.fill(tensor, tensors.mine, turn.step)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)

@@ -72,7 +72,7 @@ def _work(
 ) -> None:
     backends: list[Backend] = []
     for number, contestant in enumerate(contestants):
-        group.control.set_state(f"opening {contestant.label}")
+        group.control.state = f"opening {contestant.label}"
         own_role = replace(role, kind=contestant.kind, options=contestant.options)
         backends.append(open_backend(own_role, own_group(group, contestants, number)))
         check_opened(config, backends[-1], contestant.label, group.device)
@@ -80,7 +80,7 @@ def _work(
     for samples in measure(config, backends, group.control, group.device):
         if hear is not None:
             hear(samples)
-    group.control.set_state("leaving")
+    group.control.state = "leaving"
     for backend in backends:
         backend.close(group.deadline_s)
 

@@ -88,7 +88,7 @@ class Rehearsal:
         Raises:
             RankLost, DeadlineExceeded: as in training.
         """
-        group.control.set_state("rehearsing a few steps")
+        group.control.state = "rehearsing a few steps"
         session = Session(
             *(self.replica.model, self.replica.optimizer, backend, group.control),
             plan=plan,

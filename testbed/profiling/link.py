@@ -173,7 +173,7 @@ class _Measurement:
         From small to large, and no further once a single exchange takes so long that the least
         number of rounds of all sizes so far would not fit.
         """
-        self._control.set_state("getting to know the link")
+        self._control.state = "getting to know the link"
         fitting: list[int] = []
         round_s = 0.0
         for size in self._sweep.sizes:
@@ -203,7 +203,7 @@ class _Measurement:
 
     def take_rounds(self, sizes: Sequence[int], rounds: int) -> Times:
         """All samples of quiet rounds, each of its slowest rank."""
-        self._control.set_state("measuring the link")
+        self._control.state = "measuring the link"
         mine: list[Times] = []
         stolen = []
         taken = StealTime()

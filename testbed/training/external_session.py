@@ -94,7 +94,7 @@ class ExternalSession:
         self._num_missing = self._num_trained
         self._peer.count_step()
         self.step += 1
-        self._control.set_state(f"computing step {self.step}")
+        self._control.state = f"computing step {self.step}"
         if self._on_resume is not None:
             self._on_resume()
 
@@ -157,7 +157,7 @@ class ExternalSession:
         self._last_ready_s = time.perf_counter()
         self._num_missing -= 1
         if self._num_missing == 0:
-            self._control.set_state(f"waiting for the exchange of gradients in step {self.step}")
+            self._control.state = f"waiting for the exchange of gradients in step {self.step}"
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.synchronize()

@@ -356,9 +356,9 @@ class _Loop:
         if self._compressing is not None:
             outcome.compression = self._compressing.result(self._total - steps + self._warmup)
         if self._run.rank == 0 and self._run.config.resume_from is None:
-            self._run.control.set_state("training alone, to compare")
+            self._run.control.state = "training alone, to compare"
             self._compare_with_reference()
-        self._run.control.set_state("evaluating")
+        self._run.control.state = "evaluating"
         for snapshot in self._snapshots.taken:
             accuracy = accuracy_at(replica, snapshot)
             if accuracy is not None:

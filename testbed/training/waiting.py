@@ -46,7 +46,7 @@ class Waiter:
         """
         late = not work.done()
         if late:
-            self._control.set_state(f"waiting for the exchange of {name!r} in step {self.step}")
+            self._control.state = f"waiting for the exchange of {name!r} in step {self.step}"
         before_s = time.perf_counter()
         # A rank that computes for long is no rank that hangs: what was slow may be slow again.
         limit_s = max(self._patience_s, 2 * self._slowest_step_s)
@@ -76,7 +76,7 @@ class Waiter:
             self._slowest_step_s = max(self._slowest_step_s, own_s)
         self._step_began_s, self._step_waited_s, self.first = now_s, 0.0, False
         self.step += 1
-        self._control.set_state(f"computing step {self.step}")
+        self._control.state = f"computing step {self.step}"
 
     def take_waited_s(self) -> float:
         """Seconds waited since the last call."""
