@@ -1,4 +1,4 @@
-"""Dense compressors: nothing, and narrower floating-point numbers."""
+"""Dense compressors: none at all, and 16-bit floating-point numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,21 @@ from testbed.compression.protocol import (
 class Dense:
     """No compression: the sum of all values, divided by the number of ranks.
 
+        mean = (x_1 + ... + x_P) / P
+
     Bytes: n e.
+
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(Dense(), num_workers=2)
+        >>> job.exchange([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])[0].mean
+        tensor([2., 3.])
+
+    Reference:
+        Synchronous SGD, as Li et al., 2020, VLDB (PyTorch Distributed). Departs: nothing.
     """
 
     @property
@@ -46,20 +60,29 @@ class Dense:
 
 @dataclass(frozen=True)
 class Cast:
-    """Values rounded to a 16-bit float, divided by the number of ranks *before* they are summed.
+    """Values rounded to 16-bit floats, divided by the number of ranks *before* they are summed.
 
-    Bytes: 2 n (of 16-bit values: as they are). Rounding costs at most 2^-11 (fp16, above 6e-5 P)
-    or 2^-9 (bf16) of each value. The sum itself is rounded too, so the mean is that of what was
-    sent only to this precision.
+        mean = round(x_1 / P) + ... + round(x_P / P),  each addition rounded
+
+    Bytes: 2 n (16-bit values as they are). Rounding costs at most 2^-11 (fp16, above 6e-5 P) or
+    2^-9 (bf16) of each value. As sums are rounded, too, the mean is that of what was sent only to
+    this precision.
 
     Attributes:
-        name: `fp16` or `bf16`.
+        name: `fp16` (11 significant bits, up to 65504) or `bf16` (8 bits, the range of float32).
 
     Raises:
         NonFiniteGradient: in fp16 a value above 65504 P, or a mean above 65504.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(Cast("bf16"), num_workers=2)
+        >>> job.exchange([torch.tensor([1.0, 0.1]), torch.tensor([0.0, 0.1])])[0].mean
+        tensor([0.5000, 0.1001])
+
     Reference:
-        Micikevicius et al., 2018, ICLR (mixed precision). Departs: no loss scaling; see `bf16`.
+        Micikevicius et al., 2018, ICLR (mixed precision). Departs: no loss scaling; where fp16
+        overflows, use bf16.
     """
 
     name: Literal["fp16", "bf16"]

@@ -29,28 +29,35 @@ from testbed.compression.wrappers import density_at
 
 @dataclass(frozen=True)
 class Dgc:
-    """Velocity is accumulated where nothing is sent, and both start anew where something is.
+    """Momentum is accumulated where nothing is sent, and starts anew where something is.
 
         u <- momentum u + g;  v <- v + u;  send the largest ratio of |v|;  u = v = 0 there
 
     It carries the momentum, so the optimizer must have none.
 
-    Bytes: as `topk-sampled`: min(k e + index_bytes(n, k), n e), k from 0.8 to 1.3 times
-    ceil(ratio n).
+    Bytes: as `topk-sampled`: min(k e + index_bytes(n, k), n e), k from 0.8 to 1.3 times ceil(ratio
+    n).
 
     Attributes:
         ratio: share of elements that is sent, 0 < ratio <= 1.
         momentum: 0 <= momentum < 1; 0 makes it error feedback around `topk-sampled`.
         clip: the message's norm is clipped to clip / sqrt(P) before it is added; 0: not.
         masking: u, too, becomes 0 where something was sent (momentum factor masking).
-        warmup_steps: steps (an epoch's, as published) at each of the densities 25, 6.25, 1.56,
-            0.39 % and so on, as long as they are above `ratio`; 0: none.
+        warmup_steps: steps (an epoch's, as published) at each of the densities 25, 6.25, 1.56, 0.39
+            % and so on, as long as they are above `ratio`; 0: none.
 
     Raises:
         UsageError: an option outside of its range.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(Dgc(0.5), num_workers=1)
+        >>> [job.exchange([torch.tensor(g)])[0].mean.tolist() for g in ([1.0, 0.5], [0.25, 0.5])]
+        [[1.0, 0.0], [0.0, 1.4500000476837158]]
+
     Reference:
-        Lin et al., 2018, ICLR. Departs: clips a message, not the whole gradient; no Nesterov term.
+        Lin et al., 2018, ICLR (DGC). Departs: clips a message, not the whole gradient; no Nesterov
+        term.
     """
 
     ratio: float = 0.001

@@ -27,29 +27,39 @@ Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [
 
 @dataclass(frozen=True)
 class GTopK:
-    """Pairs of ranks exchange their k elements, add them and keep the k largest, P times doubled.
+    """Pairs of ranks exchange their k elements, add them and keep the k largest, in log2 P rounds.
 
-    In round r rank i exchanges with rank i XOR 2^r, so that both hold the same afterwards. Ranks
-    beyond the largest power of two first hand their selection to one below it and get the result
-    at the end. All ranks end with the same k elements; in general they are not the k largest of
-    the sum.
+        round r: rank i exchanges with rank i XOR 2^r;  kept <- topk(kept + received, k)
 
-    Bytes: (log2 P) min(k e + index_bytes(n, k), n e) for a power of two, at most one payload more
-    otherwise.
+    Ranks beyond the largest power of two first hand their selection to one below it and get the
+    result at the end. All ranks end with the same k elements; in general they are not the k largest
+    of the sum, as an element that is dropped in an early round stays dropped.
+
+    Bytes: log2 P times min(k e + index_bytes(n, k), n e) for a power of two, see `sparse`;
+    otherwise at most one payload more.
 
     Attributes:
         ratio: share of elements, 0 < ratio <= 1.
-        residual: which local elements count as sent: `published`: those whose index is in the
-            result, which loses what was dropped in an early round on the own path while the index
-            survived on another; `conserving`: those whose index was never dropped on it. What a
-            rank beyond the power of two handed on and was dropped stays with whom it was handed.
+        residual: which local elements count as sent. `published`: those whose index is in the
+            result, which loses a value that was dropped in an early round on this rank's path while
+            its index survived on another. `conserving`: those whose index was never dropped on this
+            rank's path. A value that a rank beyond the power of two handed on and that was dropped
+            is kept by the rank that received it.
 
     Raises:
         UsageError: a ratio outside of that.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(GTopK(0.3), num_workers=4)
+        >>> values = [[9, 0, 1, 0, 4, 0], [0, 8, 0, 3, -5, 0],
+        ...           [2, 0, 0, 7, 0, -6], [0, -7, 0, 5, 1, 0]]
+        >>> job.exchange(list(torch.tensor(values, dtype=torch.float32)))[0].mean
+        tensor([2.2500, 0.0000, 0.0000, 3.0000, 0.0000, 0.0000])
+
     Reference:
-        Shi et al., 2019, ICDCS (gTop-k). Departs: `conserving` is the default; any number of
-        ranks. Keeps nothing by itself: the paper's residual is `ef+gtopk`.
+        Shi et al., 2019, ICDCS (gTop-k). Departs: `conserving` is the default; any number of ranks.
+        Keeps nothing by itself: the paper's residual is `ef+gtopk`.
     """
 
     ratio: float = 0.01

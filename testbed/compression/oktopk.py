@@ -1,4 +1,4 @@
-"""Ok-Topk: each rank reduces one region of the indices, so that no rank moves all of them."""
+"""Ok-Topk: each rank sums up one region of the indices, so that no rank receives all of them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _PER_RANK_BYTES = 3 + 8  # indices of each region rounded up; a boundary
 
 @dataclass(frozen=True)
 class OkTopK:
-    """About k largest of the sum of everybody's k largest, each region summed by its owner.
+    """About the k largest of the sum of all ranks' k largest, summed region by region.
 
-    1. Every `rebalance` steps: region boundaries are set to the mean over ranks of the quantiles
-       of the local selections (one sum of P - 1 numbers).
-    2. Each rank sends its selection (local threshold) to the owners of the regions, who add it up.
-    3. Owners send on, to all, what is above the global threshold.
+        1. every `rebalance` steps: boundaries <- mean over ranks of the quantiles of the selections
+        2. each rank sends {x_i : |x_i| >= local threshold} to the owners of the regions, who add up
+        3. owners send {sum_i : |sum_i| >= global threshold} to all
 
-    Thresholds are exact every `every` steps (everything summed then travels in 3) and are used
-    again in between. What a rank selected and the result contains counts as sent; nothing is lost.
+    Step 1 is one sum of P - 1 numbers. Thresholds are exact every `every` steps (everything summed
+    then travels in 3) and are used again in between. What a rank selected and the result contains
+    counts as sent; nothing is lost.
 
-    Bytes: in 2 at most 4/3 k elements as in `topk`; in 3 what is kept of the own region, about
-    k / P where boundaries fit (at exact steps 4/3 k), 4/3 k P at most where all selections crowd
-    in one region since boundaries were set; 8 (P - 1) at each rebalancing. Where two selections,
+    Bytes: in 2 at most 4/3 k elements as in `topk`; in 3 what is kept of the own region, about k /
+    P where boundaries fit (at exact steps 4/3 k), 4/3 k P at most where all selections crowd in one
+    region since boundaries were set; 8 (P - 1) at each rebalancing. Where two selections,
     boundaries and rounding are no less than n e, the message is summed as it is: n e bytes.
 
     Attributes:
@@ -59,12 +59,21 @@ class OkTopK:
     Raises:
         UsageError: an option outside of its range.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(OkTopK(0.01), num_workers=2)
+        >>> values = [torch.zeros(400), torch.zeros(400)]
+        >>> values[0][3], values[1][3], values[1][300] = 5.0, 3.0, 7.0
+        >>> mean = job.exchange(values)[0].mean  # 3 and 300 are in the result, other values are 0
+        >>> mean[3], mean[300], int(mean.count_nonzero())
+        (tensor(4.), tensor(3.5000), 2)
+
     Reference:
-        Li and Hoefler, 2022, PPoPP (Ok-Topk). Departs: a local threshold that selects less than
-        2/3 k or more than 4/3 k is made exact at once; the global one is multiplied by
-        (found / k)^(1/8) after each step in between; step 3 gathers the regions as they are,
-        without balancing them once more, so that the published 6 k (P - 1) / P for each rank holds
-        only while boundaries fit. Keeps nothing by itself: the paper's residual is `ef+oktopk`.
+        Li and Hoefler, 2022, PPoPP (Ok-Topk). Departs: a local threshold that selects less than 2/3
+        k or more than 4/3 k is made exact at once; the global one is multiplied by (found /
+        k)^(1/8) after each step in between; step 3 gathers the regions as they are, without
+        balancing them once more, so that the published 6 k (P - 1) / P for each rank holds only
+        while boundaries fit. Keeps nothing by itself: the paper's residual is `ef+oktopk`.
     """
 
     ratio: float = 0.01

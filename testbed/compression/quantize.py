@@ -1,4 +1,4 @@
-"""Stochastic rounding to evenly spaced levels between 0 and a scale: QSGD and TernGrad."""
+"""Quantisers that round at random: QSGD, TernGrad and natural compression."""
 
 from __future__ import annotations
 
@@ -22,21 +22,32 @@ from testbed.compression.protocol import ByteRange, Claims, Context
 from testbed.compression.sparse import as_values
 from testbed.compression.sparse_mean import SparseMeans
 
-# Natural compression: magnitudes rounded to powers of two, up or down at random.
-
 
 @dataclass(frozen=True)
 class Natural:
-    """Sign and exponent of each value as float32: 9 bits.
+    """Magnitudes rounded at random to one of the two nearest powers of two: 9 bits each.
 
-    Between 2^a and 2^(a+1) the upper is taken with probability (|v| - 2^a) / 2^a: a random
-    23-bit number is added to the mantissa and its carry kept, which is exact and needs no
-    logarithm. Below 2^-126 the two choices are 0 and 2^-126; above 2^127 the result is 2^127.
+        2^a <= |v| <= 2^(a+1):  2^(a+1) with probability (|v| - 2^a) / 2^a, else 2^a
+
+    A random 23-bit number is added to the mantissa of the float32 and its carry kept, which is
+    exact and needs no logarithm. Below 2^-126 the two choices are 0 and 2^-126; above 2^127 the
+    result is 2^127.
 
     Bytes: n + ceil(n / 8). Unbiased, E |C(x) - x|^2 <= |x|^2 / 8.
 
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> job = Lockstep(Gathered(Quantised(Natural())), num_workers=1)
+        >>> job.exchange([torch.tensor([4.0, -0.5, 0.0])])[0].mean  # powers of two stay
+        tensor([ 4.0000, -0.5000,  0.0000])
+
     Reference:
-        Horvath et al., 2022, MSML (natural compression).
+        Horvath et al., 2022, MSML (natural compression). Departs: float64 is rounded to float32
+        first.
     """
 
     @property
@@ -62,9 +73,6 @@ class Natural:
     def coded_bytes(self, num_elements: int, element_bytes: int) -> int:
         """See `Quantiser.coded_bytes`."""
         return num_elements + packed_bytes(num_elements, 1)
-
-
-# Compressors that send every element, coarsely: a quantiser as a codec.
 
 
 class Quantiser(Protocol):
@@ -250,17 +258,31 @@ class Levels:
 
 @dataclass(frozen=True)
 class QsgdOptions:
-    """Options of `qsgd`.
+    """`qsgd`: random rounding to evenly spaced levels between 0 and the bucket's norm.
+
+        y = s |v| / S,  s = 2^(bits - 1) - 1;  l = floor(y) + (1 with probability y - floor(y))
+        sent = sign(v) S l / s
 
     Bytes: 4 ceil(n / bucket) + ceil(n bits / 8) (scales of float64 gradients: 8). Unbiased.
 
     Attributes:
         bits: for each value, 2 to 8, its sign included.
-        bucket: values that share a norm; 0: all of a message.
-        norm: `l2` as published, or `max`: less variance for few bits.
+        bucket: values that share a norm S; 0: all of a message.
+        norm: S is the Euclidean norm (`l2`) as published, or the largest magnitude (`max`): less
+            variance for few bits.
+
+    Raises:
+        UsageError: bits outside 2 .. 8, or a bucket of less than 8.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.registry import resolve_compressor
+        >>> job = Lockstep(resolve_compressor("qsgd:bits=8,norm=max"), num_workers=1)
+        >>> job.exchange([torch.tensor([127.0, -64.0, 0.0, 1.0, 1.0])])[0].mean, job.given_bytes
+        (tensor([127., -64.,   0.,   1.,   1.]), [9])
 
     Reference:
-        Alistarh et al., 2017, NeurIPS. Departs: codes of fixed width, not Elias's.
+        Alistarh et al., 2017, NeurIPS (QSGD). Departs: codes of fixed width, not Elias's.
     """
 
     bits: int = 4
@@ -274,19 +296,32 @@ class QsgdOptions:
 
 @dataclass(frozen=True)
 class TernGradOptions:
-    """Options of `terngrad`: 0 or +-scale for each value, the scale the largest magnitude.
+    """`terngrad`: each value becomes 0 or +-S at random, S the largest magnitude of the bucket.
+
+        x <- clip(x, -c sigma, c sigma);  S = max |x|
+        sent_i = sign(x_i) S with probability |x_i| / S, else 0
 
     Bytes: 4 ceil(n / bucket) + ceil(n / 4) (scales of float64 gradients: 8). Unbiased without
     clipping.
 
     Attributes:
-        clip_sigmas: magnitudes are clipped to so many standard deviations about 0 (root of the
+        clip_sigmas: c, magnitudes are clipped to so many standard deviations about 0 (root of the
             mean square); 0: not.
         bucket: values that share a scale; 0: all of a message.
 
+    Raises:
+        UsageError: a negative `clip_sigmas`, or a bucket of less than 8.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.registry import resolve_compressor
+        >>> job = Lockstep(resolve_compressor("terngrad"), num_workers=1)
+        >>> job.exchange([torch.tensor([4.0, -4.0, 0.0, 4.0])])[0].mean, job.given_bytes
+        (tensor([ 4., -4.,  0.,  4.]), [5])
+
     Reference:
-        Wen et al., 2017, NeurIPS. Departs: the scale is each rank's own, not the largest of all
-        ranks, and is taken over a message or bucket instead of a layer.
+        Wen et al., 2017, NeurIPS (TernGrad). Departs: the scale is each rank's own, not the largest
+        of all ranks, and is taken over a message or bucket instead of a layer.
     """
 
     clip_sigmas: float = 2.5

@@ -1,4 +1,4 @@
-"""Random-k: the same randomly chosen elements on all ranks, so that they can simply be summed."""
+"""Random-k: the same randomly chosen elements on all ranks, so that they can be summed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from testbed.compression.protocol import (
 class RandomK:
     """One element of each of k equal strata, drawn by a seed that all ranks share; one all-reduce.
 
-    Bytes: k e with k = max(1, ceil(ratio n)); no indices travel. A delta-contraction in
-    expectation with delta = 1 / ceil(n / k); unbiased with `scale`, where each element is
-    multiplied by the size of its stratum (do not combine that with `ef`: the residual grows).
+        k = max(1, ceil(ratio n));  stratum j = [j n / k, (j + 1) n / k);  one uniform index in each
+        sent_j = x_index, with `scale` times the size of the stratum
+
+    Bytes: k e; no indices travel. A delta-contraction in expectation with delta = 1 / ceil(n / k);
+    unbiased with `scale` (do not combine that with `ef`: the residual grows).
 
     Attributes:
         ratio: share of elements that is sent, 0 < ratio <= 1.
@@ -34,9 +36,16 @@ class RandomK:
     Raises:
         UsageError: a ratio outside of that.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> job = Lockstep(RandomK(0.5), num_workers=2)
+        >>> values = [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([3.0, 4.0, 5.0, 6.0])]
+        >>> job.exchange(values)[0].mean, job.given_bytes
+        (tensor([2., 0., 4., 0.]), [8, 8])
+
     Reference:
-        Stich, Cordonnier and Jaggi, 2018, NeurIPS. Departs: strata instead of all subsets, so
-        that drawing costs k and not n; each element's probability is the same to 1 / n.
+        Stich, Cordonnier and Jaggi, 2018, NeurIPS. Departs: strata instead of all subsets, so that
+        drawing costs k and not n; each element's probability is the same to 1 / n.
     """
 
     ratio: float = 0.01

@@ -19,7 +19,7 @@ from testbed.compression.oktopk import OkTopK
 from testbed.compression.protocol import Compressor, CompressorKind
 from testbed.compression.quantize import Levels, Natural, QsgdOptions, Quantised, TernGradOptions
 from testbed.compression.randomk import RandomK
-from testbed.compression.sign import EfSignOptions, OneBit, Sign, SignOptions
+from testbed.compression.sign import EfSignOptions, OneBit, Sign
 from testbed.compression.topk import Threshold, TopK, TopKSampled
 from testbed.compression.wrappers import (
     BySize,
@@ -89,8 +89,8 @@ OKTOPK = _itself(
 SIGN = _codec(
     "sign",
     "signs by majority vote (vote, scaled, bucket)",
-    SignOptions,
-    lambda given: Sign(given.vote, given.scaled, given.bucket),
+    Sign,
+    lambda given: given,
 )
 EF_SIGN = CompressorKind(
     "ef-sign",

@@ -1,4 +1,4 @@
-"""Signs of gradients: as a majority vote, or scaled by the mean magnitude."""
+"""Signs of gradients: a majority vote, scaled by the mean magnitude, or with two means."""
 
 from __future__ import annotations
 
@@ -24,55 +24,34 @@ from testbed.compression.sparse_mean import SparseMeans
 
 
 @dataclass(frozen=True)
-class SignOptions:
-    """Options of `sign`; 0 counts as positive.
-
-    Bytes: ceil(n / 8), with `scaled` 4 ceil(n / bucket) more (float64: 8 each), n e where that is
-    less. Scaled signs are a delta-contraction with delta = |x|_1^2 / (n |x|_2^2) of each bucket.
-    A vote's result has the sign that most ranks have, 0 on a tie, and magnitude 1 (the learning
-    rate is the step), or with `scaled` the mean of the ranks' scales.
-
-    Attributes:
-        vote: the result is the majority's sign; else the mean of what was sent.
-        scaled: each rank sends the mean magnitude of each bucket along.
-        bucket: with `scaled`, values that share a scale; 0: all of a message.
-
-    Raises:
-        UsageError: a bucket of less than 8.
-
-    Reference:
-        Bernstein et al., 2018, ICML, and 2019, ICLR (signSGD with majority vote).
-    """
-
-    vote: bool = True
-    scaled: bool = False
-    bucket: int = 512
-
-    def __post_init__(self) -> None:
-        require_bucket("sign", self.bucket)
-
-
-@dataclass(frozen=True)
 class EfSignOptions:
-    """Options of `ef-sign`: scaled signs with error feedback.
+    """`ef-sign`: scaled signs with error feedback.
 
-    Bytes: 4 ceil(n / bucket) + ceil(n / 8) (float64: 8 for each bucket), n e where that is less.
+        v = e + x;  sent = mean(|v|) sign(v) in each bucket;  e = v - sent
+
+    Bytes: 4 ceil(n / bucket) + ceil(n / 8) (float64: 8 for each bucket), n e where that is less. On
+    a server the mean goes back dense; `zmq-ps:repack=1` sends it as signs again.
 
     Attributes:
-        vote: the majority's sign times the mean scale; else the mean of the scaled signs, for
-            which nothing is ever lost: what was sent plus what is kept equals what was given.
+        vote: the majority's sign times the mean scale; else the mean of the scaled signs, for which
+            nothing is ever lost: what was sent plus what is kept equals what was given.
         bucket: values that share a scale; 0: all of a message.
 
     Raises:
         UsageError: a bucket of less than 8.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.registry import resolve_compressor
+        >>> job = Lockstep(resolve_compressor("ef-sign:bucket=8"), num_workers=1)
+        >>> job.exchange([torch.tensor([1.0, -2.0, 3.0, 4.0])])[0].mean, job.states[0]["residual"]
+        (tensor([ 2.5000, -2.5000,  2.5000,  2.5000]), tensor([-1.5000,  0.5000,  0.5000,  1.5000]))
+
     Reference:
         Karimireddy et al., 2019, ICML (EF-signSGD); the vote is that of Bernstein et al., 2019,
         ICLR. Departs: the scale is a bucket's, not a layer's; what a vote overrules is lost, so
-        that with `vote` nothing is promised of error feedback (Zheng et al., 2019, NeurIPS, keep
-        it on the server: that is `zmq-ps:repack=1` without `vote`).
-
-    On a server the mean goes back dense: `zmq-ps:repack=1` sends it as signs again.
+        that with `vote` nothing is promised of error feedback (Zheng et al., 2019, NeurIPS, keep it
+        on the server: that is `zmq-ps:repack=1` without `vote`).
     """
 
     vote: bool = False
@@ -84,17 +63,46 @@ class EfSignOptions:
 
 @dataclass(frozen=True)
 class Sign:
-    """The codec of `sign` and `ef-sign`.
+    """`sign`: one bit for each value, the majority's sign as the result; 0 counts as positive.
+
+        vote:    mean_i = sign(sum over ranks of sign(x_i)), times the mean scale if `scaled`
+        no vote: mean_i = mean over ranks of sign(x_i) (times the rank's scale if `scaled`)
+        scale of a bucket = mean |x_i|
+
+    A vote's result is 0 on a tie; without `scaled` its magnitude is 1, so that the learning rate is
+    the step. Scaled signs are a delta-contraction with delta = |x|_1^2 / (n |x|_2^2) of each
+    bucket.
+
+    Bytes: ceil(n / 8), with `scaled` 4 ceil(n / bucket) more (float64: 8 each), n e where that is
+    less.
 
     Attributes:
-        vote: see `SignOptions`.
-        scaled: see `SignOptions`.
-        bucket: see `SignOptions`.
+        vote: the result is the majority's sign; else the mean of what was sent.
+        scaled: each rank sends the mean magnitude of each bucket along.
+        bucket: with `scaled`, values that share a scale; 0: all of a message.
+
+    Raises:
+        UsageError: a bucket of less than 8.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> job = Lockstep(Gathered(Sign()), num_workers=3)
+        >>> values = [torch.tensor(v) for v in ([1.0, -2.0], [-1.0, -3.0], [5.0, 4.0])]
+        >>> job.exchange(values)[0].mean, job.given_bytes
+        (tensor([ 1., -1.]), [1, 1, 1])
+
+    Reference:
+        Bernstein et al., 2018, ICML, and 2019, ICLR (signSGD with majority vote). Departs: `scaled`
+        and the mean without a vote are not part of it.
     """
 
     vote: bool = True
     scaled: bool = False
     bucket: int = 512
+
+    def __post_init__(self) -> None:
+        require_bucket("sign", self.bucket)
 
     @property
     def claims(self) -> Claims:
@@ -210,17 +218,15 @@ class Sign:
         return float(kept.sum()) / square if square else 1.0
 
 
-# 1-bit SGD: signs, and one mean for each of them.
-
-
 @dataclass(frozen=True)
 class OneBit:
-    """Of each bucket, values at or above 0 become their mean, those below 0 theirs.
+    """1-bit SGD: values at or above 0 become their mean in each bucket, those below 0 theirs.
 
-    Bytes: 8 ceil(n / bucket) + ceil(n / 8) (float64: 16 for each bucket). A delta-contraction
-    with delta = sum over buckets of (n+ m+^2 + n- m-^2), over |x|^2. The paper always has error
-    feedback: write `ef+onebit`. On a server the mean goes back dense; `zmq-ps:repack=1` sends it
-    as signs again.
+        m+ = mean(x_i >= 0),  m- = mean(x_i < 0) of a bucket;  sent_i = m+ if x_i >= 0 else m-
+
+    Bytes: 8 ceil(n / bucket) + ceil(n / 8) (float64: 16 for each bucket). A delta-contraction with
+    delta = sum over buckets of (n+ m+^2 + n- m-^2), over |x|^2. On a server the mean goes back
+    dense; `zmq-ps:repack=1` sends it as signs again.
 
     Attributes:
         bucket: values that share the two means; 0: all of a message.
@@ -228,8 +234,17 @@ class OneBit:
     Raises:
         UsageError: a bucket of less than 8.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> from testbed.compression.quantize import Quantised
+        >>> job = Lockstep(Gathered(Quantised(OneBit(8))), num_workers=1)
+        >>> job.exchange([torch.tensor([1.0, -2.0, 3.0, -4.0])])[0].mean
+        tensor([ 2., -3.,  2., -3.])
+
     Reference:
-        Seide et al., 2014, Interspeech. Departs: buckets instead of the columns of a matrix.
+        Seide et al., 2014, Interspeech. Departs: buckets instead of the columns of a matrix; the
+        paper always has error feedback: write `ef+onebit`.
     """
 
     bucket: int = 512

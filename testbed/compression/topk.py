@@ -1,4 +1,4 @@
-"""Compressors that send selected elements as they are: one codec, one way of selecting each."""
+"""Compressors that send selected elements unchanged: one way of selecting each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from testbed.compression.sparse_mean import SparseMerger
 
 @dataclass(frozen=True)
 class TopK(SparseMerger):
-    """The k = max(1, ceil(ratio n)) largest magnitudes; ties: lower index.
+    """The k elements of largest magnitude; of equal ones those of lower index.
 
-    Bytes: min(k e + index_bytes(n, k), n e), see `sparse`. At 1 % of float32 5.07 for each
-    selected element. A delta-contraction with delta = k / n.
+        k = max(1, ceil(ratio n));  sent = {(i, x_i) : |x_i| among the k largest}
+
+    Bytes: min(k e + index_bytes(n, k), n e), see `sparse`: at 1 % of float32 5.07 for each selected
+    element. A delta-contraction with delta = k / n.
 
     Attributes:
         ratio: share of elements that is sent, 0 < ratio <= 1.
@@ -28,12 +30,17 @@ class TopK(SparseMerger):
     Raises:
         UsageError: a ratio outside of that.
 
-    Reference:
-        Stich, Cordonnier and Jaggi, 2018, NeurIPS (sparsified SGD with memory).
-
     Example:
-        >>> TopK(0.4).encode(torch.tensor([1.0, -3.0, 2.0, 0.0, 0.0]), Context()).payload.numel()
-        9
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> job = Lockstep(Gathered(TopK(0.2)), num_workers=2)
+        >>> values = [torch.tensor([1.0, -3.0, 2.0, 0.0]), torch.tensor([0.0, 1.0, 0.0, 4.0])]
+        >>> job.exchange(values)[0].mean, job.given_bytes
+        (tensor([ 0.0000, -1.5000,  0.0000,  2.0000]), [5, 5])
+
+    Reference:
+        Stich, Cordonnier and Jaggi, 2018, NeurIPS (sparsified SGD with memory). Departs: the memory
+        is not part of it; write `ef+topk`.
     """
 
     ratio: float = 0.01
@@ -59,10 +66,15 @@ class TopK(SparseMerger):
 
 @dataclass(frozen=True)
 class TopKSampled(SparseMerger):
-    """About ratio n largest magnitudes, by a threshold from a 1 % strided sample (as in DGC).
+    """About ratio n elements of largest magnitude, by a threshold from a 1 % strided sample.
 
-    Bytes: as `topk` with the k that was found, 0.8 to 1.3 times ceil(ratio n). A
-    delta-contraction with delta = k / n.
+        threshold = ratio-quantile of |sample|;  sent = {(i, x_i) : |x_i| >= threshold}
+
+    More than 1.3 k elements are cut down to k = ceil(ratio n); below 0.8 k the threshold is
+    lowered.
+
+    Bytes: as `topk` with the k that was found, 0.8 to 1.3 times ceil(ratio n). A delta-contraction
+    with delta = k / n.
 
     Attributes:
         ratio: share of elements that is wanted, 0 < ratio <= 1.
@@ -70,12 +82,16 @@ class TopKSampled(SparseMerger):
     Raises:
         UsageError: a ratio outside of that.
 
-    Reference:
-        Lin et al., 2018, ICLR (DGC). Departs: see `select.sampled`.
-
     Example:
-        >>> TopKSampled(0.5).encode(torch.tensor([1.0, -3.0]), Context()).payload.numel()
-        5
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> job = Lockstep(Gathered(TopKSampled(0.5)), num_workers=1)
+        >>> job.exchange([torch.tensor([1.0, -3.0])])[0].mean
+        tensor([ 0., -3.])
+
+    Reference:
+        Lin et al., 2018, ICLR (DGC). Departs: see `sparse.sampled`; small messages are selected
+        exactly.
     """
 
     ratio: float = 0.01
@@ -102,20 +118,26 @@ class TopKSampled(SparseMerger):
 class Threshold(SparseMerger):
     """All elements whose magnitude is at least `value`.
 
+        sent = {(i, x_i) : |x_i| >= value}
+
     Bytes: as `topk` with the k that was found, anything from 0 to the dense n e.
 
     Attributes:
         value: the threshold, above 0, in the units of the gradient.
 
     Raises:
-        UsageError: a value that is not above 0.
-
-    Reference:
-        Strom, 2015, Interspeech. Departs: values are sent as they are, not as +-threshold.
+        UsageError: a value that is not above 0 and finite.
 
     Example:
-        >>> Threshold(2.0).encode(torch.tensor([1.0, -3.0, 0.0]), Context()).payload.numel()
-        5
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> job = Lockstep(Gathered(Threshold(2.0)), num_workers=1)
+        >>> job.exchange([torch.tensor([1.0, -3.0, 0.0])])[0].mean
+        tensor([ 0., -3.,  0.])
+
+    Reference:
+        Strom, 2015, Interspeech. Departs: values are sent as they are, not as +-threshold; the
+        remainder is kept by `ef+threshold`.
     """
 
     value: float = 1e-3

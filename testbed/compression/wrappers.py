@@ -1,4 +1,4 @@
-"""Error feedback: what was not sent is added to the next gradient."""
+"""Compressors around another one: error feedback, warm-up, and by message size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class FeedbackOptions:
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """Around any compressor C: wanted = gradient + residual; send C(wanted); keep the rest.
+    """`ef+C`: what compressor C did not send is added to the next gradient.
+
+        v = x + residual;  send C(v);  residual = v - sent
 
     Over any number of steps what was sent plus what is kept equals what was given.
 
@@ -56,8 +58,17 @@ class ErrorFeedback:
     Raises:
         UsageError: C keeps its own residual already; `update` without a learning rate.
 
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> from testbed.compression.topk import TopK
+        >>> job = Lockstep(ErrorFeedback(Gathered(TopK(0.5))), num_workers=1)
+        >>> [job.exchange([torch.tensor([3.0, 2.0])])[0].mean.tolist() for step in range(2)]
+        [[3.0, 0.0], [0.0, 4.0]]
+
     Reference:
-        Seide et al., 2014, Interspeech; Karimireddy et al., 2019, ICML (EF-SGD).
+        Seide et al., 2014, Interspeech; Karimireddy et al., 2019, ICML (EF-SGD). Departs: the
+        residual is in units of gradients unless `units=update`.
     """
 
     inner: Compressor
@@ -147,14 +158,32 @@ class BySizeOptions:
 
 @dataclass(frozen=True)
 class BySize:
-    """The inner compressor for messages of `min_elements` and more, a plain one for the others.
+    """`by-size+C`: compressor C for messages of `min_elements` and more, else a dense one.
+
+        n >= min_elements:  C;  else: small
+
+    What small messages cost is start-up time, which compression does not shorten.
+
+    Bytes: those of C or of `small`.
 
     Attributes:
-        inner: for the large ones.
+        inner: C, for the large ones.
         options: see `BySizeOptions`.
 
     Raises:
-        UsageError: the inner one does the optimizer's momentum, which small messages then lacked.
+        UsageError: C does the optimizer's momentum, which small messages would then lack.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> from testbed.compression.topk import TopK
+        >>> job = Lockstep(BySize(Gathered(TopK(0.1)), BySizeOptions(4)), num_workers=1)
+        >>> job.exchange([torch.ones(3)])[0].mean, job.exchange([torch.ones(4)])[0].mean
+        (tensor([1., 1., 1.]), tensor([1., 0., 0., 0.]))
+
+    Reference:
+        Common practice, as in Lin et al., 2018, ICLR (DGC), who leave biases uncompressed. Departs:
+        the size of the message decides, not the kind of its tensors.
     """
 
     inner: Compressor
@@ -231,14 +260,30 @@ class WarmUpOptions:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A compressor whose ratio falls from `start` to its own.
+    """`warmup+C`: a compressor whose ratio falls from `start` to its own, in stages.
+
+        ratio(step) = max(ratio of C, start factor^floor(step / stage_steps))
+
+    Bytes: those of C at the ratio of the step.
 
     Attributes:
-        inner: any compressor with a ratio, however deep.
+        inner: C, any compressor with a ratio, however deep.
         options: see `WarmUpOptions`.
 
     Raises:
-        UsageError: the inner one has no ratio.
+        UsageError: C has no ratio.
+
+    Example:
+        >>> from testbed.compression.lockstep import Lockstep
+        >>> from testbed.compression.gathered import Gathered
+        >>> from testbed.compression.topk import TopK
+        >>> job = Lockstep(WarmUp(Gathered(TopK(0.1)), WarmUpOptions(stage_steps=1)), num_workers=1)
+        >>> [int(job.exchange([torch.ones(10)])[0].mean.count_nonzero()) for step in range(3)]
+        [3, 1, 1]
+
+    Reference:
+        Lin et al., 2018, ICLR (DGC). Departs: the length of a stage is an option, not an epoch; any
+        compressor with a ratio.
     """
 
     inner: Compressor

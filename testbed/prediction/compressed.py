@@ -77,7 +77,7 @@ def message_cost(
 ) -> MessageCost:
     """What one message takes under a compressor.
 
-        encode + sum over rounds of (start-ups + transfer, `exchange.round_phases_s`)
+        encode + sum over rounds of (start-ups + transfer, `round_phases_s`)
                + merging at a server + work between rounds + decode
 
     Args:

@@ -57,7 +57,7 @@ def measure_link(
     Sizes take turns in a random order that all ranks share. The messages of `sweep.stream` follow
     each other as those of a step do, and each is a sample of its size. Times are told over the
     control plane between exchanges, never during one. Of rounds that the host of a virtual machine
-    disturbed only the quietest count (`statistics.quiet`). The first exchange of each size is not a
+    disturbed only the quietest count (`steady.quietest`). The first exchange of each size is not a
     sample: it allocates and connects, and its time only decides what the budget allows.
 
     Concurrent messages are measured where the backend was opened with several channels; without,
@@ -72,7 +72,7 @@ def measure_link(
         sweep: what to send; None = `quick()`.
         steps: of steps that were timed already, the bytes and seconds of their messages, the same
             on all ranks; they count like those of `sweep.stream`, and what the link leaves out of
-            each step is kept in `Link.extra` under `missing_s` (see `in_steps.with_missing`).
+            each step is kept in `Link.extra` under `missing_s` (see `rehearsal_fit.with_missing`).
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 
     Returns:

@@ -114,7 +114,7 @@ def busiest_link_bytes(num_bytes: float, num_workers: int, options: ZmqPsOptions
 class Owners:
     """Each new key goes to the server that has the fewest bytes of its channel so far.
 
-    Not every payload can be cut, and small ones need not be (`nouns.CUT_BYTES`): their whole keys
+    Not every payload can be cut, and small ones need not be (`types.CUT_BYTES`): their whole keys
     are shared out, by the bytes of the uncompressed message:
     those are equal on all ranks, those of payloads need not be. All ranks run the requests of a
     channel in one order and those of several channels in any, so each channel counts by itself,
