@@ -1,4 +1,4 @@
-"""DenseNet-161 and -201 (Huang et al., 2017): many small layers, each fed with all before it."""
+"""DenseNet-161 and -201: many small layers, each of which reads the outputs of all before it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,27 @@ class DenseLayer(nn.Module):
 def densenet(blocks: tuple[int, ...], growth: int, num_classes: int) -> nn.Module:
     """Dense blocks; between two of them half the channels and half the image.
 
+        layer l of a block:  x_l = conv3x3(conv1x1([x_0, ..., x_{l-1}]))  of `growth` channels
+
+    Images [B, 3, S, S] to logits [B, num_classes].
+
     Args:
         blocks: layers of each block.
         growth: channels that each layer adds.
         num_classes: outputs.
+
+    Raises:
+        UsageError: images of fewer than 32 pixels.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = densenet((6, 12, 48, 32), growth=32, num_classes=1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        20013928
+
+    Reference:
+        Huang et al., 2017, CVPR (DenseNet-BC). Departs: nothing in the network; the learning rate
+        is scaled to 64 images.
     """
     channels = 2 * growth
     layers: list[nn.Module] = [

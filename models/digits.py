@@ -1,8 +1,10 @@
 """Handwritten digits: real data that comes with scikit-learn, for runs of seconds.
 
-1797 grey images of 8 x 8 (here with mean 0 and variance 1): the test set of the UCI "Optical
-recognition of handwritten digits" (Alpaydin and Kaynak, 1998). The split is fixed and stratified by
+1797 grey images of 8 x 8 (here with mean 0 and variance 1). The split is fixed and stratified by
 class: 1437 images to train on, 360 to test on, whatever the seed of the run.
+
+Reference:
+    Alpaydin and Kaynak, 1998, UCI ("Optical recognition of handwritten digits", test set).
 """
 
 from __future__ import annotations
@@ -46,7 +48,24 @@ def _init_he_(model: nn.Module) -> nn.Module:
 
 
 def digits_mlp(hidden: int) -> nn.Module:
-    """Two hidden layers of equal width."""
+    """Two hidden layers of equal width; images [B, 1, 8, 8] to logits [B, 10].
+
+        linear - relu - linear - relu - linear
+
+    Args:
+        hidden: width of the hidden layers, 1 or more.
+
+    Raises:
+        UsageError: a width or batch size below 1, or a data folder.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in digits_mlp(hidden=128).parameters())
+        26122
+
+    Reference:
+        None: a small network of our own. Departs: weights are drawn from N(0, 2 / fan_in), which
+        takes half the epochs that torch's defaults take.
+    """
     model = nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, hidden),
@@ -59,10 +78,26 @@ def digits_mlp(hidden: int) -> nn.Module:
 
 
 def digits_cnn(width: int) -> nn.Module:
-    """Two convolutions, a pooling and two linear layers; no batch normalisation.
+    """Two convolutions, a pooling and two linear layers; images [B, 1, 8, 8] to logits [B, 10].
 
-    Without it every number that a step changes is a parameter, so that replicas which agree in
-    their parameters agree altogether.
+        conv 3x3 - relu - conv 3x3 - relu - max pool - linear 64 - relu - linear
+
+    No batch normalisation: every number that a step changes is a parameter, so replicas with equal
+    parameters are equal altogether.
+
+    Args:
+        width: channels of the first convolution; the second has twice as many.
+
+    Raises:
+        UsageError: a width or batch size below 1, or a data folder.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in digits_cnn(width=16).parameters())
+        38282
+
+    Reference:
+        None: a small network of our own, after LeNet (LeCun et al., 1998). Departs: weights are
+        drawn from N(0, 2 / fan_in), which takes half the epochs that torch's defaults take.
     """
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1),

@@ -1,9 +1,4 @@
-"""GoogLeNet (Szegedy et al., 2015) with batch normalisation, main classifier only.
-
-Departs from the paper as the commonly quoted count of 6,624,904 does: a batch normalisation after
-each convolution (Ioffe and Szegedy, 2015) instead of local response normalisation, no auxiliary
-classifiers, and 3 x 3 kernels where the paper has 5 x 5 (`kernel=5` gives the paper's).
-"""
+"""GoogLeNet with batch normalisation, main classifier only."""
 
 from __future__ import annotations
 
@@ -51,12 +46,30 @@ def _inception(
 
 
 def googlenet(num_classes: int, kernel: int = 3, dropout: float = 0.2) -> nn.Module:
-    """Nine inception blocks.
+    """Nine inception blocks; images [B, 3, S, S] to logits [B, num_classes].
+
+        block: [conv1x1, conv1x1 - conv3x3, conv1x1 - conv kernel^2, pool - conv1x1], concatenated
 
     Args:
         num_classes: outputs.
         kernel: of the third path, odd; the paper has 5.
-        dropout: before the classifier.
+        dropout: probability before the classifier.
+
+    Raises:
+        UsageError: an even `kernel`; images of fewer than 32 pixels.
+
+    Example:
+        >>> import torch
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = googlenet(num_classes=1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        6624904
+
+    Reference:
+        Szegedy et al., 2015, CVPR (GoogLeNet). Departs, as the commonly quoted count does: a batch
+        normalisation after each convolution (Ioffe and Szegedy, 2015, ICML) instead of local
+        response normalisation, no auxiliary classifiers, and 3 x 3 kernels where the paper has 5 x
+        5 (`kernel=5` gives the paper's).
     """
     if kernel % 2 == 0 or kernel < 1:
         raise UsageError(f"googlenet: kernel is {kernel}; expected an odd number, 3 or 5")

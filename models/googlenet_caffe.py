@@ -1,9 +1,12 @@
-"""GoogLeNet as published (Szegedy et al., 2015) and trained by Caffe: auxiliary classifiers too.
+"""GoogLeNet as published and trained with Caffe: with auxiliary classifiers; for traces alone.
 
 13,378,280 parameters in 128 tensors: biased convolutions without batch normalisation, and two
-classifiers on the way that half of the parameters belong to. Only its gradients are of interest
-here (traces of published measurements); for training there is `googlenet`. Left out: local response
-normalisation and dropout, which have no parameters.
+auxiliary classifiers, which hold half of the parameters. Used for traces of published measurements;
+for training there is `googlenet`.
+
+Reference:
+    Szegedy et al., 2015, CVPR (GoogLeNet). Departs: without local response normalisation and
+    dropout, which have no parameters.
 """
 
 from __future__ import annotations

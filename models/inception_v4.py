@@ -1,4 +1,4 @@
-"""Inception-v4 (Szegedy et al., 2017): 149 convolutions in paths of very different cost."""
+"""Inception-v4: 149 convolutions in parallel paths of very different cost."""
 
 from __future__ import annotations
 
@@ -106,7 +106,30 @@ def _block_c() -> Branches:
 
 
 def inception_v4(num_classes: int, dropout: float = 0.2) -> nn.Module:
-    """A stem, then 4, 7 and 3 blocks with a reduction between them (figure 9)."""
+    """A stem, then 4, 7 and 3 blocks with a reduction between them (figure 9 of the paper).
+
+        stem - 4 A - reduction A - 7 B - reduction B - 3 C - mean - linear
+
+    Images [B, 3, S, S] to logits [B, num_classes].
+
+    Args:
+        num_classes: outputs.
+        dropout: probability before the classifier.
+
+    Raises:
+        UsageError: images of fewer than 75 pixels.
+
+    Example:
+        >>> import torch
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = inception_v4(num_classes=1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        42679816
+
+    Reference:
+        Szegedy et al., 2017, AAAI (Inception-v4). Departs: trained with SGD at ResNet's learning
+        rate, where the paper has RMSProp.
+    """
     features = nn.Sequential(
         *_stem(),
         *(_block_a() for _ in range(4)),

@@ -1,11 +1,4 @@
-"""Residual networks (He et al., 2016, "Deep residual learning for image recognition").
-
-CIFAR shape: 6n + 2 layers, three stages of 16, 32 and 64 channels, shortcuts without parameters
-(the paper's option A). Counts 269,722 / 853,018 / 1,727,962; the paper rounds to 0.27, 0.85 and
-1.7 million. ImageNet shape: bottleneck blocks, projections where the shape changes (option B).
-Departs there as most implementations do: a stage halves the image in its 3 x 3 convolution, not in
-the first 1 x 1 one (same count).
-"""
+"""Residual networks for CIFAR-10 (20, 56, 110 layers) and ImageNet (50, 101, 152 layers)."""
 
 from __future__ import annotations
 
@@ -68,7 +61,27 @@ def bottleneck_block(in_channels: int, channels: int, stride: int) -> Residual:
 
 
 def cifar_resnet(depth: int, num_classes: int) -> nn.Module:
-    """ResNet of 6n + 2 layers for small images."""
+    """ResNet of 6n + 2 layers for small images [B, 3, S, S], to logits [B, num_classes].
+
+        block: y = relu(conv3x3(relu(conv3x3(x))) + shortcut(x));  stages of 16, 32 and 64 channels
+
+    Args:
+        depth: 6n + 2, as 20, 56 or 110.
+        num_classes: outputs.
+
+    Raises:
+        UsageError: images of fewer than 4 pixels.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = cifar_resnet(20, num_classes=10)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        269722
+
+    Reference:
+        He et al., 2016, CVPR (option A: shortcuts without parameters; 0.27, 0.85 and 1.7 million
+        parameters, here 269,722, 853,018 and 1,727,962). Departs: no augmentation of the images.
+    """
     layers: list[nn.Module] = [conv_bn(3, 16, 3, padding=1)]
     in_channels = 16
     for stage, channels in enumerate((16, 32, 64)):
@@ -82,7 +95,29 @@ def cifar_resnet(depth: int, num_classes: int) -> nn.Module:
 
 
 def imagenet_resnet(blocks: tuple[int, int, int, int], num_classes: int) -> nn.Module:
-    """ResNet of bottleneck blocks, so many in each stage."""
+    """ResNet of bottleneck blocks for images [B, 3, S, S], to logits [B, num_classes].
+
+        block: y = relu(conv1x1(relu(conv3x3(relu(conv1x1(x))))) + shortcut(x))
+        stages of 256, 512, 1024 and 2048 channels
+
+    Args:
+        blocks: number of them in each stage.
+        num_classes: outputs.
+
+    Raises:
+        UsageError: images of fewer than 32 pixels.
+
+    Example:
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = imagenet_resnet((3, 4, 6, 3), num_classes=1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        25557032
+
+    Reference:
+        He et al., 2016, CVPR (option B: projections where the shape changes). Departs as most
+        implementations do: a stage halves the image in its 3 x 3 convolution, not in the first 1 x
+        1 one, with as many parameters.
+    """
     layers: list[nn.Module] = [
         conv_bn(3, 64, 7, stride=2, padding=3),
         nn.MaxPool2d(3, stride=2, padding=1),
@@ -100,32 +135,32 @@ def imagenet_resnet(blocks: tuple[int, int, int, int], num_classes: int) -> nn.M
 
 
 def resnet20(num_classes: int) -> nn.Module:
-    """20 layers."""
+    """`cifar_resnet` of 20 layers."""
     return cifar_resnet(20, num_classes)
 
 
 def resnet56(num_classes: int) -> nn.Module:
-    """56 layers."""
+    """`cifar_resnet` of 56 layers."""
     return cifar_resnet(56, num_classes)
 
 
 def resnet110(num_classes: int) -> nn.Module:
-    """110 layers."""
+    """`cifar_resnet` of 110 layers."""
     return cifar_resnet(110, num_classes)
 
 
 def resnet50(num_classes: int) -> nn.Module:
-    """50 layers."""
+    """`imagenet_resnet` of 50 layers."""
     return imagenet_resnet((3, 4, 6, 3), num_classes)
 
 
 def resnet101(num_classes: int) -> nn.Module:
-    """101 layers."""
+    """`imagenet_resnet` of 101 layers."""
     return imagenet_resnet((3, 4, 23, 3), num_classes)
 
 
 def resnet152(num_classes: int) -> nn.Module:
-    """152 layers."""
+    """`imagenet_resnet` of 152 layers."""
     return imagenet_resnet((3, 8, 36, 3), num_classes)
 
 

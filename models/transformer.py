@@ -1,13 +1,10 @@
 """BERT and GPT-2 as Hugging Face transformers defines them, with random weights; no download.
 
-Which count: the model that is trained, each shared matrix once. BERT (Devlin et al., 2019) has
-masked-token prediction alone: 109,514,298 and 335,174,458 (the paper rounds to 110 and 340
-million; with the second task's layers it would be 110,106,428 and 336,226,108). GPT-2 (Radford et
-al., 2019), the smallest: 124,439,808.
+Number of parameters: of the model that is trained, each shared matrix once. `--data` names a folder
+with `train.bin`, a flat file of 16-bit token numbers. The learning rate is the one that these
+models are trained at with Adam (`--optimizer adamw`); with plain SGD it is safe, but slow.
 
-`--data` names a folder with `train.bin`, a flat file of 16-bit token numbers. The learning rate is
-the one that these models are trained at with Adam (`--optimizer adamw`); with plain gradient
-descent it is safe, but slow.
+Legend: B samples, L tokens per sample, V words of the vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +56,29 @@ def token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def gpt2_model(sizes: dict[str, int], dropout: float) -> nn.Module:
-    """The decoder with its vocabulary layer tied to the embedding."""
+    """The decoder, its last layer tied to the embedding; tokens [B, L] to logits [B, L, V].
+
+        x = embed(tokens) + position;  12 x (x += attention(norm(x)); x += mlp(norm(x)));  x embed^T
+
+    Args:
+        sizes: `vocabulary_size`, `max_sequence_length`, `hidden_size`, `num_layers`, `num_heads`.
+        dropout: probability, in all places.
+
+    Raises:
+        UsageError: a size below 1, a sequence longer than `max_sequence_length`, or a `hidden_size`
+            that is no multiple of `num_heads`.
+        Unavailable: transformers is not installed.
+
+    Example:
+        >>> sizes = dict(vocabulary_size=128, max_sequence_length=8, hidden_size=4, num_layers=1,
+        ...              num_heads=2)
+        >>> gpt2_model(sizes, dropout=0.0)(torch.zeros(1, 8, dtype=torch.long)).shape
+        torch.Size([1, 8, 128])
+
+    Reference:
+        Radford et al., 2019, OpenAI (GPT-2; the smallest has 124,439,808 parameters). Departs:
+        plain text files of token numbers instead of WebText.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -79,7 +98,31 @@ def gpt2_model(sizes: dict[str, int], dropout: float) -> nn.Module:
 
 
 def bert_model(sizes: dict[str, int], dropout: float) -> nn.Module:
-    """The encoder with the layers that predict hidden tokens."""
+    """The encoder with the layers that predict hidden tokens; tokens [B, L] to logits [B, L, V].
+
+        x = norm(embed(tokens) + position + type);  12 x (x = norm(x + attention(x));
+        x = norm(x + mlp(x)));  norm(gelu(linear(x))) embed^T
+
+    Args:
+        sizes: `vocabulary_size`, `max_sequence_length`, `hidden_size`, `num_layers`, `num_heads`.
+        dropout: probability, in all places.
+
+    Raises:
+        UsageError: a size below 1, a vocabulary without the mask token (103), a sequence longer
+            than `max_sequence_length`, or a `hidden_size` that is no multiple of `num_heads`.
+        Unavailable: transformers is not installed.
+
+    Example:
+        >>> sizes = dict(vocabulary_size=128, max_sequence_length=8, hidden_size=4, num_layers=1,
+        ...              num_heads=2)
+        >>> bert_model(sizes, dropout=0.0)(torch.zeros(1, 8, dtype=torch.long)).shape
+        torch.Size([1, 8, 128])
+
+    Reference:
+        Devlin et al., 2019, NAACL (BERT). Departs: masked tokens are the only task, so 109,514,298
+        and 335,174,458 parameters (with the second task 110,106,428 and 336,226,108; the paper
+        rounds to 110 and 340 million); see `HiddenTokens` for which tokens are hidden.
+    """
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(

@@ -1,8 +1,4 @@
-"""VGG-16 (Simonyan and Zisserman, 2015, configuration D): most of its weight is in one layer.
-
-Without batch normalisation as published; `bn=1` puts one after each convolution. Departs at image
-sizes other than 224: the last feature map is pooled to 7 x 7, so that the count stays the same.
-"""
+"""VGG-16: most of its parameters are in one layer."""
 
 from __future__ import annotations
 
@@ -18,7 +14,32 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, convol
 def vgg16(
     num_classes: int, bn: bool = False, hidden: int = 4096, dropout: float = 0.5
 ) -> nn.Module:
-    """Thirteen 3 x 3 convolutions in five stages, then three linear layers."""
+    """Thirteen 3 x 3 convolutions in five stages, then three linear layers.
+
+        stages of 64, 64 | 128, 128 | 256 x 3 | 512 x 3 | 512 x 3 channels, each ends in a max pool
+
+    Images [B, 3, S, S] to logits [B, num_classes].
+
+    Args:
+        num_classes: outputs.
+        bn: a batch normalisation after each convolution.
+        hidden: width of the two linear layers before the last.
+        dropout: probability behind each of these two.
+
+    Raises:
+        UsageError: `hidden` is below 1; images of fewer than 32 pixels.
+
+    Example:
+        >>> import torch
+        >>> with torch.device("meta"):  # shapes alone
+        ...     model = vgg16(num_classes=1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        138357544
+
+    Reference:
+        Simonyan and Zisserman, 2015, ICLR (configuration D). Departs: at image sizes other than 224
+        the last feature map is pooled to 7 x 7, so that the number of parameters stays the same.
+    """
     check_at_least("vgg16", 1, hidden=hidden)
     layers: list[nn.Module] = []
     in_channels = 3

@@ -212,18 +212,35 @@ class RecordedLayer(nn.Module):
 class RecordedModel(nn.Module):
     """A trace as a model: one module per recorded layer, run as a chain in forward order.
 
+        forward:  for each layer: wait t_f(layer)
+        backward: for each tensor, last first: wait t_b(tensor), then its gradient is ready
+        gradient_i[j] = loss gradient x mean(samples) x pattern[(10007 i + shift + j) mod 262147]
+
     Its parameters have the names and sizes of the trace's tensors. A gradient is real memory with
-    real values, a pattern shifted and scaled by the mean of the batch's samples (and scaled by the
-    loss's own gradient), and becomes ready when the trace says so. No value is computed from
-    the parameters: the loss says nothing about training.
+    real values, shifted and scaled by the batch's samples, so that gradients of workers and steps
+    differ. No value is computed from the parameters: the loss says nothing about training.
 
     Args:
-        trace: with names that `layout.owned` accepts; times are spent as they stand there.
+        trace: with names that `layout.owned` accepts; times (s) are spent as they stand there.
         cursor: spends them.
         seed: of the parameters' and gradients' values.
 
     Raises:
         UsageError: a tensor's dtype has no gradients.
+
+    Example:
+        >>> from testbed.replay.layout import owned
+        >>> trace = Trace.from_backward([2.0, 1.0], [4, 8], [0.5, 0.5], ["float32"] * 2)
+        >>> slept = []
+        >>> cursor = ComputeCursor(lambda: sum(slept), slept.append)
+        >>> model = RecordedModel(owned(trace), cursor, seed=1)
+        >>> model(torch.ones(3)).backward()
+        >>> slept, [parameter.grad.shape for parameter in model.parameters()]
+        ([0.5, 0.5, 2.0, 1.0], [torch.Size([8]), torch.Size([4])])
+
+    Reference:
+        None published: it replays what `testbed profile` recorded. Departs: layers run as a chain,
+        whatever the trace's `consumers` say.
     """
 
     def __init__(self, trace: Trace, cursor: ComputeCursor, seed: int) -> None:
