@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.files import load_link, load_trace
 from testbed.base.plan import Plan
 from testbed.control.protocol import Control
-from testbed.launch.join import assign_role, join, open_backend, resolve_backend, who_am_i
+from testbed.launch.join import assign_role, join, open_backend, who_am_i
 from testbed.launch.plan_options import group_for
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
@@ -95,20 +96,20 @@ def distribute(
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
         >>> session.close()
     """
-    kind, options = resolve_backend(backend)
+    asked = BACKENDS.resolve(backend).usable()
     compression = compression_of(compressor, seed)
-    if compression is not None and kind.schedule(options) is not None:
+    if compression is not None and asked.facts.schedule is not None:
         raise UsageError(
             f"compressor={compressor!r} compresses what a plan sends, and backend {backend!r} "
             "exchanges gradients by itself; use another backend"
         )
-    if kind.num_servers(options):
+    if asked.facts.num_servers:
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
             "every rank; use servers=colocated, or `testbed run --workload my_model.py:build`"
         )
     measured = _measured(scheduler, trace, link)
-    role = assign_role(who_am_i(), kind, options, None)
+    role = assign_role(who_am_i(), asked, None)
     if role.identity.launcher == "alone":
         _begin_alone()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

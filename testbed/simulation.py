@@ -8,13 +8,13 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
-from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.axes import BACKENDS
+from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, load_link
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import split_specs
 from testbed.base.trace import Trace
-from testbed.launch.join import resolve_backend
 from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs, sped_up
 from testbed.prediction.extrapolate import (
@@ -75,8 +75,7 @@ class Wanted:
         trace: as recorded.
         slowest: of the slowest worker, which all wait for.
         specs: schedulers.
-        algorithm_text: as given or taken from the link's backend.
-        algorithm: that the links are extrapolated by.
+        algorithm_text: that the links are extrapolated by, if one was given.
         node: where several ranks share a machine.
         links: one for each number of workers, with the slowest interface's bandwidth.
         extrapolated: whether the numbers of workers were asked for.
@@ -91,8 +90,7 @@ class Wanted:
     trace: Trace
     slowest: Trace
     specs: tuple[str, ...]
-    algorithm_text: str
-    algorithm: Algorithm
+    algorithm_text: str | None
     links: tuple[Link, ...]
     extrapolated: bool
     held_out: tuple[HeldOut, ...]
@@ -130,8 +128,8 @@ class Wanted:
                 f"--overlap-slowdown is {overlap_slowdown:g}; expected a finite number, 0 or more"
             )
         recorded, measured = find_trace(trace), load_link(link)
-        text = algorithm or algorithm_of(measured.backend)
-        parsed = parse_algorithm(text)
+        if algorithm is not None or workers is not None or check_links:
+            parsed = parse_algorithm(algorithm or algorithm_of(measured.backend))
         node = None if node_link is None else Node(load_link(node_link))
         others = [load_link(path) for path in check_links]
         links = (
@@ -143,16 +141,30 @@ class Wanted:
             trace=recorded,
             slowest=slowed(recorded, slowest_worker),
             specs=specs,
-            algorithm_text=text if node is None else f"{text}, nodes of {node.num_ranks} ranks",
-            algorithm=parsed,
+            algorithm_text=algorithm,
             links=tuple(at_bandwidth(each, slowest_link, node) for each in links),
             extrapolated=workers is not None,
-            held_out=tuple(hold_out(measured, parsed, others, node)),
+            held_out=tuple(hold_out(measured, parsed, others, node)) if others else (),
             break_even=break_even,
             factors=factors,
             overlap_slowdown=overlap_slowdown,
             node=node,
         )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """As given, else what the link's backend declares.
+
+        Raises:
+            UsageError: none was given, and the backend declares none.
+        """
+        return parse_algorithm(self.algorithm_text or algorithm_of(self.links[0].backend))
+
+    @property
+    def algorithm_words(self) -> str:
+        """The algorithm, and the nodes between which it runs."""
+        text = self.algorithm_text or algorithm_of(self.links[0].backend)
+        return text if self.node is None else f"{text}, nodes of {self.node.num_ranks} ranks"
 
 
 # `testbed simulate --compressor`: what compressors cost, and what they then gain.
@@ -273,19 +285,6 @@ def compressed_results(
     return tuple(results), tuple(pays) if wanted.break_even else UNSET
 
 
-def max_channels_of(backend: str) -> int:
-    """Over how many channels a backend spreads compressed messages; 1 of one that is not here.
-
-    Args:
-        backend: as a link names it, with options.
-    """
-    try:
-        kind, options = resolve_backend(backend)
-    except (UnknownName, Unavailable):
-        return 1
-    return kind.max_channels(options)
-
-
 # The simulation that `testbed simulate` is asked for, on every link.
 
 Outcome = tuple["Plan", "Timeline"]
@@ -305,16 +304,11 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
             outcome = plan_and_predict(spec, wanted.slowest, link)
             outcomes.append(outcome)
             results.append(SimulationResult.of(spec, outcome[1], link.num_workers, alone_s))
+    backend = BACKENDS.find(wanted.links[0].backend)
+    channels = 1 if backend is None else backend.facts.max_channels
     predictions = [
-        Predictions(
-            wanted.slowest,
-            link,
-            wanted.algorithm,
-            wanted.specs,
-            max_channels_of(link.backend),
-            wanted.node,
-        )
-        for link in wanted.links
+        Predictions(wanted.slowest, link, wanted.algorithm, wanted.specs, channels, wanted.node)
+        for link in (wanted.links if wanted.codecs or wanted.break_even else ())
     ]
     compressed, pays = compressed_results(wanted, predictions) if wanted.codecs else (UNSET, UNSET)
     simulation = Simulation(

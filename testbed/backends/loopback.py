@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request, one_dtype
-from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
+from testbed.base.axes import BackendFacts
 from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
+from testbed.base.parts import Part
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic, shard_bounds
 from testbed.control.inproc import InprocControl
 from testbed.control.protocol import Loss
 
 
-@dataclass(frozen=True)
 class LoopbackOptions:
     """This backend has no options."""
 
@@ -142,10 +142,9 @@ def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-LOOPBACK = BackendKind(
+LOOPBACK = Part(
     name="loopback",
     summary="threads of one process: the reference for tests",
-    open=lambda group, options: LoopbackBackend(group),
-    options=LoopbackOptions,
-    in_process=True,
+    build=lambda group, options: LoopbackBackend(group),
+    facts=lambda options: BackendFacts(in_process=True),
 )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from testbed.backends.checks import check_request
-from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
+from testbed.base.axes import BackendFacts
+from testbed.base.parts import Part
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """This backend has no options."""
 
 
 class NoBackend:
@@ -56,12 +51,13 @@ class NoBackend:
         """Nothing to end."""
 
 
-NONE = BackendKind(
+NONE = Part(
     name="none",
     summary="no communication: the upper bound (workers drift apart)",
-    open=lambda group, options: NoBackend(group),
-    options=NoOptions,
-    bus_factor=lambda n: 0.0,
-    device_types=frozenset({"cpu", "cuda"}),
-    consistency=lambda options: "none",
+    build=lambda group, options: NoBackend(group),
+    facts=lambda options: BackendFacts(
+        consistency="none",
+        device_types=frozenset({"cpu", "cuda"}),
+        bus_factor=lambda num_workers: 0.0,
+    ),
 )

@@ -7,9 +7,9 @@ share) or, when opened with `order=priority`, in the order that rank 0 decides a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from testbed.base.types import Capabilities, Event, Request, Result, Traffic
@@ -108,19 +108,6 @@ class ExternalFramework(Protocol):
 
 
 @dataclass(frozen=True)
-class OwnSchedule:
-    """How a framework exchanges gradients by itself.
-
-    Attributes:
-        name: what tables show as its scheduler.
-        like: the scheduler that describes it best, for predictions.
-    """
-
-    name: str
-    like: str
-
-
-@dataclass(frozen=True)
 class Group:
     """The job as one rank sees it: given to a backend when it is opened.
 
@@ -161,44 +148,3 @@ class Group:
     latency_s: float = 0.0
     jitter_s: float = 0.0
     name: str = "backend"
-
-
-@dataclass(frozen=True)
-class BackendKind:
-    """An entry of the backend registry.
-
-    Attributes:
-        name: what the command line calls it.
-        summary: one line for `testbed list`.
-        open: joins the group and returns the opened backend; collective over all workers.
-        options: frozen dataclass of the options that `name:key=value` may set.
-        probe: None when usable here, else (reason, what to install).
-        needs_mpi: its ranks must be started by an MPI launcher.
-        in_process: its ranks are threads of one process (no launcher at all).
-        num_servers: dedicated server processes that these options ask for.
-        serve: what such a process runs until the workers have left.
-        consistency: what these options promise: `bsp`, `ssp:<staleness>`, `async` or `none`.
-        device_types: where its tensors live; others are staged through host memory.
-        schedule: how it exchanges gradients by itself; None = it carries out any plan.
-        max_channels: over how many channels short messages may be spread so that their latencies
-            overlap; 1 where ranks that begin them in different orders could wait for ever.
-        bus_factor: busbw / algbw of a sum over n workers; None = not defined (see `comm`).
-    """
-
-    name: str
-    summary: str
-    open: Callable[[Group, object], Backend]
-    options: type
-    probe: Callable[[], tuple[str, str] | None] = lambda: None
-    needs_mpi: bool = False
-    in_process: bool = False
-    num_servers: Callable[[object], int] = lambda options: 0
-    serve: Callable[[Group, object], None] | None = None
-    schedule: Callable[[object], OwnSchedule | None] = lambda options: None
-    bus_factor: Callable[[int], float] = field(default=lambda n: 2 * (n - 1) / n)
-    consistency: Callable[[object], str] = lambda options: "bsp"
-    max_channels: Callable[[object], int] = lambda options: 1
-    device_types: frozenset[str] = frozenset({"cpu"})
-
-
-Options = Mapping[str, str]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,21 @@ Lack = tuple[str, str]
 """Why a part cannot be used here, and what to install."""
 
 F = TypeVar("F")
+
+
+def installed(package: str, remedy: str) -> Callable[[], Lack | None]:
+    """A probe for parts that need a package, which is looked for without importing it.
+
+    Example:
+        >>> installed("json", "")(), installed("no_such_package", "pip install it")()
+        (None, ('no_such_package is not installed', 'pip install it'))
+    """
+
+    def probe() -> Lack | None:
+        missing = importlib.util.find_spec(package) is None
+        return (f"{package} is not installed", remedy) if missing else None
+
+    return probe
 
 
 @dataclass(frozen=True)

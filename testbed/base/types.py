@@ -22,6 +22,9 @@ AT_ONCE_BYTES = 16 << 10
 # uncompressed; below that whole keys shared out among servers do as well, with fewer messages.
 CUT_BYTES = 8 << 20
 
+# The consistency of a backend that exchanges nothing: every worker trains alone.
+NOTHING_MOVES = "none"
+
 
 class Op(enum.StrEnum):
     """What a backend can be asked to do; a backend declares which of them it can."""
@@ -151,7 +154,7 @@ class Capabilities:
     Attributes:
         ops: the ops that `submit` takes.
         num_channels: how many channels run at once; channels are 0 .. num_channels - 1.
-        consistency: `bsp`, `ssp:<staleness>` or `async`.
+        consistency: `bsp`, `ssp:<staleness>`, `async` or `none` (see `NOTHING_MOVES`).
         device_types: where tensors may live without being copied by the caller.
         num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.

@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from testbed.backends.protocol import BackendKind
-from testbed.base.axes import WORKLOADS
+from testbed.base.axes import COMPRESSORS, WORKLOADS, BackendFacts
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.files import find_trace
+from testbed.base.parts import Resolved
 from testbed.base.spec import parse_spec
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
@@ -74,18 +74,21 @@ def check_workload(text: str, dilation: float = 1.0) -> None:
     kind_options(WORKLOADS.load(spec.name), spec.options)
 
 
-def check_compressor(config: RunConfig, kind: BackendKind, options: object) -> None:
+def check_compressor(config: RunConfig, backend: Resolved[BackendFacts]) -> None:
     """Fail before any process is started if the compressor cannot be had, or not with these.
 
     Raises:
         UnknownName, UsageError: names the compressor, and what does not go with it.
     """
-    if config.compressor == RunConfig().compressor:
+    refused = backend.part.refuses(backend.options, config)
+    if refused is not None:
+        raise UsageError(refused)
+    if COMPRESSORS.is_default(config):
         return
     from testbed.compression.registry import resolve_compressor
 
     compressor, what = resolve_compressor(config.compressor), f"--compressor {config.compressor}"
-    if kind.schedule(options) is not None:
+    if backend.facts.schedule is not None:
         raise UsageError(
             f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
             "gradients by itself; use another backend"
@@ -94,11 +97,6 @@ def check_compressor(config: RunConfig, kind: BackendKind, options: object) -> N
         raise UsageError(
             f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
             "is kept from step to step; use bf16 or float32"
-        )
-    if getattr(options, "repack", False) and (config.checkpoint or config.resume_from):
-        raise UsageError(
-            f"with {config.backend!r} servers keep what they did not send back, which no "
-            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
         )
     if compressor.claims.carries_momentum and config.optimizer != "sgd":
         raise UsageError(
@@ -174,19 +172,19 @@ def cluster_text(asked: str | None, here: Facts | None) -> str | None:
     return here.spec
 
 
-def check_places(cluster: str, kind: BackendKind, options: Any, workers: int | None) -> int:
+def check_places(cluster: str, backend: Resolved[BackendFacts], workers: int | None) -> int:
     """The number of workers: as asked, else as many as the cluster has places for.
 
     Raises:
         UsageError: the places do not suffice, or the backend would not use the network.
     """
     spec = parse_cluster(cluster)
-    if kind.in_process:
+    if backend.facts.in_process:
         raise UsageError(
-            f"backend {kind.name!r} joins threads of one process, which no network separates; "
+            f"backend {backend.name!r} joins threads of one process, which no network separates; "
             "leave --cluster out, or choose another backend"
         )
-    servers = kind.num_servers(options)
+    servers = backend.facts.num_servers
     wanted = spec.places - servers if workers is None else workers
     if wanted < 1 or wanted + servers > spec.places:
         raise UsageError(

@@ -25,7 +25,7 @@ from testbed.launch.host import threads_of
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
-from testbed.microbench.contestants import Contestant, resolve, together
+from testbed.microbench.contestants import Contestant, bus_factor_of, resolve, together
 from testbed.records.comm import CommConfig, CommRecord, CommResult, encode_comm
 from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
@@ -114,14 +114,14 @@ def comm(
     """
     here = find_facts(os.environ)
     contestants = resolve(split_specs(backend))
-    kind = together(contestants)
+    whole = together(contestants)
     inside = cluster_text(cluster, here)
     if inside is not None:
-        workers = check_places(inside, kind, None, workers)
+        workers = check_places(inside, whole, workers)
         check_one_place(here, hostfile)
     config = make_config(
         {
-            "backend": split_specs(backend),
+            "backend": tuple(each.text for each in contestants),
             "cluster": inside,
             "min_bytes": parse_bytes(min_bytes),
             "max_bytes": parse_bytes(max_bytes),
@@ -146,13 +146,13 @@ def comm(
         raise typer.Exit(run_in_cluster(inside, processes.own_command(*again), config.deadline))
     identity = who_am_i()
     if identity.launcher != "alone":
-        role = assign_role(identity, kind, None, workers)
+        role = assign_role(identity, whole, workers)
         config = with_workers(config, role.num_workers)
         raise typer.Exit(as_member(config, contestants, role, interface))
-    role = Role(identity, kind, None, config.workers, kind.num_servers(None))
+    role = Role(identity, whole, config.workers, whole.facts.num_servers)
     for contestant in contestants:
-        contestant.bus_factor(config)  # its options must fit before any process is started
-    if config.workers + role.num_servers == 1 and not (kind.needs_mpi or hostfile):
+        bus_factor_of(contestant, config)  # its options must fit before any process is started
+    if config.workers + role.num_servers == 1 and not (whole.facts.needs_mpi or hostfile):
         raise typer.Exit(as_member(config, contestants, role, interface))
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
@@ -269,7 +269,7 @@ def _start(
         processes.own_command(*_arguments(config, interface, json, more)),
         size,
         threads,
-        role.kind.needs_mpi,
+        role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
     )

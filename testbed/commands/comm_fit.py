@@ -94,7 +94,7 @@ def fit_member(
     group = join(role, interface=interface, deadline_s=config.deadline, device=device)
 
     def live() -> None:
-        if role.kind.needs_mpi:
+        if role.backend.facts.needs_mpi:
             # MPI starts on all processes of the launcher or on none.
             importlib.import_module("mpi4py.MPI")
         if role.is_server:
@@ -120,15 +120,15 @@ def _work(
     # All are opened before any is measured: dedicated servers wait for their workers already.
     opened: list[tuple[Contestant, Backend, str]] = []
     for number, contestant in enumerate(contestants):
-        group.control.state = f"opening {contestant.label}"
+        group.control.state = f"opening {contestant.text}"
         backend, note = _open(contestants, number, role, group)
-        check_opened(config, backend, contestant.label, group.device)
+        check_opened(config, backend, contestant.text, group.device)
         opened.append((contestant, backend, note))
     for contestant, backend, note in opened:
         link = measure_link(
             backend,
             group.control,
-            name=contestant.label,
+            name=contestant.text,
             num_workers=group.size,
             deadline_s=config.deadline,
             sweep=thorough(config.max_bytes),
@@ -136,7 +136,7 @@ def _work(
         )
         if group.rank == 0:
             link = as_in_cluster(link, find_facts(os.environ))
-            path = link_path(output, contestant.label, len(contestants)) if output else None
+            path = link_path(output, contestant.text, len(contestants)) if output else None
             _show(link, note, path)
     group.control.state = "leaving"
     for _, backend, _ in opened:
@@ -148,7 +148,7 @@ def _open(
 ) -> tuple[Backend, str]:
     """The backend with several channels, or with one and a note why; collective."""
     contestant = contestants[number]
-    own_role = replace(role, kind=contestant.kind, options=contestant.options)
+    own_role = replace(role, backend=contestant)
     mine = own_group(group, contestants, number)
     try:
         several = _with_channels(mine, MAX_CHANNELS)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.base.axes import SCHEDULERS
+from testbed.base.axes import BACKENDS, SCHEDULERS
 from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import parse_seconds
 from testbed.cluster.facts import find_facts
@@ -32,7 +32,7 @@ from testbed.launch import processes
 from testbed.launch.allocation import run_in_cluster
 from testbed.launch.host import threads_of
 from testbed.launch.job import Job, run_job
-from testbed.launch.join import Role, assign_role, resolve_backend, who_am_i
+from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.reporting.cell_text import describe_cell
@@ -191,15 +191,15 @@ def run(
     given["target_accuracy"] = parse_targets(target_accuracy)
     here = find_facts(os.environ)
     given["cluster"] = cluster_text(cluster, here)
-    kind, options = resolve_backend(backend)
+    asked = BACKENDS.resolve(backend).usable()
     if given["cluster"] is not None:
-        given["workers"] = check_places(given["cluster"], kind, options, workers)
+        given["workers"] = check_places(given["cluster"], asked, workers)
         check_one_place(here, hostfile)
     config = make_config(given)
     identity = who_am_i()
     check_workload(config.workload, dilation_of(config.cluster))
     SCHEDULERS.resolve(config.scheduler)
-    check_compressor(config, kind, options)
+    check_compressor(config, asked)
     check_files(json, hostfile)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)
     check_device(config.device)
@@ -209,11 +209,13 @@ def run(
             run_in_cluster(config.cluster, processes.own_command(*again), config.deadline)
         )
     if identity.launcher != "alone":
-        role = assign_role(identity, kind, options, workers)
+        role = assign_role(identity, asked, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
         raise typer.Exit(_finish(_as_rank(config, role, interface), json))
-    role = Role(identity, kind, options, config.workers, kind.num_servers(options))
-    if kind.in_process or not (kind.needs_mpi or config.workers + role.num_servers > 1 or hostfile):
+    role = Role(identity, asked, config.workers, asked.facts.num_servers)
+    if asked.facts.in_process or not (
+        asked.facts.needs_mpi or config.workers + role.num_servers > 1 or hostfile
+    ):
         raise typer.Exit(_finish(_in_this_process(config, role, interface), json))
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
@@ -229,7 +231,7 @@ def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | Non
 def _in_this_process(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
     from testbed.launch.worker import run_threads
 
-    if role.kind.in_process:
+    if role.backend.facts.in_process:
         return run_threads(config, role)
     return _as_rank(config, role, interface)
 
@@ -251,7 +253,7 @@ def _start(
         processes.own_command(*_arguments(config, interface, json)),
         size,
         threads,
-        role.kind.needs_mpi,
+        role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
     )

@@ -69,7 +69,7 @@ def _head(wanted: Wanted) -> str:
         f"{link.backend}"
     )
     if wanted.extrapolated:
-        text += f" at other numbers of workers as {wanted.algorithm_text}"
+        text += f" at other numbers of workers as {wanted.algorithm_words}"
     elif link.num_workers > 1:
         text += (
             f", {link.num_workers} workers: {format_seconds(link.latency_s)} + "

@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.backends.machine import machine_id
 from testbed.backends.protocol import Group
+from testbed.base.axes import BACKENDS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
@@ -49,13 +50,18 @@ class _Told(msgspec.Struct, frozen=True):
 def codec_here(
     compressor: str, link: Link, num_elements: int, group: Group, dilation: float = 1.0
 ) -> CodecHere | None:
-    """Time the compressor on all ranks at once; None: they are too many. Collective.
+    """Time the compressor on all ranks at once; None: nothing could be predicted. Collective.
+
+    They may be too many, or the link's backend declares no algorithm.
 
     It is timed at some sizes up to all gradients in one, on as many threads as training has.
     Ranks that share cores compress at the same time in training too, so they are timed together,
     and the median over ranks counts. Where everything is `dilation` times slower, compressing is
     not: in the cluster's own time it is as many times faster.
     """
+    found = BACKENDS.find(link.backend)
+    if found is None or found.facts.algorithm is None:
+        return None
     group.control.state = f"timing {compressor}"
     host = group.hosts[group.rank] if group.hosts else group.host
     machine = machine_id(host)

@@ -9,16 +9,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 import psutil
 
-from testbed.backends.protocol import Backend, BackendKind, Group, Order
-from testbed.base.axes import BACKENDS
+from testbed.backends.protocol import Backend, Group, Order
+from testbed.base.axes import BackendFacts
 from testbed.base.config import START_S
-from testbed.base.errors import Disagreement, Unavailable, UsageError
-from testbed.base.spec import parse_options, parse_spec
+from testbed.base.errors import Disagreement, UsageError
+from testbed.base.parts import Resolved
 from testbed.cluster.facts import find_facts
 from testbed.control.inproc import InprocHub
 from testbed.control.protocol import Control
@@ -33,15 +33,13 @@ class Role:
 
     Attributes:
         identity: what the launcher said.
-        kind: the backend that was asked for.
-        options: its checked options.
+        backend: that was asked for.
         num_workers: processes that train.
         num_servers: dedicated server processes; they are the members after the workers.
     """
 
     identity: Identity
-    kind: BackendKind
-    options: Any
+    backend: Resolved[BackendFacts]
     num_workers: int
     num_servers: int
 
@@ -51,31 +49,15 @@ class Role:
         return self.identity.rank >= self.num_workers
 
 
-def resolve_backend(text: str) -> tuple[BackendKind, Any]:
-    """A backend's kind and checked options, and certainty that it can run here.
-
-    Raises:
-        UnknownName, UsageError: name or options are wrong.
-        Unavailable: it cannot run here; says why and what to install.
-    """
-    spec = parse_spec(BACKENDS.today(text))
-    kind: BackendKind = BACKENDS.load(spec.name)
-    options: Any = parse_options(spec.name, spec.options, kind.options)
-    lacking = kind.probe()
-    if lacking is not None:
-        raise Unavailable("backend", spec.name, *lacking)
-    return kind, options
-
-
 def assign_role(
-    identity: Identity, kind: BackendKind, options: Any, num_workers: int | None
+    identity: Identity, backend: Resolved[BackendFacts], num_workers: int | None
 ) -> Role:
     """Workers first, then dedicated servers, out of what the launcher started.
 
     Raises:
         UsageError: the launcher's count does not fit; says with how many to start it.
     """
-    num_servers = kind.num_servers(options)
+    num_servers = backend.facts.num_servers
     size = identity.size
     if size is None:
         raise UsageError(
@@ -88,12 +70,12 @@ def assign_role(
             f"{identity.launcher} started {size} processes, but the run needs {needed} workers "
             f"and {num_servers} dedicated servers; start {needed + num_servers}"
         )
-    if kind.needs_mpi and identity.launcher in ("testbed", "torchrun") and size > 1:
+    if backend.facts.needs_mpi and identity.launcher in ("testbed", "torchrun") and size > 1:
         raise UsageError(
-            f"backend {kind.name!r} needs an MPI launcher, and {identity.launcher} started this "
+            f"backend {backend.name!r} needs an MPI launcher, and {identity.launcher} started this "
             f"process; use mpirun -n {size} testbed run ..."
         )
-    return Role(identity, kind, options, workers, num_servers)
+    return Role(identity, backend, workers, num_servers)
 
 
 def left_to_start_s(deadline_s: float) -> float:
@@ -134,7 +116,9 @@ def join(
             deadline_s=deadline_s,
             start_s=start_s,
         )
-    settings = f"{role.kind.name} {role.options} workers={role.num_workers} order={order}"
+    settings = (
+        f"{role.backend.name} {role.backend.options} workers={role.num_workers} order={order}"
+    )
     mine = msgspec.msgpack.encode((socket.gethostname(), settings, num_channels))
     members = [
         msgspec.msgpack.decode(m, type=tuple[str, str, int])
@@ -180,9 +164,10 @@ def open_backend(role: Role, group: Group) -> Backend:
     from testbed.backends.staged import staged
 
     def open_inner(group: Group) -> Backend:
-        return role.kind.open(group, role.options)
+        opened: Backend = role.backend.build(group)
+        return opened
 
-    if role.kind.device_types == frozenset({"cpu"}) and not group.device.startswith("cpu"):
+    if role.backend.facts.device_types == frozenset({"cpu"}) and not group.device.startswith("cpu"):
         inner = open_delayed(open_inner, replace(group, device="cpu"))
         return staged(inner, group.device, group.deadline_s)
     return open_delayed(open_inner, group)

@@ -145,7 +145,9 @@ class LinkProbe:
     def role(self) -> Role:
         """This rank's, with the options that the backend settled on when it was opened."""
         settled = self._backend.capabilities.settled
-        return self._role if settled is None else replace(self._role, options=settled)
+        if settled is None:
+            return self._role
+        return replace(self._role, backend=self._role.backend.with_options(settled))
 
     def measure(self) -> Link:
         """The link for messages up to all gradients in one, measured beside the workload's load."""

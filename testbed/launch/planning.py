@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.protocol import Group, OwnSchedule
+from testbed.backends.protocol import Group
+from testbed.base.axes import OwnSchedule
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, load_link
@@ -87,12 +88,12 @@ def prepare(
     replayed workload is its own profile. All planning is done in the time of the emulated cluster:
     what is measured here is divided by the dilation.
     """
-    own = role.kind.schedule(role.options)
+    own = role.backend.facts.schedule
     if own is None:
         planned = _prepare(config, role, group, workload, build)
         if config.compressor == RunConfig().compressor or config.plan is not None:
             return planned
-        most = role.kind.max_channels(role.options)
+        most = role.backend.facts.max_channels
         plan, replan = overlapped(planned.plan, planned.replan, most)
         return replace(planned, plan=plan, replan=replan)
     _check_peer(config, own, group)
@@ -165,7 +166,7 @@ def _agree_on_plan(
     if codec is None:
         plan = make(link)
     else:
-        plan = compressed_plan(make, trace, link, codec, role.kind.max_channels(role.options))
+        plan = compressed_plan(make, trace, link, codec, role.backend.facts.max_channels)
     shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
     return msgspec.json.decode(shared, type=Plan), codec
 

@@ -160,7 +160,7 @@ def _work(
         unrehearsed_s=unrehearsed_s,
         link=planned.link,
         data=workload.data,
-        consistency=role.kind.consistency(role.options),
+        consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
         num_machines=len(set(group.hosts)) or 1,
         environment=describe_environment(
@@ -176,10 +176,11 @@ def _work(
 
 def _serve(config: RunConfig, role: Role, group: Group) -> None:
     """A dedicated server: once for the measurement of the link, if there is one, then for good."""
-    assert role.kind.serve is not None
+    serve = role.backend.facts.serve
+    assert serve is not None
     if measures_link(config):
-        role.kind.serve(replace(group, name=PROBE), role.options)
-    role.kind.serve(group, role.options)
+        serve(replace(group, name=PROBE), role.backend.options)
+    serve(group, role.backend.options)
 
 
 def _resolved(config: RunConfig, workload: Workload) -> RunConfig:

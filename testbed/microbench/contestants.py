@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from testbed.backends.protocol import Backend, BackendKind, Group
-from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.placement import busiest_link_bytes
+from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BACKENDS, BackendFacts
 from testbed.base.errors import UsageError
-from testbed.launch.join import resolve_backend
+from testbed.base.parts import Part, Resolved
+from testbed.base.types import NOTHING_MOVES
 from testbed.microbench.bandwidth import bus_factor
 from testbed.microbench.config import OPS
 from testbed.records.comm import CommConfig
 
+Contestant = Resolved[BackendFacts]
+"""One backend of the job; its row is called by its specification."""
 
-@dataclass(frozen=True)
-class Contestant:
-    """One backend of the job.
 
-    Attributes:
-        label: its specification, as given.
-        kind: its registry entry.
-        options: its checked options.
+def bus_factor_of(contestant: Contestant, config: CommConfig) -> float:
+    """What a backend's busbw is of its algbw.
+
+    Raises:
+        UsageError: its options do not fit the number of workers.
     """
-
-    label: str
-    kind: BackendKind
-    options: Any
-
-    @property
-    def num_servers(self) -> int:
-        """Dedicated server processes that it asks for."""
-        return self.kind.num_servers(self.options)
-
-    def bus_factor(self, config: CommConfig) -> float:
-        """What its busbw is of its algbw.
-
-        Raises:
-            UsageError: its options do not fit the number of workers.
-        """
-        if isinstance(self.options, ZmqPsOptions):
-            of_sum = busiest_link_bytes(1.0, config.workers, self.options)
-        else:
-            of_sum = self.kind.bus_factor(config.workers)
-        return bus_factor(config.op, config.workers, of_sum)
+    of_sum = contestant.facts.bus_factor(config.workers)
+    return bus_factor(config.op, config.workers, of_sum)
 
 
 def resolve(labels: Sequence[str]) -> tuple[Contestant, ...]:
@@ -58,35 +38,33 @@ def resolve(labels: Sequence[str]) -> tuple[Contestant, ...]:
     """
     found = []
     for label in labels:
-        kind, options = resolve_backend(label)
-        if kind.in_process:
+        backend = BACKENDS.resolve(label).usable()
+        if backend.facts.in_process:
             raise UsageError(
                 f"backend {label!r} joins threads of one process; `testbed comm` measures between "
                 "processes; choose another, see testbed list"
             )
-        if kind.consistency(options) == "none":
+        if backend.facts.consistency == NOTHING_MOVES:
             raise UsageError(
                 f"backend {label!r} moves nothing: there is no bandwidth to measure; leave it out"
             )
-        found.append(Contestant(label, kind, options))
+        found.append(backend)
     return tuple(found)
 
 
-def together(contestants: Sequence[Contestant]) -> BackendKind:
-    """The kind of the whole job: an MPI launcher if any backend needs one, and the most servers.
+def together(contestants: Sequence[Contestant]) -> Contestant:
+    """The whole job as one backend: an MPI launcher if any needs one, and the most servers.
 
     Dedicated servers serve every backend that asks for them: the first S server processes serve a
     backend with S of them, each backend in a thread of its own.
     """
-    most = max(c.num_servers for c in contestants)
-    return BackendKind(
-        name=",".join(c.label for c in contestants),
-        summary="several backends in one job",
-        open=_refuse,
-        options=CommConfig,
-        needs_mpi=any(c.kind.needs_mpi for c in contestants),
-        num_servers=lambda options: most,
+    facts = BackendFacts(
+        needs_mpi=any(c.facts.needs_mpi for c in contestants),
+        num_servers=max(c.facts.num_servers for c in contestants),
     )
+    name = ",".join(c.text for c in contestants)
+    part = Part(name, "several backends in one job", _refuse, facts=lambda options: facts)
+    return BACKENDS.join(part, part.options(), name)
 
 
 def _refuse(group: Group, options: object) -> Backend:
@@ -95,7 +73,7 @@ def _refuse(group: Group, options: object) -> Backend:
 
 def own_group(group: Group, contestants: Sequence[Contestant], number: int) -> Group:
     """The job as one of its backends sees it."""
-    return replace(group, name=f"comm{number}", num_servers=contestants[number].num_servers)
+    return replace(group, name=f"comm{number}", num_servers=contestants[number].facts.num_servers)
 
 
 def check_opened(config: CommConfig, backend: Backend, label: str, device: str) -> None:

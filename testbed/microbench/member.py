@@ -50,7 +50,7 @@ def run_member(
     group = join(role, interface=interface, deadline_s=config.deadline, device=device)
 
     def live() -> None:
-        if role.kind.needs_mpi:
+        if role.backend.facts.needs_mpi:
             # MPI starts on all processes of the launcher or on none; a server that did not start
             # it would keep the workers waiting.
             importlib.import_module("mpi4py.MPI")
@@ -72,10 +72,10 @@ def _work(
 ) -> None:
     backends: list[Backend] = []
     for number, contestant in enumerate(contestants):
-        group.control.state = f"opening {contestant.label}"
-        own_role = replace(role, kind=contestant.kind, options=contestant.options)
+        group.control.state = f"opening {contestant.text}"
+        own_role = replace(role, backend=contestant)
         backends.append(open_backend(own_role, own_group(group, contestants, number)))
-        check_opened(config, backends[-1], contestant.label, group.device)
+        check_opened(config, backends[-1], contestant.text, group.device)
     hear = begin(group) if group.rank == 0 else None
     for samples in measure(config, backends, group.control, group.device):
         if hear is not None:
@@ -98,15 +98,16 @@ def serve_all(contestants: Sequence[Contestant], group: Group) -> None:
 
     def serve(number: int) -> None:
         contestant = contestants[number]
-        assert contestant.kind.serve is not None
+        serve = contestant.facts.serve
+        assert serve is not None
         try:
-            contestant.kind.serve(own_group(group, contestants, number), contestant.options)
+            serve(own_group(group, contestants, number), contestant.options)
         except BaseException as error:  # raised again on the main thread, which tells the others
             ended.put(error)
         else:
             ended.put(None)
 
-    numbers = [n for n, c in enumerate(contestants) if index < c.num_servers]
+    numbers = [n for n, c in enumerate(contestants) if index < c.facts.num_servers]
     for number in numbers:
         threading.Thread(target=serve, args=(number,), name=f"serve-{number}", daemon=True).start()
     for _ in numbers:

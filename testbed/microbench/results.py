@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.microbench.bandwidth import algbw_bytes_per_s, busbw_bytes_per_s
-from testbed.microbench.contestants import Contestant
+from testbed.microbench.contestants import Contestant, bus_factor_of
 from testbed.microbench.measure import SizeSamples
 from testbed.records.comm import CommConfig, CommResult
 from testbed.statistics.summary import quantile
@@ -29,10 +29,10 @@ def results_of(
     for number, contestant in enumerate(contestants):
         times_s = samples.samples_s[number]
         num_bytes, time_s = samples.size.num_bytes, quantile(times_s, 0.5)
-        busbw = busbw_bytes_per_s(num_bytes, time_s, contestant.bus_factor(config))
+        busbw = busbw_bytes_per_s(num_bytes, time_s, bus_factor_of(contestant, config))
         rows.append(
             CommResult(
-                backend=contestant.label,
+                backend=contestant.text,
                 num_workers=config.workers,
                 num_bytes=num_bytes,
                 count=samples.size.count,

@@ -31,10 +31,11 @@ from dataclasses import dataclass
 from math import log2
 from typing import Literal, Protocol
 
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.link import Link, phases_s
 from testbed.base.spec import parse_options, parse_spec
-from testbed.base.types import AT_ONCE_BYTES, CUT_BYTES
+from testbed.base.types import CUT_BYTES
 from testbed.prediction.codec import RoundCost
 
 
@@ -217,25 +218,23 @@ def parse_algorithm(text: str) -> Algorithm:
 
 
 def algorithm_of(backend: str) -> str:
-    """The algorithm that a backend's name stands for, as far as the name tells.
+    """The algorithm that a backend declares, as text.
 
-    Servers of `zmq-ps` are taken as the backend's own default, one beside each worker; everything
-    else is taken for a ring, which is what mpi-ring, Gloo and NCCL do with large messages. The
-    gathers of mpi-ring are known better.
+    Raises:
+        UsageError: it declares none, or it is not known here.
 
     Example:
         >>> algorithm_of("zmq-ps:servers=dedicated:2"), algorithm_of("zmq-ps"), algorithm_of("gloo")
         ('server:servers=2,placement=dedicated', 'server', 'ring')
     """
-    spec = parse_spec(backend)
-    if spec.name == "mpi-ring":
-        return f"ring:at_once_bytes={AT_ONCE_BYTES}"
-    if spec.name != "zmq-ps":
-        return "ring"
-    where, _, count = spec.options.get("servers", "colocated").partition(":")
-    options = [f"servers={count}"] if count else []
-    options += ["placement=dedicated"] if where == "dedicated" else []
-    return "server" + (":" + ",".join(options) if options else "")
+    found = BACKENDS.find(backend)
+    if found is None or found.facts.algorithm is None:
+        why = "is not known here" if found is None else "declares no algorithm"
+        raise UsageError(
+            f"backend {backend!r} {why}, so that nothing can be predicted at other numbers of "
+            f"workers or under a compressor; say what it does, as one of {', '.join(ALGORITHMS)}"
+        )
+    return found.facts.algorithm
 
 
 def _rounds(num_workers: int) -> tuple[int, int]:

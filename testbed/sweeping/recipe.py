@@ -155,7 +155,7 @@ def check_backends(cells: Iterable[RunConfig], load: Callable[[str], Any]) -> No
 
     Args:
         cells: of the sweep.
-        load: name -> `BackendKind`, as `registry.BACKENDS.load`.
+        load: name -> `Part`, as `BACKENDS.load`.
 
     Raises:
         UsageError: lists every specification that no backend takes.

@@ -15,8 +15,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from testbed.backends.loopback import LOOPBACK
 from testbed.backends.none import NONE
-from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.protocol import Group
 from testbed.base.config import RunConfig
+from testbed.base.parts import Part
 from testbed.control.inproc import InprocHub
 from testbed.training.replica import Replica, backward, make_replica, sample_order, update
 from testbed.training.sampling import SampleCursor
@@ -64,12 +65,10 @@ def make() -> tuple[Replica, SampleCursor]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [NONE, LOOPBACK], ids=lambda kind: kind.name)
-def test_one_worker_costs_little_over_a_plain_loop(
-    kind: BackendKind, benchmark: BenchmarkFixture
-) -> None:
+def test_one_worker_costs_little_over_a_plain_loop(kind: Part, benchmark: BenchmarkFixture) -> None:
     torch.set_num_threads(1)
     group = Group(0, 1, InprocHub(1).member(0))
-    backend = kind.open(group, kind.options())
+    backend = kind.build(group, kind.options())
     ours, our_cursor = make()
     session = Session(ours.model, ours.optimizer, backend, group.control)
     theirs, their_cursor = make()

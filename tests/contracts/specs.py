@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.backends.protocol import BackendKind
-from testbed.base.axes import BACKENDS
+from testbed.base.axes import BACKENDS, BackendFacts
 from testbed.base.errors import Unavailable
-from testbed.launch.join import resolve_backend
 from tests.harness.rank_agent import Setup
 from tests.harness.rank_pool import Job
 
@@ -38,32 +36,29 @@ class Member:
     reason: str = ""
 
     @property
-    def kind(self) -> BackendKind:
-        return resolve_backend(self.text)[0]
+    def facts(self) -> BackendFacts:
+        return BACKENDS.resolve(self.text).facts
 
     @property
     def moves(self) -> bool:
         """Whether it communicates at all."""
         if self.reason:
             return True
-        kind, options = resolve_backend(self.text)
-        return kind.consistency(options) != "none"
+        return self.facts.consistency != "none"
 
     @property
     def num_servers(self) -> int:
         """Dedicated server processes of its jobs."""
         if self.reason:
             return 0
-        kind, options = resolve_backend(self.text)
-        return kind.num_servers(options)
+        return self.facts.num_servers
 
     @property
     def follows_plans(self) -> bool:
         """Whether schedulers decide when its messages leave."""
         if self.reason:
             return True
-        kind, options = resolve_backend(self.text)
-        return kind.schedule(options) is None
+        return self.facts.schedule is None
 
 
 # What a kind does not declare and its options decide.
@@ -78,18 +73,18 @@ VARIANTS = (
 def _registered(name: str) -> Member:
     member = Member(name)
     try:
-        kind, _ = resolve_backend(name)
+        facts = BACKENDS.resolve(name).usable().facts
     except Unavailable as error:
         return replace(member, quick=(1,), slow=(), reason=str(error))
-    if "cpu" not in kind.device_types:
+    if "cpu" not in facts.device_types:
         few = tuple(n for n in member.quick if n <= torch.cuda.device_count())
         return replace(member, quick=few, slow=(), device="cuda")
-    return replace(member, quick=(1, 2, 3, 4), slow=()) if kind.in_process else member
+    return replace(member, quick=(1, 2, 3, 4), slow=()) if facts.in_process else member
 
 
 def _variant(member: Member) -> Member:
     try:
-        resolve_backend(member.text)
+        BACKENDS.resolve(member.text).usable()
     except Unavailable as error:
         return replace(member, quick=member.quick[:1], slow=(), reason=str(error))
     return member
@@ -109,7 +104,7 @@ SCHEDULED = tuple(m for m in DEFAULTS if m.follows_plans)
 def samples_of_each_sort() -> tuple[Member, ...]:
     """One default member of each sort of start: threads, own processes, an MPI launcher."""
     able = [m for m in DEFAULTS if not m.reason and m.device == "cpu"]
-    sorts = {(m.kind.in_process, m.kind.needs_mpi): m for m in able}
+    sorts = {(m.facts.in_process, m.facts.needs_mpi): m for m in able}
     return tuple(sorts.values())
 
 
@@ -138,7 +133,7 @@ def jobs(
             marks = [] if is_quick or member.reason else [pytest.mark.slow]
             if member.reason:
                 marks.append(pytest.mark.skip(reason=member.reason))
-            elif member.kind.needs_mpi:
+            elif member.facts.needs_mpi:
                 marks.append(pytest.mark.mpi)
             found.append(pytest.param(job_of(member, n), marks=marks, id=f"{member.text}-{n}"))
     return found

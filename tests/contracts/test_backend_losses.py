@@ -43,14 +43,14 @@ def test_rank_0_is_named_too(job: Job, pool: RankPool) -> None:
 
 def check_loss(pool: RankPool, victim: int, midway: bool, op: Op = Op.ALL_REDUCE) -> None:
     processes = pool.ranks.processes()
-    as_process = not pool.kind.in_process
+    as_process = not pool.facts.in_process
     answers = pool.answers(CASE, victim, midway, as_process, op, within_s=TOLD_S)
     for rank, answer in enumerate(answers):
         if rank == victim:
             assert answer is None or not as_process
         elif answer is None:
             # mpirun ends the survivors itself; then it says whose end was the first.
-            assert pool.kind.needs_mpi, f"rank {rank} died too\n{pool.ranks.log()}"
+            assert pool.facts.needs_mpi, f"rank {rank} died too\n{pool.ranks.log()}"
         else:
             assert not answer.error, answer.error
             last = answer.result[-1]

@@ -36,7 +36,7 @@ def test_each_part_for_another_rank_crosses_once(job: Job, pool: RankPool) -> No
     relays = "colocated:" in job.backend
     answers = pool.run(f"{CASES}:traffic_of_delivers")
     for counted, requests, sent, received in answers:
-        within = 0 if pool.kind.in_process else 1
+        within = 0 if pool.facts.in_process else 1
         assert counted.received_bytes >= within * received
         assert counted.sent_bytes >= requests.sent_bytes
         if not relays:

@@ -35,13 +35,15 @@ def test_what_leaves_one_rank_reaches_another(job: Job, pool: RankPool) -> None:
     answers = pool.run(f"{CASES}:traffic_of_requests", ops)
     total = sum((counted for counted, _, _ in answers), Traffic())
     assert total.sent_bytes == total.received_bytes
-    assert (total.sent_bytes > 0) == (job.num_ranks > 1 and not pool.kind.in_process)
+    assert (total.sent_bytes > 0) == (job.num_ranks > 1 and not pool.facts.in_process)
 
 
 @pytest.mark.parametrize("job", jobs(DEFAULTS))
 def test_a_sum_moves_what_its_bus_factor_says(job: Job, pool: RankPool) -> None:
     """A ring of n moves 2 (n - 1) / n of the tensor over each link (Patarasuk and Yuan, 2009)."""
-    within = 0.0 if pool.kind.in_process else 4 * NUM_ELEMENTS * pool.kind.bus_factor(job.num_ranks)
+    within = (
+        0.0 if pool.facts.in_process else 4 * NUM_ELEMENTS * pool.facts.bus_factor(job.num_ranks)
+    )
     for moved in pool.run(f"{CASES}:traffic_of_one_sum", NUM_ELEMENTS):
         assert moved.sent_bytes == within
         assert moved.received_bytes == within

@@ -65,4 +65,4 @@ def check_all_ranks(of_ranks: tuple[Exchange, ...], job: Job, pool: RankPool, wh
     total = sum((exchange.counted for exchange in of_ranks), Traffic())
     assert total.sent_bytes == total.received_bytes, what
     assert (1 - WITHIN) * least <= total.sent_bytes <= (1 + WITHIN) * most, (what, least, most)
-    assert (total.sent_bytes > 0) == (job.num_ranks > 1 and not pool.kind.in_process), what
+    assert (total.sent_bytes > 0) == (job.num_ranks > 1 and not pool.facts.in_process), what

@@ -28,8 +28,8 @@ pytestmark = [
 
 def gpu_jobs() -> list[Any]:
     """Two ranks of every default backend whose ranks are processes; they may share a GPU."""
-    able = [m for m in SCHEDULED if not m.reason and not m.kind.in_process]
-    enough = [m for m in able if "cpu" in m.kind.device_types or torch.cuda.device_count() > 1]
+    able = [m for m in SCHEDULED if not m.reason and not m.facts.in_process]
+    enough = [m for m in able if "cpu" in m.facts.device_types or torch.cuda.device_count() > 1]
     jobs = [job_of(m, 2) for m in enough]
     return [
         pytest.param(Job(j.backend, j.num_ranks, j.setup, "cuda"), id=f"{j.backend}-cuda")

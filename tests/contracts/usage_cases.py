@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import RankLost, TestbedError, UsageError
 from testbed.base.types import Op, Request
-from testbed.launch.join import resolve_backend
 from tests.contracts.cases import (
     WITHIN_S,
     assert_same,
@@ -85,8 +85,8 @@ def still_works(backend: Backend, group: Group) -> None:
 
 def closing(backend: Backend, group: Group, spec: str, shared: bool) -> list[str]:
     """Close twice, then submit; on a backend of its own unless `shared`."""
-    kind, options = resolve_backend(spec)
-    mine = backend if shared else kind.open(replace(group, name="to be closed"), options)
+    own = replace(group, name="to be closed")
+    mine = backend if shared else BACKENDS.resolve(spec).build(own)
     tensor = integers(group.rank, 100, torch.float32).to(device_of(mine))
     do(mine, Op.ALL_REDUCE, tensor, key="before close")
     assert_same(tensor, sum_of_integers(group.size, 100, torch.float32))

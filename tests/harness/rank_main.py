@@ -15,7 +15,8 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Order
-from testbed.launch.join import assign_role, join, resolve_backend, who_am_i
+from testbed.base.axes import BACKENDS
+from testbed.launch.join import assign_role, join, who_am_i
 from testbed.launch.lifecycle import place_device
 from tests.harness.rank_agent import Agent, Leave
 from tests.harness.wire import receive_object, send_object
@@ -39,8 +40,8 @@ def main(text: str) -> None:
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
     settings = msgspec.json.decode(text, type=JobSettings)
-    kind, options = resolve_backend(settings.backend)
-    role = assign_role(who_am_i(), kind, options, settings.num_workers)
+    backend = BACKENDS.resolve(settings.backend).usable()
+    role = assign_role(who_am_i(), backend, settings.num_workers)
     group = join(
         role,
         deadline_s=settings.deadline_s,
@@ -51,9 +52,9 @@ def main(text: str) -> None:
         name=f"{settings.order}-{settings.num_channels}",
     )
     if role.is_server:
-        assert role.kind.serve is not None
+        assert backend.facts.serve is not None
         try:
-            role.kind.serve(group, role.options)
+            backend.facts.serve(group, backend.options)
         finally:
             if group.control.loss is not None:
                 sys.stderr.write(f"server: {group.control.loss.who} is lost\n")

@@ -26,11 +26,12 @@ import msgspec
 import psutil
 
 from testbed.backends.protocol import Group
+from testbed.base.axes import BACKENDS
 from testbed.control.inproc import InprocHub
 from testbed.launch import mpirun, processes
 from testbed.launch.identity import Identity
 from testbed.launch.job import start_ranks
-from testbed.launch.join import Role, resolve_backend
+from testbed.launch.join import Role
 from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
 from tests.harness.rank_main import JobSettings
 from tests.harness.wire import receive_object, send_object
@@ -83,17 +84,17 @@ class RankPool:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.kind, self.options = resolve_backend(job.backend)
+        backend = BACKENDS.resolve(job.backend).usable()
+        self.facts, self.options = backend.facts, backend.options
         self.usable = True
         self.ended_by_itself = False
         self.ranks: Ranks = (
-            ThreadRanks(job) if self.kind.in_process else ProcessRanks(job, self.kind.needs_mpi)
+            ThreadRanks(job) if self.facts.in_process else ProcessRanks(job, self.facts.needs_mpi)
         )
 
     @property
     def num_servers(self) -> int:
-        count: int = self.kind.num_servers(self.options)
-        return count
+        return self.facts.num_servers
 
     def answers(
         self, function: str, *args: Any, setup: Setup | None = None, within_s: float = 60.0
@@ -173,7 +174,7 @@ class ThreadRanks:
     """Ranks that are threads of the test process."""
 
     def __init__(self, job: Job) -> None:
-        kind, options = resolve_backend(job.backend)
+        backend = BACKENDS.resolve(job.backend)
         hub = InprocHub(job.num_ranks)
         self._inboxes: list[queue.SimpleQueue[Case | Leave]] = []
         self._outboxes: list[queue.SimpleQueue[Answer]] = []
@@ -181,7 +182,7 @@ class ThreadRanks:
         self._strangers = set(threading.enumerate())
         for rank in range(job.num_ranks):
             identity = Identity("alone", rank, job.num_ranks, rank, job.num_ranks, {})
-            role = Role(identity, kind, options, job.num_ranks, 0)
+            role = Role(identity, backend, job.num_ranks, 0)
             group = Group(
                 rank,
                 job.num_ranks,
@@ -247,8 +248,7 @@ class ProcessRanks:
     """Ranks that are processes, started by the project's launcher or by mpirun."""
 
     def __init__(self, job: Job, needs_mpi: bool) -> None:
-        kind, options = resolve_backend(job.backend)
-        size = job.num_ranks + kind.num_servers(options)
+        size = job.num_ranks + BACKENDS.resolve(job.backend).facts.num_servers
         self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
         self._log = (self._folder / "log").open("wb+")
         self._children: list[subprocess.Popen[bytes]] = []
@@ -377,8 +377,8 @@ class PoolKeeper:
 
         Dedicated servers serve the one backend of their job, so these get a job of their own.
         """
-        kind, options = resolve_backend(job.backend)
-        return self.get(replace(job, setup=setup) if kind.num_servers(options) else job)
+        servers = BACKENDS.resolve(job.backend).facts.num_servers
+        return self.get(replace(job, setup=setup) if servers else job)
 
     def live(self) -> list[RankPool]:
         """Pools whose threads, processes and descriptors are no leaks."""

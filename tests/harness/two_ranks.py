@@ -69,7 +69,7 @@ def on_two_ranks(
         plan = plan_of(scheduler, model)
         member = hub.member(number)
         group = Group(number, 2, member, deadline_s=WAIT_S, order=plan.order)
-        backend = LOOPBACK.open(group, LOOPBACK.options())
+        backend = LOOPBACK.build(group, LOOPBACK.options())
         try:
             session = Session(model, optimizer, backend, group.control, plan=plan, **options)
             try:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from testbed.backends.protocol import Backend, BackendKind, Group
-from testbed.base.spec import parse_options, parse_spec
+from testbed.backends.protocol import Backend, Group
 from testbed.control.protocol import Loss
 
 
@@ -96,7 +95,7 @@ def open_backend(spec: str, control: MpiControl, **group: object) -> Backend:
     """Open `name:options` from the registry for all ranks of the launcher."""
     from testbed.base.axes import BACKENDS
 
-    parsed = parse_spec(spec)
-    kind: BackendKind = BACKENDS.load(parsed.name)
-    options = parse_options(parsed.name, parsed.options, kind.options)
-    return kind.open(Group(control.rank, control.size, control, **group), options)
+    opened: Backend = BACKENDS.resolve(spec).build(
+        Group(control.rank, control.size, control, **group)
+    )
+    return opened

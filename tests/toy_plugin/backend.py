@@ -8,8 +8,10 @@ import torch
 
 from testbed.backends.channels import ChannelThreads
 from testbed.backends.checks import check_request
-from testbed.backends.protocol import BackendKind, Group
+from testbed.backends.protocol import Group
 from testbed.backends.work import PendingWork
+from testbed.base.axes import BackendFacts
+from testbed.base.parts import Part
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 
@@ -66,10 +68,10 @@ def open_notes(group: Group, options: object) -> NotesBackend:
     return NotesBackend(group, options.patience_s)
 
 
-TOY_NOTES = BackendKind(
+TOY_NOTES = Part(
     name="toy-notes",
     summary="whole tensors as notes over the control plane",
-    open=open_notes,
+    build=open_notes,
     options=NotesOptions,
-    bus_factor=lambda n: float(n - 1),
+    facts=lambda options: BackendFacts(bus_factor=lambda n: float(n - 1)),
 )

@@ -14,7 +14,9 @@ def trace_of(backward, sizes, forward, consumers=None):
 
 
 def link_of(latency_s, seconds_per_byte):
-    return Link(backend="x", num_workers=2, latency_s=latency_s, seconds_per_byte=seconds_per_byte)
+    return Link(
+        backend="gloo", num_workers=2, latency_s=latency_s, seconds_per_byte=seconds_per_byte
+    )
 
 
 TRACE_A = trace_of([2, 2, 3, 3, 5], [3, 4, 1, 1, 1], [1, 1, 1, 2, 2])

@@ -16,10 +16,9 @@ def test_a_kind_is_found_checked_and_asked_without_loading_torch(text):
     pytest.importorskip("mpi4py")
     code = (
         "import sys\n"
-        "from testbed.launch.join import resolve_backend\n"
-        f"kind, options = resolve_backend({text!r})\n"
-        "kind.consistency(options), kind.schedule(options), kind.num_servers(options)\n"
-        "print(kind.name, 'torch' in sys.modules)"
+        "from testbed.base.axes import BACKENDS\n"
+        f"backend = BACKENDS.resolve({text!r}).usable()\n"
+        "print(backend.name, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
@@ -32,4 +31,4 @@ def test_a_torch_that_was_built_without_gloo_is_named_where_it_is_opened(monkeyp
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
     group = Group(0, 1, InprocHub(1).member(0))
     with pytest.raises(Unavailable, match="built without Gloo"):
-        kind.open(group, kind.options())
+        kind.build(group, kind.options())

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.backends.protocol import BackendKind
+from testbed.base.axes import BACKENDS, BackendFacts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, Piece
+from testbed.base.parts import Part, Resolved
 from testbed.cluster.changes import parse_changes
 from testbed.cluster.emulate import Cluster
 from testbed.cluster.facts import Facts
-from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
+from testbed.cluster.spec import dilation_of, parse_cluster
 from testbed.cluster.system import abandoned, own_prefix, tcp_settings
 from testbed.cluster.topology import Topology
 from testbed.commands.checks import check_places, cluster_text, in_cluster
@@ -129,25 +130,20 @@ def test_only_what_a_dead_owner_left_is_abandoned() -> None:
     assert abandoned([mine, reborn, "testbed-x-1-0", "other", f"x{reborn}"]) == [reborn]
 
 
-def kind(num_servers: int = 0, in_process: bool = False) -> BackendKind:
-    return BackendKind(
-        name="toy",
-        summary="",
-        open=lambda group, options: pytest.fail("not to be opened"),
-        options=ClusterSpec,
-        num_servers=lambda options: num_servers,
-        in_process=in_process,
-    )
+def toy(num_servers: int = 0, in_process: bool = False) -> Resolved[BackendFacts]:
+    facts = BackendFacts(num_servers=num_servers, in_process=in_process)
+    part = Part("toy", "", lambda *given: pytest.fail("not to be opened"), facts=lambda _: facts)
+    return BACKENDS.join(part, part.options(), "toy")
 
 
 def test_workers_fill_the_places_that_servers_leave() -> None:
-    assert check_places("nodes=4,ranks_per_node=2", kind(), None, None) == 8
-    assert check_places("nodes=4", kind(num_servers=1), None, None) == 3
-    assert check_places("nodes=4", kind(), None, 2) == 2
+    assert check_places("nodes=4,ranks_per_node=2", toy(), None) == 8
+    assert check_places("nodes=4", toy(num_servers=1), None) == 3
+    assert check_places("nodes=4", toy(), 2) == 2
     with pytest.raises(UsageError, match="give nodes=8"):
-        check_places("nodes=4", kind(num_servers=4), None, 4)
+        check_places("nodes=4", toy(num_servers=4), 4)
     with pytest.raises(UsageError, match="threads of one process"):
-        check_places("nodes=4", kind(in_process=True), None, None)
+        check_places("nodes=4", toy(in_process=True), None)
 
 
 def test_inside_a_cluster_no_other_is_started() -> None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.backends.mpi import MPI_RING
 from testbed.backends.zmq_ps.placement import place
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.spec import split_specs
 from testbed.commands.comm import make_config
 from testbed.microbench.bandwidth import algbw_bytes_per_s, bus_factor, busbw_bytes_per_s
 from testbed.microbench.config import Size, sizes, to_arguments, turns
-from testbed.microbench.contestants import resolve, together
+from testbed.microbench.contestants import bus_factor_of, resolve, together
 from testbed.records.comm import ELEMENT_BYTES, CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
@@ -134,15 +134,15 @@ def test_a_backend_that_cannot_take_part_is_refused(label, message):
 def test_servers_that_do_not_fit_are_refused_before_anything_is_started():
     (contestant,) = resolve(["zmq-ps:servers=colocated:3"])
     with pytest.raises(UsageError, match="3 servers beside 2 workers"):
-        contestant.bus_factor(CommConfig(backend=(contestant.label,)))
+        bus_factor_of(contestant, CommConfig(backend=(contestant.text,)))
 
 
 def test_the_job_is_what_its_most_demanding_backend_needs():
     names = split_specs("gloo,zmq-ps:servers=dedicated:2,mpi,zmq-ps:servers=dedicated:3")
-    kind = together(resolve(names))
-    assert kind.needs_mpi
-    assert kind.num_servers(None) == 3
-    assert not together(resolve(["gloo", "zmq-ps"])).needs_mpi
+    facts = together(resolve(names)).facts
+    assert facts.needs_mpi
+    assert facts.num_servers == 3
+    assert not together(resolve(["gloo", "zmq-ps"])).facts.needs_mpi
 
 
 def test_the_arguments_give_the_same_configuration():
@@ -176,7 +176,8 @@ def test_the_arguments_give_the_same_configuration():
 def test_the_factor_of_a_ring_counts_the_bytes_that_a_worker_sends(num_workers):
     shard = 1 / num_workers
     sent = sum(shard for _ in ("fold", "spread") for _ in range(num_workers - 1))
-    assert bus_factor("sum", num_workers, MPI_RING.bus_factor(num_workers)) == pytest.approx(sent)
+    of_sum = BACKENDS.resolve("mpi-ring").facts.bus_factor(num_workers)
+    assert bus_factor("sum", num_workers, of_sum) == pytest.approx(sent)
 
 
 @pytest.mark.parametrize("servers", ["colocated", "colocated:2", "dedicated:1", "dedicated:3"])
@@ -193,7 +194,7 @@ def test_the_factor_of_a_server_counts_the_bytes_that_placement_moves(servers):
             if server != f"w{worker}":
                 sent[f"w{worker}"] += slice_.num_elements  # push
                 sent[server] += slice_.num_elements  # pull
-    factor = contestant.bus_factor(CommConfig(backend=(contestant.label,), workers=num_workers))
+    factor = bus_factor_of(contestant, CommConfig(backend=(contestant.text,), workers=num_workers))
     assert factor == pytest.approx(max(sent.values()) / num_elements, rel=1e-3)
 
 

@@ -22,7 +22,7 @@ LAYER_BYTES = 4 * (WIDTH * WIDTH + WIDTH)
 def buckets_of(**options: object) -> tuple[list[int], bool]:
     """Bytes of each bucket in the order of the first step; whether gradients are views."""
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-    backend = DDP.open(Group(0, 1, InprocHub(1).member(0)), DDP.options(**options))
+    backend = DDP.build(Group(0, 1, InprocHub(1).member(0)), DDP.options(**options))
     assert isinstance(backend, ExternalFramework)
     try:
         wrapped = backend.wrap(model, timeout_s=30.0)

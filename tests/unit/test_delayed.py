@@ -30,7 +30,7 @@ def ranks(**group: Any) -> Iterator[list[Backend]]:
 
     def join(rank: int) -> None:
         mine = Group(rank, 2, hub.member(rank), latency_s=LATENCY_S, **group)
-        found[rank] = open_delayed(lambda g: kind.open(g, kind.options()), mine)
+        found[rank] = open_delayed(lambda g: kind.build(g, kind.options()), mine)
 
     together(join)
     yield [found[0], found[1]]
@@ -97,6 +97,6 @@ def test_what_the_backend_did_not_declare_is_refused_at_once() -> None:
 def test_a_barrier_costs_no_latency_and_no_latency_no_wrapper() -> None:
     kind = BACKENDS.load("loopback")
     alone = Group(0, 1, InprocHub(1).member(0))
-    backend = open_delayed(lambda g: kind.open(g, kind.options()), alone)
+    backend = open_delayed(lambda g: kind.build(g, kind.options()), alone)
     assert not isinstance(backend, DelayedBackend)
     backend.close()

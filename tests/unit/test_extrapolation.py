@@ -205,6 +205,14 @@ def test_the_backend_tells_the_algorithm(backend, algorithm):
 
 
 @pytest.mark.parametrize(
+    ("backend", "why"), [("x", "is not known here"), ("loopback", "declares no algorithm")]
+)
+def test_no_backend_is_taken_for_a_ring(backend, why):
+    with pytest.raises(UsageError, match=f"'{backend}' {why}.*one of ring"):
+        algorithm_of(backend)
+
+
+@pytest.mark.parametrize(
     ("make", "error", "words"),
     [
         (lambda: parse_algorithm("rign"), UnknownName, "did you mean 'ring'"),

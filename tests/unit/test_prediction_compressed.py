@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.link import Link, Piece
@@ -25,7 +26,6 @@ from testbed.profiling.codec import measure_codec
 from testbed.scheduling.break_even import Predictions
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import CompressedExchange, plan_under
-from testbed.simulation import max_channels_of
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=6e-3, seconds_per_byte=1.5e-9)
 
@@ -216,10 +216,10 @@ def test_predictions_plan_and_spread_as_a_run_does():
 
 @pytest.mark.parametrize(
     ("backend", "count"),
-    [("zmq-ps", 8), ("zmq-ps:servers=dedicated:1", 8), ("gloo", 1), ("not known here", 1)],
+    [("zmq-ps", 8), ("zmq-ps:servers=dedicated:1", 8), ("gloo", 1)],
 )
 def test_channels_are_those_of_the_link_s_backend(backend, count):
-    assert max_channels_of(backend) == count
+    assert BACKENDS.resolve(backend).facts.max_channels == count
 
 
 def test_never_and_always():

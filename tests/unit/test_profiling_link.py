@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from testbed.backends.loopback import LOOPBACK, LoopbackOptions
+from testbed.backends.loopback import LOOPBACK
 from testbed.backends.none import NONE
 from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
@@ -43,7 +43,7 @@ def on_threads(num_workers, num_channels, body):
     def live(rank):
         group = Group(rank, num_workers, hub.member(rank), num_channels=num_channels)
         try:
-            backend = LOOPBACK.open(group, LoopbackOptions())
+            backend = LOOPBACK.build(group, LOOPBACK.options())
             results[rank] = body(rank, backend, group.control)
             backend.close()
         except BaseException as error:
@@ -128,7 +128,7 @@ def test_it_can_be_measured_twice_and_then_be_used():
 
 def test_a_backend_that_moves_nothing_has_no_link():
     control = InprocHub(1).member(0)
-    backend = NONE.open(Group(0, 2, control), NONE.options())
+    backend = NONE.build(Group(0, 2, control), NONE.options())
     with pytest.raises(UsageError, match="moves no sums"):
         measure_link(backend, control, name="none", num_workers=2, deadline_s=1.0)
 

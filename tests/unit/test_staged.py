@@ -50,7 +50,7 @@ class RecordingCopier:
 
 def make(copier: RecordingCopier) -> StagedBackend:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
-    inner = LOOPBACK.open(group, LOOPBACK.options())
+    inner = LOOPBACK.build(group, LOOPBACK.options())
     return StagedBackend(inner, copier, "cpu", WAIT_S)
 
 
@@ -91,7 +91,7 @@ def test_what_the_inner_backend_refuses_reaches_the_waiter() -> None:
 
 def test_a_backend_that_takes_the_device_is_left_alone() -> None:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
-    inner = LOOPBACK.open(group, LOOPBACK.options())
+    inner = LOOPBACK.build(group, LOOPBACK.options())
     assert staged(inner, "cpu", WAIT_S) is inner
     inner.close()
 
@@ -121,7 +121,7 @@ def test_two_parts_of_one_shape_stay_apart() -> None:
         group = Group(number, 2, hub.member(number), deadline_s=WAIT_S)
         copier = RecordingCopier()
         copier.may_arrive.set()
-        backend = StagedBackend(LOOPBACK.open(group, LOOPBACK.options()), copier, "cpu", WAIT_S)
+        backend = StagedBackend(LOOPBACK.build(group, LOOPBACK.options()), copier, "cpu", WAIT_S)
         parts = (torch.full((2,), 10.0 * number), torch.full((2,), 10.0 * number + 1))
         done = backend.submit(Request(Op.ALL_TO_ALL, parts=parts, key="w")).wait()
         arrived[number] = [part.tolist() for part in done.parts]
@@ -143,7 +143,7 @@ def test_a_merged_payload_comes_back_in_another_size_than_was_given() -> None:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, token=b"secret")
     copier = RecordingCopier()
     copier.may_arrive.set()
-    backend = StagedBackend(ZMQ_PS.open(group, ZMQ_PS.options()), copier, "cpu", WAIT_S)
+    backend = StagedBackend(ZMQ_PS.build(group, ZMQ_PS.options()), copier, "cpu", WAIT_S)
     done = backend.submit(Request(Op.MERGE, payload, key="w", note=note)).wait()
     assert done.lossless
     assert done.tensor is not None
@@ -157,7 +157,7 @@ def test_a_merged_payload_comes_back_in_another_size_than_was_given() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 def test_cuda_parts_are_delivered_to_the_device() -> None:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, device="cuda:0")
-    backend = staged(LOOPBACK.open(group, LOOPBACK.options()), "cuda:0", WAIT_S)
+    backend = staged(LOOPBACK.build(group, LOOPBACK.options()), "cuda:0", WAIT_S)
     for step in range(3):
         part = torch.arange(100_003 + step, device="cuda", dtype=torch.float32)
         for op in (Op.ALL_TO_ALL, Op.ALL_GATHER):
@@ -172,7 +172,7 @@ def test_cuda_parts_are_delivered_to_the_device() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 def test_cuda_tensors_travel_and_come_back() -> None:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S, device="cuda:0")
-    backend = staged(LOOPBACK.open(group, LOOPBACK.options()), "cuda:0", WAIT_S)
+    backend = staged(LOOPBACK.build(group, LOOPBACK.options()), "cuda:0", WAIT_S)
     tensor = torch.arange(1_000_003, device="cuda", dtype=torch.float32)
     expected = tensor.clone()
     for step in range(3):
@@ -189,7 +189,7 @@ def test_a_spread_goes_on_from_what_the_fold_left() -> None:
         group = Group(number, 2, hub.member(number), deadline_s=WAIT_S)
         copier = RecordingCopier()
         copier.may_arrive.set()
-        inner = LOOPBACK.open(group, LOOPBACK.options())
+        inner = LOOPBACK.build(group, LOOPBACK.options())
         backend = StagedBackend(inner, copier, "cpu", WAIT_S)
         tensor = torch.full((6,), float(number + 1))
         # The device still holds this rank's own values: copied down again, they would replace sums.

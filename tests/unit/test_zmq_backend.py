@@ -30,7 +30,7 @@ class Job:
     """All ranks of one job in this process."""
 
     def __init__(self, size, options, **group):
-        num_servers = ZMQ_PS.num_servers(options)
+        num_servers = options.num_dedicated
         hub = InprocHub(size + num_servers)
         self.pool = ThreadPoolExecutor(size + num_servers)
         groups = [
@@ -45,8 +45,10 @@ class Job:
             for rank in range(size + num_servers)
         ]
         self.controls = [g.control for g in groups]
-        self.servers = [self.pool.submit(ZMQ_PS.serve, g, options) for g in groups[size:]]
-        opening = [self.pool.submit(ZMQ_PS.open, g, options) for g in groups[:size]]
+        self.servers = [
+            self.pool.submit(ZMQ_PS.facts(options).serve, g, options) for g in groups[size:]
+        ]
+        opening = [self.pool.submit(ZMQ_PS.build, g, options) for g in groups[:size]]
         self.backends = [future.result(100) for future in opening]
 
     def each(self, act):

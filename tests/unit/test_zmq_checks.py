@@ -46,7 +46,7 @@ def test_verbs_that_were_not_declared_are_refused():
 )
 def test_groups_that_do_not_fit_are_refused(options, group, message):
     with pytest.raises(UsageError, match=message):
-        ZMQ_PS.open(Group(0, 1, InprocHub(1).member(0), **group), options)
+        ZMQ_PS.build(Group(0, 1, InprocHub(1).member(0), **group), options)
 
 
 def test_the_kind_can_be_asked_without_torch_or_zeromq():
@@ -56,7 +56,7 @@ def test_the_kind_can_be_asked_without_torch_or_zeromq():
     code = (
         "import sys; sys.modules.update(zmq=None, torch=None)\n"
         "from testbed.backends.zmq_ps import ZMQ_PS\n"
-        "assert ZMQ_PS.num_servers(ZMQ_PS.options(servers='dedicated:2')) == 2\n"
+        "assert ZMQ_PS.facts(ZMQ_PS.options(servers='dedicated:2')).num_servers == 2\n"
         "print(ZMQ_PS.probe())"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions
 from testbed.control.inproc import InprocHub
 
-backend = ZMQ_PS.open(Group(0, 1, InprocHub(1).member(0), token=b"secret"), ZmqPsOptions())
+backend = ZMQ_PS.build(Group(0, 1, InprocHub(1).member(0), token=b"secret"), ZmqPsOptions())
 (server,) = psutil.Process().children()
 print(server.pid, flush=True)
 if sys.stdin.readline().strip() == "raise":

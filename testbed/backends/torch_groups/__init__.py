@@ -18,19 +18,15 @@ of another cannot run beside them, ranks can wait for each other for ever. One c
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
-from testbed.backends.protocol import Backend, BackendKind, Group, OwnSchedule
+from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import BackendFacts, OwnSchedule
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part, installed
 
 # What DistributedDataParallel takes where it is given no size of a bucket; a test asks torch.
 BUCKET_MIB, FIRST_BUCKET_MIB = 25, 1
-
-
-@dataclass(frozen=True)
-class TorchOptions:
-    """`gloo` and `nccl` have no options."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +70,6 @@ def _open_ddp(group: Group, options: object) -> Backend:
     return DdpBackend(group, options.bucket_mib, options.bucket_view)
 
 
-def _probe_gloo() -> tuple[str, str] | None:
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed", "pip install torch"
-    return None
-
-
 def _probe_nccl() -> tuple[str, str] | None:
     from testbed.backends.torch_groups.nccl import probe_nccl
 
@@ -98,28 +88,29 @@ def _schedule(options: object) -> OwnSchedule:
     return OwnSchedule("ddp", f"bucket:mib={size:g},first_mib={first:g}")
 
 
-GLOO = BackendKind(
+_PROBE_GLOO = installed("torch", "pip install torch")
+
+GLOO = Part(
     name="gloo",
     summary="torch.distributed's Gloo all-reduce over TCP",
-    open=_open_gloo,
-    options=TorchOptions,
-    probe=_probe_gloo,
+    build=_open_gloo,
+    facts=lambda options: BackendFacts(algorithm="ring"),
+    probe=_PROBE_GLOO,
 )
 
-NCCL = BackendKind(
+NCCL = Part(
     name="nccl",
     summary="torch.distributed's NCCL all-reduce between GPUs",
-    open=_open_nccl,
-    options=TorchOptions,
-    device_types=frozenset({"cuda"}),
+    build=_open_nccl,
+    facts=lambda options: BackendFacts(algorithm="ring", device_types=frozenset({"cuda"})),
     probe=_probe_nccl,
 )
 
-DDP = BackendKind(
+DDP = Part(
     name="ddp",
     summary="PyTorch's DistributedDataParallel over Gloo, as it comes",
-    open=_open_ddp,
+    build=_open_ddp,
     options=DdpOptions,
-    probe=_probe_gloo,
-    schedule=_schedule,
+    facts=lambda options: BackendFacts(algorithm="ring", schedule=_schedule(options)),
+    probe=_PROBE_GLOO,
 )

@@ -5,20 +5,14 @@ Nothing here imports ZeroMQ or torch, so that options can be read and availabili
 
 from __future__ import annotations
 
-import importlib.util
-from typing import cast
-
-from testbed.backends.protocol import Backend, BackendKind, Group
+from testbed.backends.protocol import Backend, Group
 from testbed.backends.zmq_ps.options import ZmqPsOptions
 from testbed.backends.zmq_ps.placement import busiest_link_bytes
+from testbed.base.axes import COMPRESSORS, BackendFacts
+from testbed.base.config import RunConfig
+from testbed.base.parts import Part, installed
 
 __all__ = ["ZMQ_PS", "ZmqPsOptions", "busiest_link_bytes"]
-
-
-def _probe() -> tuple[str, str] | None:
-    if importlib.util.find_spec("zmq") is None:
-        return ("pyzmq is not installed", "run: pip install pyzmq")
-    return None
 
 
 def _open(group: Group, options: object) -> Backend:
@@ -33,16 +27,42 @@ def _serve(group: Group, options: object) -> None:
     serve(group, options)
 
 
-ZMQ_PS = BackendKind(
+def _algorithm(options: ZmqPsOptions) -> str:
+    """As predictions know it.
+
+    Example:
+        >>> _algorithm(ZmqPsOptions(servers="dedicated:2")), _algorithm(ZmqPsOptions())
+        ('server:servers=2,placement=dedicated', 'server')
+    """
+    where, _, count = options.servers.partition(":")
+    words = [f"servers={count}"] if count else []
+    words += ["placement=dedicated"] if where == "dedicated" else []
+    return "server" + (":" + ",".join(words) if words else "")
+
+
+def _refuses(options: ZmqPsOptions, config: RunConfig) -> str | None:
+    compressed = not COMPRESSORS.is_default(config)
+    if compressed and options.repack and (config.checkpoint or config.resume_from):
+        return (
+            f"with {config.backend!r} servers keep what they did not send back, which no "
+            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
+        )
+    return None
+
+
+ZMQ_PS = Part(
     name="zmq-ps",
     summary="parameter servers over ZeroMQ: colocated or dedicated; bsp, ssp or async",
-    open=_open,
+    build=_open,
     options=ZmqPsOptions,
-    probe=_probe,
-    num_servers=lambda options: cast(ZmqPsOptions, options).num_dedicated,
-    serve=_serve,
-    # Of the default options, one server beside every worker; see placement.busiest_link_bytes.
-    bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, ZmqPsOptions()),
-    consistency=lambda options: cast(ZmqPsOptions, options).consistency,
-    max_channels=lambda options: 8,
+    facts=lambda options: BackendFacts(
+        num_servers=options.num_dedicated,
+        serve=_serve,
+        consistency=options.consistency,
+        max_channels=8,
+        algorithm=_algorithm(options),
+        bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, options),
+    ),
+    probe=installed("zmq", "pip install pyzmq"),
+    refuses=_refuses,
 )
