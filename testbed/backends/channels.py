@@ -10,33 +10,41 @@ import threading
 import time
 from collections.abc import Callable
 
+from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
-from testbed.backends.queue import RequestQueue
-from testbed.backends.work import PendingWork
+from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.base.errors import RankLost, RunFailed, TestbedError
-from testbed.base.types import Request, Result, Traffic
+from testbed.base.types import Capabilities, Request, Result, Traffic
 from testbed.control.protocol import Loss
 
 
-class ChannelThreads:
-    """Runs the requests of a group's channels.
+class ThreadedBackend:
+    """See `Backend`.
 
     Args:
         group: the job.
         name: the backend's name, for thread names and errors.
-        run: performs one request and returns its result; called on the channel's own thread.
+        capabilities: what `run` can.
+        run: performs one checked request and returns its result; called on the channel's thread.
     """
 
-    def __init__(self, group: Group, name: str, run: Callable[[Request], Result]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        name: str,
+        capabilities: Capabilities,
+        run: Callable[[Request], Result],
+    ) -> None:
+        self.rank, self.size, self.capabilities = group.rank, group.size, capabilities
         self._group = group
         self._name = name
         self._run = run
         self._changed = threading.Condition()
         self._closing = False
         self._traffic = Traffic()
-        self._mourning = threading.Event()
+        self._lost = threading.Event()
         self._queue = RequestQueue(group, self._wake)
-        group.control.on_loss(self._mourn)
+        group.control.on_loss(self._on_loss)
         self._threads = [
             threading.Thread(target=self._serve, args=(c,), name=f"{name}-{c}", daemon=True)
             for c in range(group.num_channels)
@@ -45,18 +53,17 @@ class ChannelThreads:
             thread.start()
 
     def submit(self, request: Request) -> PendingWork:
-        """Queue a checked request."""
-        work = PendingWork(request, self._group.deadline_s)
-        self._queue.submit(work)
-        return work
+        """See `Backend.submit`."""
+        check_request(self._name, request, self.capabilities, self.size)
+        return self._queue.submit(request)
 
     def traffic(self) -> Traffic:
-        """What all finished requests moved."""
+        """See `Backend.traffic`."""
         with self._changed:
             return self._traffic
 
-    def close(self, timeout_s: float) -> bool:
-        """End the threads; False if one is still inside a library call (after a loss)."""
+    def close(self, timeout_s: float = 10.0) -> None:
+        """See `Backend.close`; after a loss a thread may stay inside a library call."""
         self._queue.close()
         with self._changed:
             self._closing = True
@@ -64,14 +71,13 @@ class ChannelThreads:
         end_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _mourn(self, loss: Loss) -> None:
-        self._mourning.set()
+    def _on_loss(self, loss: Loss) -> None:
+        self._lost.set()
         self._wake()
 
     def _serve(self, channel: int) -> None:
@@ -83,12 +89,12 @@ class ChannelThreads:
                     work = self._queue.take(channel)
             if work is None:
                 return
-            self._perform(work)
+            self._carry_out(work)
 
     def _over(self) -> bool:
         return self._queue.lost or (self._closing and not self._queue.busy)
 
-    def _perform(self, work: PendingWork) -> None:
+    def _carry_out(self, work: PendingWork) -> None:
         work.start()
         try:
             result = self._run(work.request)
@@ -97,18 +103,16 @@ class ChannelThreads:
             return
         with self._changed:
             self._traffic += result.traffic
-        self._queue.retire(work)
-        work.finish(result)
+        self._queue.finish(work, result)
         self._wake()
 
     def _fail(self, work: PendingWork, error: Exception) -> None:
         if isinstance(error, RankLost):  # heard here before the queue heard of it
-            self._queue.retire(work)
-            work.fail(error)
+            self._queue.finish(work, error)
             self._wake()
             return
         # A broken connection is usually a lost rank: wait for the control plane, which knows whom.
-        if not isinstance(error, TestbedError) and self._mourning.wait(self._group.deadline_s / 2):
+        if not isinstance(error, TestbedError) and self._lost.wait(self._group.deadline_s / 2):
             return
         failure = RunFailed(f"{self._name} failed in {work.request}: {error}")
         failure.__cause__ = error

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import Disagreement, UsageError
 from testbed.base.types import Capabilities, Op, Request
 
-SUMMABLE = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-)
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_BYTES}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NUMBERED = tuple(NAMES)
 
 
-def check_request(
-    backend: str,
-    request: Request,
-    capabilities: Capabilities,
-    size: int,
-    dtypes: Iterable[torch.dtype] = SUMMABLE,
-) -> None:
-    """Refuse what the backend did not declare.
+def check_request(backend: str, request: Request, capabilities: Capabilities, size: int) -> None:
+    """Refuse what the backend did not declare, or what none could carry out.
+
+    Args:
+        backend: its name, for messages.
+        request: submitted.
+        capabilities: declared.
+        size: number of ranks.
 
     Raises:
-        UsageError: op, channel, dtype, device, layout or root; says what is allowed.
+        UsageError: op, channel, root, parts, dtype, device or layout; says what is allowed.
     """
-    if request.op not in capabilities.ops:
+    op = request.op
+    if op not in capabilities.ops:
         known = ", ".join(sorted(capabilities.ops))
-        raise UsageError(f"backend {backend!r} cannot {request.op}; it can {known}")
+        told = f"backend {backend!r} cannot {op} as it was opened; it can {known}"
+        on_servers = op in (Op.INSTALL, Op.APPLY)
+        raise UsageError(told + "; parameter servers need update=server for it" * on_servers)
     if not 0 <= request.channel < capabilities.num_channels:
         raise UsageError(
             f"channel is {request.channel}; backend {backend!r} was opened with "
@@ -42,23 +40,31 @@ def check_request(
         )
     if not 0 <= request.root < size:
         raise UsageError(f"root is {request.root}; expected a rank below {size}")
-    check_parts(request, size)
-    if request.op is Op.BARRIER:
+    _check_parts(request, size)
+    if op is Op.BARRIER:
+        if request.tensor is not None:
+            raise UsageError("a barrier was given a tensor; expected none")
         return
-    allowed = tuple(dtypes)
     for tensor in tensors_of(request):
-        if tensor.dtype not in allowed:
-            words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
-            raise UsageError(
-                f"{request}: dtype is {tensor.dtype}; backend {backend!r} takes {words}"
-            )
+        if tensor.dtype not in NAMES:
+            known = ", ".join(ELEMENT_BYTES)
+            raise UsageError(f"{request}: dtype is {tensor.dtype}; expected one of {known}")
         if tensor.device.type not in capabilities.device_types:
-            words = ", ".join(sorted(capabilities.device_types))
-            raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {words}")
+            known = ", ".join(sorted(capabilities.device_types))
+            raise UsageError(f"{request}: tensor is on {tensor.device}; {backend!r} takes {known}")
         if not tensor.is_contiguous():
             raise UsageError(f"{request}: tensor is not contiguous; submit tensor.contiguous()")
-    if request.op is Op.ALL_GATHER and tensor.dim() != 1:
-        raise UsageError(f"{request}: gather takes one dimension, not {tensor.dim()}; flatten it")
+        if op in (Op.ALL_GATHER, Op.MERGE) and tensor.dim() != 1:
+            raise UsageError(
+                f"{request}: tensor has {tensor.dim()} dimensions; expected one; call .view(-1)"
+            )
+        if op is Op.MERGE and tensor.dtype != torch.uint8:
+            raise UsageError(f"{request}: dtype is {tensor.dtype}; expected a payload of uint8")
+        if op in (Op.INSTALL, Op.APPLY) and not tensor.is_floating_point():
+            raise UsageError(
+                f"{request}: dtype is {tensor.dtype}; expected floating-point parameters, which "
+                "alone an optimizer can update"
+            )
 
 
 def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
@@ -75,30 +81,25 @@ def tensors_of(request: Request) -> tuple[torch.Tensor, ...]:
         return request.parts
     if request.tensor is None:
         raise UsageError(
-            f"{request} has no tensor; only a barrier, deliver and a merge of parts go without"
+            f"{request} has no tensor; only a barrier, an all-to-all and a merge of parts go "
+            "without"
         )
     return (request.tensor,)
 
 
-def check_parts(request: Request, size: int) -> None:
-    """Refuse parts where none belong, and a DELIVER whose parts are not one for each rank.
-
-    Raises:
-        UsageError: their number, dimensions or dtypes, or a tensor beside them.
-    """
-    parts = request.parts
-    if request.op is Op.MERGE and parts:
-        if request.tensor is not None:
-            raise UsageError(f"{request} was given a tensor and parts; merge takes one of them")
+def _check_parts(request: Request, size: int) -> None:
+    """Refuse parts where none belong, and an all-to-all whose parts are not one for each rank."""
+    op, parts = request.op, request.parts
+    if op is not Op.ALL_TO_ALL and not parts:
         return
-    if request.op is not Op.ALL_TO_ALL:
-        if parts:
-            raise UsageError(
-                f"{request} was given {len(parts)} parts; only deliver and merge take parts"
-            )
-        return
+    if op not in (Op.ALL_TO_ALL, Op.MERGE):
+        raise UsageError(
+            f"{request} was given {len(parts)} parts; only all-to-all and merge take parts"
+        )
     if request.tensor is not None:
-        raise UsageError(f"{request} was given a tensor; deliver takes parts, one for each rank")
+        raise UsageError(f"{request} was given a tensor and parts; {op} takes one of them")
+    if op is Op.MERGE:
+        return
     if len(parts) != size:
         raise UsageError(f"{request} has {len(parts)} parts; expected {size}, one for each rank")
     if any(part.dim() != 1 for part in parts):

@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from testbed.backends.channels import ChannelThreads
-from testbed.backends.checks import check_request
-from testbed.backends.protocol import Backend, Group, Work
+from testbed.backends.channels import ThreadedBackend
+from testbed.backends.protocol import Backend, Group
 from testbed.base.types import Op, Request, Result, Traffic
 
 CLOSE_SHARE = 0.5
 # Only the loss of a rank ends the wait for the inner backend: how long is too long is for whoever
 # waits for the exchange to say.
-PATIENCE_S = 1e6
+WAIT_S = 1e6
 
 
-class DelayedBackend:
+class DelayedBackend(ThreadedBackend):
     """See `Backend`.
 
     Args:
@@ -35,18 +34,11 @@ class DelayedBackend:
     """
 
     def __init__(self, inner: Backend, group: Group) -> None:
-        self.rank, self.size = inner.rank, inner.size
-        self.capabilities = inner.capabilities
         self._inner = inner
         self._latency_s, self._jitter_s = group.latency_s, group.jitter_s
         self._drawn = random.Random(f"{group.name}/{group.rank}")
         own = replace(group, name=f"{group.name}.delayed")
-        self._channels = ChannelThreads(own, "delayed", self._run)
-
-    def submit(self, request: Request) -> Work:
-        """See `Backend.submit`."""
-        check_request("delayed", request, self.capabilities, self.size)
-        return self._channels.submit(request)
+        super().__init__(own, "delayed", inner.capabilities, self._start_late)
 
     def traffic(self) -> Traffic:
         """See `Backend.traffic`."""
@@ -54,14 +46,14 @@ class DelayedBackend:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """See `Backend.close`."""
-        self._channels.close(CLOSE_SHARE * timeout_s)
+        super().close(CLOSE_SHARE * timeout_s)
         self._inner.close((1 - CLOSE_SHARE) * timeout_s)
 
-    def _run(self, request: Request) -> Result:
+    def _start_late(self, request: Request) -> Result:
         if request.op is not Op.BARRIER:
             spread_s = self._jitter_s * self._drawn.uniform(-1, 1)
             time.sleep(max(0.0, self._latency_s + spread_s))
-        return self._inner.submit(request).wait(PATIENCE_S)
+        return self._inner.submit(request).wait(WAIT_S)
 
 
 def open_delayed(open_inner: Callable[[Group], Backend], group: Group) -> Backend:

@@ -7,14 +7,21 @@ from collections import defaultdict
 
 import torch
 
-from testbed.backends.channels import ChannelThreads
-from testbed.backends.checks import check_request, one_dtype
+from testbed.backends.channels import ThreadedBackend
+from testbed.backends.checks import one_dtype
 from testbed.backends.protocol import Group
-from testbed.backends.work import PendingWork
 from testbed.base.axes import BackendFacts
 from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
 from testbed.base.parts import Part
-from testbed.base.types import Capabilities, Op, Request, Result, Traffic, shard_bounds
+from testbed.base.types import (
+    SERVERLESS_OPS,
+    Capabilities,
+    Op,
+    Request,
+    Result,
+    Traffic,
+    shard_bounds,
+)
 from testbed.control.inproc import InprocControl
 from testbed.control.protocol import Loss
 
@@ -23,7 +30,7 @@ class LoopbackOptions:
     """This backend has no options."""
 
 
-Given = tuple[torch.Tensor, ...]  # one tensor, or for DELIVER one part for each rank
+Given = tuple[torch.Tensor, ...]  # one tensor, or for an all-to-all one part for each rank
 
 
 class Meeting:
@@ -62,14 +69,14 @@ class Meeting:
                 del self._given[key], self._taken[key]
             return everything
 
-    def lose(self, loss: Loss) -> None:
+    def on_loss(self, loss: Loss) -> None:
         """End all waits."""
         with self._changed:
             self._loss = loss
             self._changed.notify_all()
 
 
-class LoopbackBackend:
+class LoopbackBackend(ThreadedBackend):
     """See `Backend`. Additions happen in rank order."""
 
     def __init__(self, group: Group) -> None:
@@ -79,31 +86,11 @@ class LoopbackBackend:
                 "backend 'loopback' joins threads of one process; it cannot join the processes "
                 "that mpirun, torchrun or srun started; run it without a launcher"
             )
-        self.rank, self.size = group.rank, group.size
-        self.capabilities = Capabilities(
-            frozenset(
-                {Op.ALL_REDUCE, Op.FOLD, Op.SPREAD, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.BROADCAST}
-                | {Op.BARRIER}
-            ),
-            num_channels=group.num_channels,
-        )
         self._meeting: Meeting = control.share(group.name, lambda: Meeting(group.size))
-        control.on_loss(self._meeting.lose)
+        control.on_loss(self._meeting.on_loss)
         self._limit_s = group.deadline_s
-        self._threads = ChannelThreads(group, "loopback", self._perform)
-
-    def submit(self, request: Request) -> PendingWork:
-        """See `Backend.submit`."""
-        check_request("loopback", request, self.capabilities, self.size)
-        return self._threads.submit(request)
-
-    def traffic(self) -> Traffic:
-        """See `Backend.traffic`; nothing leaves the process."""
-        return self._threads.traffic()
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """See `Backend.close`."""
-        self._threads.close(timeout_s)
+        capabilities = Capabilities(SERVERLESS_OPS, num_channels=group.num_channels)
+        super().__init__(group, "loopback", capabilities, self._perform)
 
     def _perform(self, request: Request) -> Result:
         given = self._meeting.exchange(self.rank, request, self._limit_s)

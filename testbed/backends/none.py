@@ -6,24 +6,24 @@ import torch
 
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
-from testbed.backends.work import PendingWork
+from testbed.backends.queue import PendingWork
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import Part
-from testbed.base.types import Capabilities, Op, Request, Result, Traffic
+from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result, Traffic
 
 
 class NoBackend:
     """Leaves every tensor as it is; with several workers the models drift apart, by design.
 
-    A gather brings what this rank gave, once for each rank (so that decoding costs what it would);
-    a deliver brings the own part and nothing from others.
+    An all-gather brings what this rank gave, once for each rank (so that decoding costs what it
+    would); an all-to-all brings the own part and nothing from others.
     """
 
     def __init__(self, group: Group) -> None:
         self.rank = group.rank
         self.size = group.size
         self.capabilities = Capabilities(
-            frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY},
+            SERVERLESS_OPS,
             num_channels=group.num_channels,
             consistency="none",
             device_types=frozenset({"cpu", "cuda"}),

@@ -40,8 +40,8 @@ class Work(Protocol):
         """
         ...
 
-    def when_done(self, hear: Callable[[], None]) -> None:
-        """Call `hear` when it is done, on the backend's thread; at once if it already is."""
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when it is done, on the backend's thread; at once if it already is."""
         ...
 
     @property

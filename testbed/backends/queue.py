@@ -1,4 +1,4 @@
-"""Which request a channel runs next, so that all ranks run the same one.
+"""Requests under way: which one a channel runs next, so that all ranks run the same one.
 
 `fifo`: the order of submission. `priority`: rank 0 picks the most urgent request that it has,
 announces it on the control plane, and every rank (rank 0 too) runs what was picked, in the order
@@ -17,15 +17,101 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from testbed.backends.protocol import Group
-from testbed.backends.work import PendingWork
-from testbed.base.errors import RankLost, UsageError
+from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
+from testbed.base.types import Event, Request, Result
 from testbed.control.protocol import Loss
+
+
+class PendingWork:
+    """The one implementation of `Work`: a request on its way through a backend's thread.
+
+    The submitting thread calls `done`, `wait` and `event`; the backend's thread calls `start` and
+    then `finish` or `fail`, once. A second `finish` or `fail` is ignored, so that a failure that
+    reaches all pending work cannot overtake a result.
+    """
+
+    def __init__(self, request: Request, deadline_s: float) -> None:
+        self.request = request
+        self._deadline_s = deadline_s
+        self._done = threading.Event()
+        self._settle = threading.Lock()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._submitted_s = time.perf_counter()
+        self._listeners: list[Callable[[], None]] = []
+        self._started_s = self._submitted_s
+        self._ended_s = self._submitted_s
+
+    def start(self) -> None:
+        """The backend begins to move bytes."""
+        self._started_s = time.perf_counter()
+
+    def finish(self, result: Result) -> None:
+        """The result is in place."""
+        self._close(result, None)
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no result."""
+        self._close(None, error)
+
+    def _close(self, result: Result | None, error: BaseException | None) -> None:
+        with self._settle:
+            if self._done.is_set():
+                return
+            self._result, self._error = result, error
+            self._ended_s = time.perf_counter()
+            self._done.set()
+            listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """See `Work.when_done`."""
+        with self._settle:
+            if not self._done.is_set():
+                self._listeners.append(callback)
+                return
+        callback()
+
+    def done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """The result; see `Work.wait`."""
+        limit_s = self._deadline_s if timeout_s is None else timeout_s
+        if not self._done.wait(limit_s):
+            raise DeadlineExceeded(
+                f"{self.request} was not done within {limit_s:g} s; no rank is known to be lost; "
+                "raise --deadline if the network is that slow"
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    @property
+    def event(self) -> Event:
+        """When it was submitted, started and ended."""
+        request = self.request
+        return Event(
+            request.op,
+            request.key,
+            request.step,
+            request.channel,
+            request.num_bytes,
+            self._submitted_s,
+            self._started_s,
+            self._ended_s,
+        )
+
 
 # Op, key and step: what tells a request from the others that wait on its channel.
 _Identity = tuple[str, str, int]
@@ -63,33 +149,29 @@ class RequestQueue:
         self._loss: Loss | None = None
         self._closed = False
         if group.order == "priority" and group.rank != 0:
-            group.control.listen(f"{group.name}.order", self._hear)
-        group.control.on_loss(self._lose)
+            group.control.listen(f"{group.name}.order", self._on_choices)
+        group.control.on_loss(self._on_loss)
 
-    def submit(self, work: PendingWork) -> None:
-        """Queue a request on its channel.
+    def submit(self, request: Request) -> PendingWork:
+        """Queue a checked request on its channel.
 
         Raises:
-            UsageError: the channel does not exist, or the queue is closed.
+            UsageError: the queue is closed.
         """
-        channel = work.request.channel
-        if not 0 <= channel < len(self._waiting):
-            raise UsageError(
-                f"channel is {channel}; this group was opened with {len(self._waiting)} channels, "
-                f"numbered from 0; open it with num_channels={channel + 1}"
-            )
+        work = PendingWork(request, self._group.deadline_s)
         with self._lock:
             if self._closed:
                 raise UsageError("the backend is closed; submit before close()")
             failure = self._error_of(work)
             if failure is None:
                 self._live.add(work)
-                self._enter(work, channel)
+                self._enter(work, request.channel)
         if failure is not None:
             work.fail(failure)
         else:
             self._announce_choices()
         self._wake()
+        return work
 
     def _enter(self, work: PendingWork, channel: int) -> None:
         if self._group.order != "priority":
@@ -105,14 +187,11 @@ class RequestQueue:
     def take(self, channel: int) -> PendingWork | None:
         """The next request of an idle channel, None while there is none to run."""
         if self._group.order == "priority":
-            return self._take_announced(channel)
+            self._announce_choices()  # in one process it is heard before this returns
+            with self._lock:
+                return self._next_announced(channel)
         with self._lock:
             return self._line[channel].popleft() if self._line[channel] else None
-
-    def _take_announced(self, channel: int) -> PendingWork | None:
-        self._announce_choices()  # in one process it is heard before this returns
-        with self._lock:
-            return self._next_announced(channel)
 
     def _announce_choices(self) -> None:
         """Rank 0 chooses while there is credit and tells all ranks; others do nothing.
@@ -182,12 +261,16 @@ class RequestQueue:
             self._gone.add(work)
             self._chosen[work.request.channel].pop(work, None)
 
-    def retire(self, work: PendingWork) -> None:
-        """The request has ended; a later loss no longer concerns it."""
+    def finish(self, work: PendingWork, result: Result | BaseException) -> None:
+        """The request has ended, well or with an error; a later loss no longer concerns it."""
         with self._lock:
             self._let_go(work)
             self._live.discard(work)
             self._gone.discard(work)
+        if isinstance(result, Result):
+            work.finish(result)
+        else:
+            work.fail(result)
 
     def fail_all(self, error: BaseException) -> None:
         """The backend's thread cannot go on: all that waits, now and later, gets the error."""
@@ -217,7 +300,7 @@ class RequestQueue:
         with self._lock:
             self._closed = True
 
-    def _hear(self, announcement: bytes) -> None:
+    def _on_choices(self, announcement: bytes) -> None:
         self._follow(msgspec.msgpack.decode(announcement, type=list[_Choice]))
 
     def _follow(self, choices: list[_Choice]) -> None:
@@ -226,7 +309,7 @@ class RequestQueue:
                 self._announced[channel].append((op, key, step))
         self._wake()
 
-    def _lose(self, loss: Loss) -> None:
+    def _on_loss(self, loss: Loss) -> None:
         with self._lock:
             self._loss = loss
             live = list(self._live)

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from testbed.backends.protocol import Backend, Work
-from testbed.backends.work import PendingWork
+from testbed.backends.queue import PendingWork
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
 # Their sizes come as they come, and their answers are new tensors.

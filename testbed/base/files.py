@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.link import LINK_SCHEMA, Link, Piece
-from testbed.base.trace import ELEMENT_BYTES, TRACE_SCHEMA, Trace, TraceTensor
+from testbed.base.trace import TRACE_SCHEMA, Trace, TraceTensor
 
 
 def load_trace(path: str | Path) -> Trace:

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
-from testbed.base.trace import ELEMENT_BYTES
 
 MIN_PERIOD_S: Final = 1e-6  # shorter ones would be lost in the rounding of times
 

@@ -7,17 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-TRACE_SCHEMA: Final = "testbed.trace/1"
+from testbed.base.dtypes import ELEMENT_BYTES
 
-ELEMENT_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "uint8": 1,
-}
+TRACE_SCHEMA: Final = "testbed.trace/1"
 
 
 class TraceTensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,10 @@ class Op(enum.StrEnum):
     APPLY = "apply"  # a gradient goes to the server's optimizer, updated parameters come back
 
 
+# What needs no parameter server.
+SERVERLESS_OPS = frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY}
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes that left and reached a rank; payload and headers apart.

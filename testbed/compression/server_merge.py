@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 import msgspec
 import torch
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.compression.gathered import Codec
 from testbed.compression.protocol import Arrived, Context, Merger, State, can_unite
@@ -41,10 +42,7 @@ PARTS: Mapping[str, type] = {
 NAMES: Mapping[type, str] = {part: name for name, part in PARTS.items()}
 PLAIN = (bool, int, float, str)  # options; whatever else a part holds is a part
 DTYPES: Mapping[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+    name: getattr(torch, name) for name in ELEMENT_BYTES if getattr(torch, name).is_floating_point
 }
 
 

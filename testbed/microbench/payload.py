@@ -12,7 +12,8 @@ import random
 
 import torch
 
-from testbed.records.comm import EXACT_UP_TO, Dtype
+from testbed.base.dtypes import Dtype
+from testbed.records.comm import EXACT_UP_TO
 
 PERIOD = 8191
 LARGEST_VALUE = 16

@@ -8,10 +8,11 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Plan
-from testbed.base.trace import ELEMENT_BYTES, Trace
+from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, num_mergers, round_phases_s, wire_bytes
 from testbed.prediction.codec import CodecCost, RoundCost
 from testbed.prediction.compressed_wire import Span, Wire, sent_spans

@@ -14,10 +14,11 @@ from math import ceil
 
 import msgspec
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, phases_s
 from testbed.base.plan import Message, Plan
-from testbed.base.trace import ELEMENT_BYTES, Trace
+from testbed.base.trace import Trace
 from testbed.prediction.contention import SharedLink
 
 # A trace as the channel sees it: gradients in the order in which backward makes them ready.

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
-from testbed.base.trace import ELEMENT_BYTES, Trace, TraceTensor
+from testbed.base.trace import Trace, TraceTensor
 from testbed.profiling.dag import Dag, consumers_of
 from testbed.profiling.overhead import Step
 from testbed.profiling.survey import Survey, backward_times_s, forward_shares_s, spread, survey_step

@@ -9,23 +9,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.dtypes import ELEMENT_BYTES, Dtype
 from testbed.base.errors import UsageError
 
 COMM_SCHEMA: Final = "testbed.comm/1"
 
 Operation = Literal["sum", "fold-spread", "gather", "broadcast"]
-Dtype = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8"]
 Device = Literal["cpu", "cuda"]
-
-ELEMENT_BYTES: Final[dict[Dtype, int]] = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "uint8": 1,
-}
 
 # The largest integer up to which the dtype holds every integer.
 EXACT_UP_TO: Final[dict[Dtype, int]] = {

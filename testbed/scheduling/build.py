@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.base.plan import Message, Plan, TensorSlice
-from testbed.base.trace import ELEMENT_BYTES, Trace
+from testbed.base.trace import Trace
 from testbed.prediction.cross_iteration import forward_order
 
 

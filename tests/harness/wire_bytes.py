@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.backends.mpi.doubling import plan_doubling
+from testbed.backends.mpi.flow import plan_doubling
 from testbed.base.types import Op
 
 Bounds = tuple[int, int]  # least and most

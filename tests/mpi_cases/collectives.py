@@ -8,7 +8,7 @@ import torch
 from launched import MpiControl, open_backend
 from mpi4py import MPI
 
-from testbed.backends.mpi.dtypes import SUPPORTED
+from testbed.backends.checks import NUMBERED
 from testbed.backends.mpi.plain_ring import plain_ring_fold, plain_ring_sum
 from testbed.backends.protocol import Backend
 from testbed.base.types import Op, Request, shard_bounds
@@ -23,7 +23,7 @@ def small_integers(num_elements: int, rank: int, dtype: torch.dtype) -> torch.Te
 
 def check_sums(backend: Backend) -> None:
     rank, size = backend.rank, backend.size
-    for dtype in SUPPORTED:
+    for dtype in NUMBERED:
         for num_elements in SIZES if dtype == torch.float32 else FEW_SIZES:
             tensor = small_integers(num_elements, rank, dtype)
             every = [small_integers(num_elements, r, torch.int64) for r in range(size)]

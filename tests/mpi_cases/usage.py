@@ -7,7 +7,7 @@ import torch
 from launched import MpiControl, open_backend
 from mpi4py import MPI
 
-from testbed.backends.mpi.ring import ArmedCache
+from testbed.backends.mpi.ring import PersistentCache
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request
 
@@ -23,13 +23,13 @@ def check_refusals(control: MpiControl) -> None:
     backend = open_backend("mpi-ring", control)
     refused = {
         "not contiguous": Request(Op.ALL_REDUCE, torch.zeros(4, 4).t()),
-        "expected one of float32, float64": Request(
+        "expected one of float64, float32": Request(
             Op.ALL_REDUCE, torch.zeros(3, dtype=torch.bool)
         ),
-        "expected a CPU tensor": Request(Op.ALL_REDUCE, torch.zeros(3, device="meta")),
-        "the MPI backends take all-gather": Request(Op.APPLY, torch.zeros(3)),
-        "expected one dimension": Request(Op.ALL_GATHER, torch.zeros(2, 2)),
-        "expected 0 .. 0": Request(Op.BROADCAST, torch.zeros(3), root=1),
+        "'mpi-ring' takes cpu": Request(Op.ALL_REDUCE, torch.zeros(3, device="meta")),
+        "it can all-gather": Request(Op.APPLY, torch.zeros(3)),
+        "has 2 dimensions; expected one": Request(Op.ALL_GATHER, torch.zeros(2, 2)),
+        "expected a rank below 1": Request(Op.BROADCAST, torch.zeros(3), root=1),
         "has no tensor": Request(Op.ALL_REDUCE),
         "was given a tensor": Request(Op.BARRIER, torch.zeros(1)),
         "numbered from 0": Request(Op.ALL_REDUCE, torch.zeros(3), channel=1),
@@ -45,7 +45,7 @@ def check_refusals(control: MpiControl) -> None:
 
 
 def check_cache_bound() -> None:
-    cache: ArmedCache[Pair] = ArmedCache(max_requests=6)
+    cache: PersistentCache[Pair] = PersistentCache(max_requests=6)
     pairs = {key: Pair() for key in "abcd"}
     for key in "abcabcd":  # a is the least recently used when d comes
         assert cache.get(key, lambda key=key: pairs[key]) is pairs[key]

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.backends.channels import ChannelThreads
-from testbed.backends.checks import check_request
+from testbed.backends.channels import ThreadedBackend
 from testbed.backends.protocol import Group
-from testbed.backends.work import PendingWork
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import Part
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
@@ -26,29 +24,15 @@ class NotesOptions:
     patience_s: float = 30.0
 
 
-class NotesBackend:
+class NotesBackend(ThreadedBackend):
     """See `Backend`; every rank sends its whole tensor to all others and adds in rank order."""
 
     def __init__(self, group: Group, patience_s: float) -> None:
-        self.rank, self.size = group.rank, group.size
-        self.capabilities = Capabilities(
-            frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER}), num_channels=1
-        )
-        self._group = group
         self._patience_s = patience_s
-        self._threads = ChannelThreads(group, "toy-notes", self._perform)
+        ops = frozenset({Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER})
+        super().__init__(group, "toy-notes", Capabilities(ops, num_channels=1), self._pass_notes)
 
-    def submit(self, request: Request) -> PendingWork:
-        check_request("toy-notes", request, self.capabilities, self.size)
-        return self._threads.submit(request)
-
-    def traffic(self) -> Traffic:
-        return self._threads.traffic()
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        self._threads.close(timeout_s)
-
-    def _perform(self, request: Request) -> Result:
+    def _pass_notes(self, request: Request) -> Result:
         tensor = request.tensor
         mine = b"" if tensor is None else bytes(tensor.detach().view(-1).view(torch.uint8).numpy())
         notes = self._group.control.all_gather(

@@ -7,12 +7,13 @@ import torch
 
 from testbed.backends.loopback import LoopbackBackend
 from testbed.backends.protocol import Group
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import RankLost
 from testbed.base.types import Op, Result
 from testbed.control.inproc import InprocHub
 from testbed.microbench import payload
 from testbed.microbench.measure import Exchanged, make_tensors, measure, wrong_elements
-from testbed.records.comm import ELEMENT_BYTES, EXACT_UP_TO, CommConfig
+from testbed.records.comm import EXACT_UP_TO, CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
 

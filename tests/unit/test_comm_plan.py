@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from testbed.backends.zmq_ps.placement import place
 from testbed.base.axes import BACKENDS
+from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.base.spec import split_specs
 from testbed.commands.comm import make_config
 from testbed.microbench.bandwidth import algbw_bytes_per_s, bus_factor, busbw_bytes_per_s
 from testbed.microbench.config import Size, sizes, to_arguments, turns
 from testbed.microbench.contestants import bus_factor_of, resolve, together
-from testbed.records.comm import ELEMENT_BYTES, CommConfig
+from testbed.records.comm import CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
 
@@ -105,7 +106,7 @@ def test_a_bad_configuration_says_what_is_expected(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "float8"}, "--dtype is 'float8'; expected one of float32"),
+        ({"dtype": "float8"}, "--dtype is 'float8'; expected one of float64"),
         ({"op": "max"}, "--op is 'max'; expected one of sum"),
         ({"device": "tpu"}, "--device is 'tpu'; expected one of cpu"),
     ],

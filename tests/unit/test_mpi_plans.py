@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.backends.mpi.backoff import CROWDED, ROOMY, backoff_for, next_sleep_s
-from testbed.backends.mpi.doubling import choose_switch, plan_doubling
 from testbed.backends.mpi.flow import (
     Flow,
     chain_flow,
+    choose_switch,
     cut,
     flat_groups,
     groups_of,
+    plan_doubling,
     ring_flow,
     sum_flows,
 )

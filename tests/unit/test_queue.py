@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from testbed.backends.protocol import Group
-from testbed.backends.queue import RequestQueue
-from testbed.backends.work import PendingWork
-from testbed.base.types import Op, Request
+from testbed.backends.queue import PendingWork, RequestQueue
+from testbed.base.types import Op, Request, Result
 from testbed.control.inproc import InprocHub
 
 BYTES = 40
@@ -61,7 +60,7 @@ class Ranks:
         request = Request(
             Op.ALL_REDUCE, tensor, key=key, priority=priority, step=step, channel=channel
         )
-        self.queues[rank].submit(PendingWork(request, 10.0))
+        self.queues[rank].submit(request)
 
     def taken(self, rank: int, channel: int = 0) -> PendingWork:
         work = self.queues[rank].take(channel)
@@ -79,7 +78,7 @@ def test_choices_are_announced_until_the_credit_is_used_up(credit_bytes, num_ahe
     assert len(ranks.announced) == num_ahead  # and nobody took any of them yet
     running = ranks.taken(0)
     assert len(ranks.announced) == num_ahead
-    ranks.queues[0].retire(running)
+    ranks.queues[0].finish(running, Result())
     assert ranks.queues[0].take(0) is not None
     assert len(ranks.announced) == num_ahead + 1
     assert ranks.announced[num_ahead] == "m5"  # the most urgent of those that were left
@@ -92,7 +91,7 @@ def test_what_has_room_at_once_is_one_announcement():
     assert [len(frame) for frame in ranks.frames] == [1] * 4
     works = [ranks.taken(0) for _ in range(4)]
     for work in works:
-        ranks.queues[0].retire(work)
+        ranks.queues[0].finish(work, Result())
     ranks.queues[0].take(0)
     assert [len(frame) for frame in ranks.frames] == [1] * 4 + [4]
 
@@ -103,7 +102,7 @@ def test_older_steps_are_chosen_first_and_what_was_chosen_stays():
         ranks.submit(0, key, priority, step)
     assert ranks.announced == ["a", "b"]
     for _ in range(2):
-        ranks.queues[0].retire(ranks.taken(0))
+        ranks.queues[0].finish(ranks.taken(0), Result())
     ranks.queues[0].take(0)
     assert ranks.announced == ["a", "b", "old", "young"]
 
@@ -140,7 +139,7 @@ def test_submitting_and_taking_at_once_neither_loses_nor_blocks():
                         return
                     work = ranks.queues[0].take(0)
             order.append(work.request.key)
-            ranks.queues[0].retire(work)
+            ranks.queues[0].finish(work, Result())
         done.set()
 
     server = threading.Thread(target=serve, daemon=True)

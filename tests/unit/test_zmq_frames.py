@@ -4,8 +4,8 @@ import pytest
 import torch
 import zmq
 
+from testbed.backends.checks import DTYPES
 from testbed.backends.zmq_ps.frames import (
-    TORCH_DTYPES,
     bytes_of,
     has_message,
     receive_frames,
@@ -47,7 +47,7 @@ def test_more_frames_than_expected_all_come_and_fewer_do_not_wait(ends):
         receive_frames(other, 2)
 
 
-@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_bytes_are_the_memory_of_the_tensor(dtype):
     tensor = torch.arange(6).to(dtype).reshape(2, 3)
     seen = bytes_of(tensor)

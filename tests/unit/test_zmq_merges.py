@@ -7,12 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.backends.zmq_ps.message import Message
 from testbed.backends.zmq_ps.options import ZmqPsOptions
 from testbed.backends.zmq_ps.placement import Owners, place
 from testbed.backends.zmq_ps.server_merge import Merges
 from testbed.backends.zmq_ps.server_state import ServerState
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.backends.zmq_ps.wire import Flag, Header, Operation, Packet
 from testbed.base.errors import Disagreement, RankLost, UsageError
 from testbed.base.types import Op, Request
 from testbed.compression.protocol import Context
@@ -48,7 +47,7 @@ def slices(worker, payload, note, slice_bytes=100, **fields):
             **fields,
         )
         stop = piece.offset + piece.num_elements
-        yield Message(header, payload[piece.offset : stop].clone())
+        yield Packet(header, payload[piece.offset : stop].clone())
 
 
 @given(st.permutations(range(3)), st.sampled_from([TopK(0.3), Threshold(1.0), Threshold(1e9)]))
@@ -201,7 +200,7 @@ def test_what_no_server_could_merge_is_refused_at_once():
         for wrong, complaint in (
             (replace(good, note="{}"), "merger's description"),
             (replace(good, tensor=torch.ones(3)), "expected a payload of uint8"),
-            (replace(good, tensor=torch.ones(2, 2, dtype=torch.uint8)), "expected 1"),
+            (replace(good, tensor=torch.ones(2, 2, dtype=torch.uint8)), "expected one"),
         ):
             with pytest.raises(UsageError, match=complaint):
                 running.request(wrong)

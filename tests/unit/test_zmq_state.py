@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.frames import DTYPE_NAMES
-from testbed.backends.zmq_ps.message import Message, Refused
+from testbed.backends.checks import NAMES
 from testbed.backends.zmq_ps.placement import place
 from testbed.backends.zmq_ps.plain import PlainServer
 from testbed.backends.zmq_ps.server_state import ServerState
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.backends.zmq_ps.wire import Flag, Header, Operation, Packet, Refused
 
 SGD = json.dumps({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01})
 ADAM = json.dumps({"optimizer": "adam", "eps": 1e-6})
@@ -25,13 +24,13 @@ def message(operation, worker, tensor, *, payload=True, **fields):
     header = Header(
         operation=operation,
         worker=worker,
-        dtype=DTYPE_NAMES[tensor.dtype],
+        dtype=NAMES[tensor.dtype],
         flags=Flag.PAYLOAD if payload else Flag.NONE,
         num_elements=tensor.numel(),
         total_elements=tensor.numel(),
         **fields,
     )
-    return Message(header, tensor.clone() if payload else None)
+    return Packet(header, tensor.clone() if payload else None)
 
 
 def cut(whole, num_servers, slice_bytes):
@@ -45,7 +44,7 @@ def cut(whole, num_servers, slice_bytes):
             part = whole.payload[piece.offset : piece.offset + piece.num_elements].clone()
         yield (
             piece.server,
-            Message(replace(header, offset=piece.offset, num_elements=piece.num_elements), part),
+            Packet(replace(header, offset=piece.offset, num_elements=piece.num_elements), part),
         )
 
 
@@ -131,7 +130,7 @@ def test_sharded_parameters_equal_the_plain_twin(num_workers, staleness, note, s
     for worker in range(num_workers):
         install = message(Operation.INSTALL, worker, start, payload=worker == 0, key="w")
         installed = sharded.handle(
-            Message(replace(install.header, note=note.encode()), install.payload)
+            Packet(replace(install.header, note=note.encode()), install.payload)
         )
     assert set(installed) == set(range(num_workers))
     waiting, present = set(), set(range(num_workers))
@@ -143,7 +142,7 @@ def test_sharded_parameters_equal_the_plain_twin(num_workers, staleness, note, s
         if staleness != 0 and len(present) > 1 and rng.random() < 0.05:
             present.discard(worker)
             expected = plain.depart(worker)["w"]
-            goodbye = Message(Header(Operation.GOODBYE, worker))
+            goodbye = Packet(Header(Operation.GOODBYE, worker))
             replies = [m for state in sharded.servers for m in state.handle(goodbye)]
             assert {m.header.worker for m in replies if m.payload is not None} == set(expected)
             waiting -= set(expected)
@@ -219,7 +218,7 @@ def test_a_worker_that_leaves_holds_nobody_back():
     state.handle(push(0, 1))
     state.handle(push(1, 1))
     assert state.handle(push(0, 2)) == []
-    released = state.handle(Message(Header(Operation.GOODBYE, 2)))
+    released = state.handle(Packet(Header(Operation.GOODBYE, 2)))
     assert {m.header.worker: m.header.staleness for m in released if m.payload is not None} == {
         0: 1
     }
@@ -256,7 +255,7 @@ def test_folds_that_are_never_spread_do_not_pile_up():
         for worker in (1, 0):
             sent = fold(Operation.FOLD, worker, sequence)
             flags = sent.header.flags | (Flag.RENEWED if sequence else Flag.NONE)
-            state.handle(Message(replace(sent.header, flags=flags), sent.payload))
+            state.handle(Packet(replace(sent.header, flags=flags), sent.payload))
     assert state.num_open == 1
 
 
@@ -288,7 +287,7 @@ def test_workers_that_disagree_all_hear_of_it(other):
         message(Operation.BARRIER, 0, torch.ones(4)),
         message(Operation.BROADCAST, 0, torch.ones(4), root=1),
         message(Operation.INSTALL, 1, torch.ones(4)),
-        Message(Header(Operation.COUNTERS, 0)),
+        Packet(Header(Operation.COUNTERS, 0)),
     ],
 )
 def test_stray_messages_change_nothing(stray):
@@ -302,7 +301,7 @@ def test_stray_messages_change_nothing(stray):
 def test_an_optimizer_that_is_not_known_is_told_to_all(note):
     state = ServerState(1)
     install = message(Operation.INSTALL, 0, torch.zeros(2), key="w")
-    (error,) = state.handle(Message(replace(install.header, note=note), install.payload))
+    (error,) = state.handle(Packet(replace(install.header, note=note), install.payload))
     assert error.header.flags & Flag.ERROR
     assert b"optimizer" in error.header.note
 

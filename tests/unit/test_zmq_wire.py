@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from testbed.backends.zmq_ps.wire import (
     DTYPES,
-    ELEMENT_SIZES,
     FIXED_BYTES,
     MAX_KEY_BYTES,
     MAX_NOTE_BYTES,
@@ -27,6 +26,7 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
+from testbed.base.dtypes import ELEMENT_BYTES
 
 DIGEST = token_digest(b"secret of the job")
 U64 = st.integers(0, 2**64 - 1)
@@ -98,7 +98,7 @@ def test_golden_frame():
 def test_element_sizes_are_those_of_the_dtypes():
     import torch
 
-    assert tuple(getattr(torch, name).itemsize for name in DTYPES) == ELEMENT_SIZES
+    assert all(getattr(torch, name).itemsize == ELEMENT_BYTES[name] for name in DTYPES)
 
 
 @given(headers())

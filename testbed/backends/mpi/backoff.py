@@ -1,7 +1,7 @@
-"""How a thread waits for MPI, which can only be asked whether something has arrived.
+"""How a thread waits for MPI, which can only be polled: the backoff between two polls.
 
 A wait that spins takes the core from the backward pass that it should overlap with. So the thread
-yields the core between two questions, and after a while sleeps between them, longer and longer.
+yields the core between two polls, and after a while sleeps between them, longer and longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLACK_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class BackoffPolicy:
-    """How long to wait between two questions.
+    """How long to wait between two polls.
 
     Attributes:
         yield_s: during this time since the last progress only yield.
@@ -61,11 +61,11 @@ def backoff_for(num_ranks: int, num_cores: int) -> BackoffPolicy:
     return ROOMY if num_ranks <= num_cores else CROWDED
 
 
-def next_sleep_s(manners: BackoffPolicy, waited_s: float, last_s: float) -> float:
+def next_sleep_s(policy: BackoffPolicy, waited_s: float, last_s: float) -> float:
     """Seconds to sleep now; 0 = only yield the core.
 
     Args:
-        manners: the bounds.
+        policy: the bounds.
         waited_s: time since something last progressed.
         last_s: the sleep before this one, 0 if there was none.
 
@@ -73,16 +73,16 @@ def next_sleep_s(manners: BackoffPolicy, waited_s: float, last_s: float) -> floa
         >>> next_sleep_s(ROOMY, 1e-4, 0.0), next_sleep_s(ROOMY, 0.01, 400e-6)
         (0.0, 0.0005)
     """
-    if waited_s < manners.yield_s:
+    if waited_s < policy.yield_s:
         return 0.0
-    return min(max(manners.shortest_s, last_s * manners.growth), manners.longest_s)
+    return min(max(policy.shortest_s, last_s * policy.growth), policy.longest_s)
 
 
-class Patience:
+class Backoff:
     """The waiting of one thread: `pause` when nothing progressed, `reset` when something did."""
 
-    def __init__(self, manners: BackoffPolicy) -> None:
-        self._manners = manners
+    def __init__(self, policy: BackoffPolicy) -> None:
+        self._policy = policy
         self._since_s: float | None = None
         self._last_s = 0.0
 
@@ -96,7 +96,7 @@ class Patience:
         now_s = time.perf_counter()
         if self._since_s is None:
             self._since_s = now_s
-        self._last_s = next_sleep_s(self._manners, now_s - self._since_s, self._last_s)
+        self._last_s = next_sleep_s(self._policy, now_s - self._since_s, self._last_s)
         if self._last_s:
             time.sleep(self._last_s)
         else:

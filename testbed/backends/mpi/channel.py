@@ -1,4 +1,4 @@
-"""One channel of the ring backend: a communicator, staging memory and the armed plans."""
+"""The collectives of `mpi-ring`: on one channel, and which algorithm takes which request."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ from collections.abc import Callable, Sequence
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.backoff import Patience
-from testbed.backends.mpi.doubling import (
-    ArmedDoubling,
+from testbed.backends.mpi.backoff import Backoff
+from testbed.backends.mpi.flow import (
     Doubling,
+    Flow,
+    Groups,
+    chain_flow,
     choose_switch,
+    cut,
     plan_doubling,
-    run_doubling,
+    ring_flow,
+    sum_flows,
 )
-from testbed.backends.mpi.flow import Flow, Groups, chain_flow, cut, ring_flow, sum_flows
-from testbed.backends.mpi.gather import Frames, deliver, parts_of, sizes_from
+from testbed.backends.mpi.gather import Frames, all_to_all, parts_of, sizes_from
 from testbed.backends.mpi.loop import Steps, complete
-from testbed.backends.mpi.ring import ArmedCache, ArmedFlow, Staging, run_flow
+from testbed.backends.mpi.ring import (
+    PersistentCache,
+    PersistentDoubling,
+    PersistentFlow,
+    Staging,
+    run_doubling,
+    run_flow,
+)
 from testbed.base.types import AT_ONCE_BYTES, Op, Request, Result, Traffic
 
 
-class ArmedFlows:
+class PersistentFlows:
     """Flows that run one after the other on the same tensor."""
 
-    def __init__(self, flows: Sequence[ArmedFlow]) -> None:
+    def __init__(self, flows: Sequence[PersistentFlow]) -> None:
         self.flows = flows
         self.traffic = sum((flow.traffic for flow in flows), Traffic())
 
@@ -52,65 +62,67 @@ class RingChannel:
         self._rank, self._size = comm.Get_rank(), comm.Get_size()
         self._groups = groups
         self._staging = Staging(segment_bytes)
-        self._rings: ArmedCache[ArmedFlows] = ArmedCache()
-        self._doublings: ArmedCache[ArmedDoubling] = ArmedCache()
+        self._rings: PersistentCache[PersistentFlows] = PersistentCache()
+        self._doublings: PersistentCache[PersistentDoubling] = PersistentCache()
         self._doubling: Doubling = plan_doubling(self._rank, self._size)
         self._slots = torch.empty(0, dtype=torch.uint8)
         self._frames: Frames | None = None
         self._token = torch.zeros(1, dtype=torch.uint8)
 
     def ring(
-        self, tensor: torch.Tensor, op: Op, nearly: Callable[[], None] | None = None
+        self, tensor: torch.Tensor, op: Op, about_to_end: Callable[[], None] | None = None
     ) -> Steps[Result]:
-        """SUM, FOLD or SPREAD by the segmented ring, in place.
+        """ALL_REDUCE, FOLD or SPREAD by the segmented ring, in place.
 
         Args:
             tensor: of every rank.
             op: which of them.
-            nearly: called once when the last segments are on their way.
+            about_to_end: called once when the last segments are on their way.
         """
         flat = tensor.detach().view(-1)
         segment = self._segment(flat.dtype)
-        armed = self._rings.get(
+        bound = self._rings.get(
             (flat.data_ptr(), flat.numel(), flat.dtype, op, 0),
-            lambda: self._arm(sum_flows(self._groups, self._rank, flat.numel(), segment, op), flat),
+            lambda: self._persistent(
+                sum_flows(self._groups, self._rank, flat.numel(), segment, op), flat
+            ),
         )
-        for flow in armed.flows[:-1]:
+        for flow in bound.flows[:-1]:
             yield from run_flow(flow, flat, self._staging)
-        for flow in armed.flows[-1:]:
-            yield from run_flow(flow, flat, self._staging, nearly)
-        return Result(tensor, traffic=armed.traffic)
+        for flow in bound.flows[-1:]:
+            yield from run_flow(flow, flat, self._staging, about_to_end)
+        return Result(tensor, traffic=bound.traffic)
 
     def doubling(self, tensor: torch.Tensor) -> Steps[Result]:
-        """SUM by recursive doubling, in place."""
+        """ALL_REDUCE by recursive doubling, in place."""
         flat = tensor.detach().view(-1)
         if flat.numel() == 0:
             return Result(tensor)
         self._grow_slots(flat.numel() * flat.element_size())
-        armed = self._doublings.get(
+        bound = self._doublings.get(
             (flat.data_ptr(), flat.numel(), flat.dtype),
-            lambda: ArmedDoubling(self._doubling, self.comm, flat, self._slots_like(flat)),
+            lambda: PersistentDoubling(self._doubling, self.comm, flat, self._slots_like(flat)),
         )
-        yield from run_doubling(armed, flat)
-        return Result(tensor, traffic=armed.traffic)
+        yield from run_doubling(bound, flat)
+        return Result(tensor, traffic=bound.traffic)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Steps[Result]:
         """The root's tensor goes along a chain of segments."""
         flat = tensor.detach().view(-1)
         spans = cut((0, flat.numel()), self._segment(flat.dtype))
-        armed = self._rings.get(
+        bound = self._rings.get(
             (flat.data_ptr(), flat.numel(), flat.dtype, Op.BROADCAST, root),
-            lambda: self._arm((chain_flow(self._rank, self._size, root, spans),), flat),
+            lambda: self._persistent((chain_flow(self._rank, self._size, root, spans),), flat),
         )
-        yield from run_flow(armed.flows[0], flat, self._staging)
-        return Result(tensor, traffic=armed.traffic)
+        yield from run_flow(bound.flows[0], flat, self._staging)
+        return Result(tensor, traffic=bound.traffic)
 
     def barrier(self) -> Steps[Result]:
         """A sum of one byte that nobody looks at."""
         token = yield from self.doubling(self._token)
         return Result(traffic=_as_header(token.traffic))
 
-    def gather(self, tensor: torch.Tensor) -> Steps[Result]:
+    def all_gather(self, tensor: torch.Tensor) -> Steps[Result]:
         """The tensors of all ranks, which may differ in size.
 
         Sizes, dtypes and short tensors go to all ranks at once; then long tensors go around.
@@ -149,13 +161,15 @@ class RingChannel:
         ]
         chunks = [cut(span, segment) for span in spans]
         flow = ring_flow(range(self._size), self._rank, chunks, fold=False)
-        armed = ArmedFlow(flow, self.comm, flat, self._staging)
-        yield from run_flow(armed, flat, self._staging)
-        armed.free()  # this memory is new each time: not worth keeping
-        return armed.traffic
+        bound = PersistentFlow(flow, self.comm, flat, self._staging)
+        yield from run_flow(bound, flat, self._staging)
+        bound.free()  # this memory is new each time: not worth keeping
+        return bound.traffic
 
-    def _arm(self, flows: Sequence[Flow], flat: torch.Tensor) -> ArmedFlows:
-        return ArmedFlows([ArmedFlow(flow, self.comm, flat, self._staging) for flow in flows])
+    def _persistent(self, flows: Sequence[Flow], flat: torch.Tensor) -> PersistentFlows:
+        return PersistentFlows(
+            [PersistentFlow(flow, self.comm, flat, self._staging) for flow in flows]
+        )
 
     def _segment(self, dtype: torch.dtype) -> int:
         return max(1, self._staging.segment_bytes // dtype.itemsize)
@@ -189,7 +203,7 @@ TRIED_BYTES = (16 << 10, 64 << 10, 256 << 10, 1 << 20)
 IN_ROW = 6
 
 
-def measure_switch(channel: RingChannel, patience: Patience, num_repeats: int = 5) -> int:
+def measure_switch(channel: RingChannel, backoff: Backoff, num_repeats: int = 5) -> int:
     """Bytes up to which recursive doubling is the faster one here; some 10 ms in all.
 
     Rank 0's medians decide for all ranks, which must switch at the same size.
@@ -206,14 +220,14 @@ def measure_switch(channel: RingChannel, patience: Patience, num_repeats: int = 
         def by_ring(tensor: torch.Tensor = tensor) -> Steps[Result]:
             return channel.ring(tensor, Op.ALL_REDUCE)
 
-        doubling_s, ring_s = _medians_s((by_doubling, by_ring), patience, num_repeats)
+        doubling_s, ring_s = _medians_s((by_doubling, by_ring), backoff, num_repeats)
         timings.append((num_bytes, doubling_s, ring_s))
-    channel.free()  # what was armed points to memory that goes away here
+    channel.free()  # its requests point to memory that goes away here
     return int(channel.comm.bcast(choose_switch(timings), root=0))
 
 
 def _medians_s(
-    candidates: Sequence[Callable[[], Steps[Result]]], patience: Patience, num_repeats: int
+    candidates: Sequence[Callable[[], Steps[Result]]], backoff: Backoff, num_repeats: int
 ) -> list[float]:
     """Median seconds of each candidate, run in turn so that a disturbance meets all of them."""
     samples: list[list[float]] = [[] for _ in candidates]
@@ -223,13 +237,13 @@ def _medians_s(
             # In a row, as in a training step: what the network has saved up in a pause lets a sum
             # alone look cheaper than it is.
             for _ in range(IN_ROW):
-                complete(begin(), patience)
-            if repeat > 0:  # the first one arms the requests and touches the memory
+                complete(begin(), backoff)
+            if repeat > 0:  # the first one makes the requests and touches the memory
                 into.append(time.perf_counter() - start_s)
     return [statistics.median(s) for s in samples]
 
 
-# The `mpi-ring` backend's collectives: which algorithm takes which request.
+# Which algorithm takes which request.
 
 
 class RingCollectives:
@@ -240,7 +254,7 @@ class RingCollectives:
         segment_bytes: size of a message of the ring.
         groups: ranks of each host; a single group is a flat ring.
         switch_bytes: sums up to this size go by recursive doubling; None = measure it now.
-        patience: how to wait while measuring.
+        backoff: how to wait while measuring.
     """
 
     def __init__(
@@ -249,27 +263,27 @@ class RingCollectives:
         segment_bytes: int,
         groups: Groups,
         switch_bytes: int | None,
-        patience: Patience,
+        backoff: Backoff,
     ) -> None:
         self._channels = [RingChannel(comm, segment_bytes, groups) for comm in comms]
         self.switch_bytes = (
-            measure_switch(self._channels[0], patience) if switch_bytes is None else switch_bytes
+            measure_switch(self._channels[0], backoff) if switch_bytes is None else switch_bytes
         )
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
+    def steps(self, request: Request, about_to_end: Callable[[], None]) -> Steps[Result]:
         """See `Collectives.steps`."""
         channel, tensor = self._channels[request.channel], request.tensor
         if request.op == Op.ALL_TO_ALL:
-            return deliver(channel.comm, request.parts)
+            return all_to_all(channel.comm, request.parts)
         if tensor is None:
             return channel.barrier()
         if request.op == Op.BROADCAST:
             return channel.broadcast(tensor, request.root)
         if request.op == Op.ALL_GATHER:
-            return channel.gather(tensor)
+            return channel.all_gather(tensor)
         if request.op == Op.ALL_REDUCE and request.num_bytes <= self.switch_bytes:
             return channel.doubling(tensor)
-        return channel.ring(tensor, request.op, nearly)
+        return channel.ring(tensor, request.op, about_to_end)
 
     def free(self) -> None:
         """See `Collectives.free`."""

@@ -1,4 +1,4 @@
-"""Pure planning of segmented rings and chains: who sends which span when; no MPI, no tensors.
+"""Pure planning of rings, chains and recursive doubling: who sends which span when; no MPI.
 
 A rank's part in a ring is a stream: spans that it sends unasked, then arrivals in a fixed order,
 each of which may be added to the rank's own values and may be passed on to the right. What rank r
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, shard_bounds
 
-Span = tuple[int, int]  # begin and end, in elements
+Range = tuple[int, int]  # begin and end, in elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Flow:
 
     left: int
     right: int
-    first: tuple[Span, ...] = ()
+    first: tuple[Range, ...] = ()
     arrivals: tuple[Arrival, ...] = ()
 
     @property
-    def sends(self) -> tuple[Span, ...]:
+    def sends(self) -> tuple[Range, ...]:
         """All spans that this rank sends, in order."""
         return self.first + tuple((a.begin, a.end) for a in self.arrivals if a.forward)
 
 
-def cut(span: Span, segment: int) -> tuple[Span, ...]:
+def cut(span: Range, segment: int) -> tuple[Range, ...]:
     """A span in pieces of at most `segment` elements; nothing for an empty span.
 
     Example:
@@ -71,7 +71,7 @@ def cut(span: Span, segment: int) -> tuple[Span, ...]:
 def ring_flow(
     ring: Sequence[int],
     position: int,
-    chunks: Sequence[tuple[Span, ...]],
+    chunks: Sequence[tuple[Range, ...]],
     *,
     fold: bool = True,
     spread: bool = True,
@@ -119,7 +119,7 @@ def ring_flow(
     return Flow(left, right, tuple(first), tuple(arrivals))
 
 
-def chain_flow(rank: int, size: int, root: int, spans: tuple[Span, ...]) -> Flow:
+def chain_flow(rank: int, size: int, root: int, spans: tuple[Range, ...]) -> Flow:
     """A broadcast from `root` along the chain root, root + 1, ..., segment by segment.
 
     Example:
@@ -136,7 +136,7 @@ def chain_flow(rank: int, size: int, root: int, spans: tuple[Span, ...]) -> Flow
     )
 
 
-# Pure planning of sums inside hosts, between hosts, inside hosts again; also the flat ring.
+# Sums inside hosts, between hosts, inside hosts again; also the flat ring.
 #
 # With h hosts of g ranks, fold and spread inside a host move (g - 1) / g of the tensor over its
 # memory, and each of the g rings between the hosts moves only 1/g of the tensor over the network.
@@ -176,14 +176,14 @@ def flat_groups(size: int) -> Groups:
 def sum_flows(
     groups: Groups, rank: int, num_elements: int, segment: int, op: Op
 ) -> tuple[Flow, ...]:
-    """The rings that a rank goes through, one after the other, for SUM, FOLD or SPREAD.
+    """The rings that a rank goes through, one after the other, for a sum or one half of it.
 
     Args:
         groups: ranks of each host; a single group is a flat ring.
         rank: this rank.
         num_elements: elements of the tensor.
         segment: elements of a segment.
-        op: SUM, FOLD or SPREAD.
+        op: ALL_REDUCE, FOLD or SPREAD.
     """
     size = sum(map(len, groups))
     bounds = shard_bounds(num_elements, size)
@@ -208,5 +208,74 @@ def sum_flows(
     return tuple(flows)
 
 
-def _together(shards: Sequence[tuple[Span, ...]], ranks: Sequence[int]) -> tuple[Span, ...]:
+def _together(shards: Sequence[tuple[Range, ...]], ranks: Sequence[int]) -> tuple[Range, ...]:
     return tuple(span for rank in ranks for span in shards[rank])
+
+
+# Recursive doubling, log2(n) exchanges of the whole tensor, for sums where latency is all: whom a
+# rank exchanges with, and up to which size it is worth it.
+#
+# With n not a power of two, the first 2 (n - p) ranks (p the largest power of two below n) pair up
+# before: the even one gives its values to the odd one and gets the result from it at the end.
+
+
+@dataclass(frozen=True, slots=True)
+class Doubling:
+    """One rank's part.
+
+    Attributes:
+        partners: ranks with which it exchanges and adds, in order.
+        giver: the rank whose values it adds first and that gets the result at the end.
+        taker: the rank to which it gives its values; it then only waits for the result.
+    """
+
+    partners: tuple[int, ...] = ()
+    giver: int | None = None
+    taker: int | None = None
+
+    @property
+    def num_received(self) -> int:
+        """Messages that must be added, each in a slot of its own."""
+        return len(self.partners) + (self.giver is not None)
+
+
+def plan_doubling(rank: int, size: int) -> Doubling:
+    """Whom a rank exchanges with.
+
+    Example:
+        >>> plan_doubling(1, 3)
+        Doubling(partners=(2,), giver=0, taker=None)
+        >>> plan_doubling(0, 3).taker, plan_doubling(2, 4).partners
+        (1, (3, 0))
+
+    Source:
+        Thakur, Rabenseifner and Gropp, 2005, Int. J. High Perform. Comput. Appl.
+    """
+    power = 1 << (size.bit_length() - 1)
+    extra = size - power
+    if rank < 2 * extra and rank % 2 == 0:
+        return Doubling(taker=rank + 1)
+    place = rank // 2 if rank < 2 * extra else rank - extra
+    others = [place ^ (1 << bit) for bit in range(power.bit_length() - 1)]
+    partners = tuple(2 * other + 1 if other < extra else other + extra for other in others)
+    return Doubling(partners, giver=rank - 1 if rank < 2 * extra else None)
+
+
+def choose_switch(timings: Sequence[tuple[int, float, float]], at_least: int = 4096) -> int:
+    """The largest size below which doubling was never slower.
+
+    Args:
+        timings: (num_bytes, seconds by doubling, seconds by ring), sizes ascending.
+        at_least: bytes up to which doubling is taken unmeasured: there only the number of
+            messages counts, log2(n) against 2 (n - 1).
+
+    Example:
+        >>> choose_switch([(16384, 3e-5, 4e-5), (65536, 9e-5, 5e-5)])
+        16384
+    """
+    best = at_least
+    for num_bytes, doubling_s, ring_s in timings:
+        if doubling_s > ring_s:
+            break
+        best = num_bytes
+    return best

@@ -1,7 +1,8 @@
-"""GATHER of short tensors: each rank sends size, dtype and values to all others at once.
+"""All-gather of short tensors, and all-to-all: what has sizes that only the sender knows.
 
+In an all-gather each rank sends size, dtype and, if they are short, values to all others at once.
 Around a ring the sizes would go first, and both would take a hop for each rank; where tensors are
-short, hops are all that a gather costs.
+short, hops are all that an all-gather costs.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
-from testbed.backends.checks import one_dtype
-from testbed.backends.mpi.dtypes import SUPPORTED, memory, moved_as
-from testbed.backends.mpi.loop import Steps
+from testbed.backends.checks import NUMBERED, one_dtype
+from testbed.backends.mpi.loop import Steps, memory
 from testbed.backends.mpi.ring import free_all
 from testbed.base.types import AT_ONCE_BYTES, Result, Traffic
 
 # What ranks tell each other before tensors of unequal sizes come together.
 
-HEAD_ELEMENTS = 2  # number of elements, place of the dtype in SUPPORTED
+HEAD_ELEMENTS = 2  # number of elements, place of the dtype in NUMBERED
+
+
+def moved_as(dtype: torch.dtype) -> MPI.Datatype:
+    """A type of the same width, for moving without adding (counts stay below 2^31 longer)."""
+    return {1: MPI.INT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}[dtype.itemsize]
 
 
 def head_of(tensor: torch.Tensor) -> torch.Tensor:
     """Size and dtype of a rank's tensor, as two int64."""
-    return torch.tensor([tensor.numel(), SUPPORTED.index(tensor.dtype)])
+    return torch.tensor([tensor.numel(), NUMBERED.index(tensor.dtype)])
 
 
 def sizes_from(heads: torch.Tensor) -> list[int]:
@@ -37,7 +42,7 @@ def sizes_from(heads: torch.Tensor) -> list[int]:
         >>> sizes_from(torch.tensor([[3, 0], [5, 0]]))
         [3, 5]
     """
-    one_dtype([SUPPORTED[int(code)] for code in heads[:, 1]])
+    one_dtype([NUMBERED[int(code)] for code in heads[:, 1]])
     return [int(size) for size in heads[:, 0]]
 
 
@@ -56,7 +61,7 @@ HEAD_BYTES = HEAD_ELEMENTS * 8
 
 
 class Frames:
-    """One channel's memory for a frame of each rank; receives are armed once.
+    """One channel's memory for a frame of each rank; its receives are persistent.
 
     A frame is the head of a tensor, and the tensor itself if it has at most `AT_ONCE_BYTES`.
 
@@ -120,12 +125,12 @@ class Frames:
         self._receives = []
 
 
-# DELIVER by messages between pairs: sizes and dtypes first, then what is not empty.
+# All-to-all by messages between pairs: sizes and dtypes first, then what is not empty.
 
 HEAD_TAG, PART_TAG = 3, 4
 
 
-def deliver(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
+def all_to_all(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
     """`parts[r]` goes to rank r; what each rank sent here comes back, in rank order.
 
     Each part crosses the network once, and a message that is not sent costs only its head of 16
@@ -155,10 +160,10 @@ def deliver(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
     ]
     arrived[rank].copy_(given[rank])
     yield from messages
-    return Result(parts=arrived, traffic=delivered_traffic(heads, theirs, rank))
+    return Result(parts=arrived, traffic=traffic_of_parts(heads, theirs, rank))
 
 
-def delivered_traffic(heads: torch.Tensor, theirs: torch.Tensor, rank: int) -> Traffic:
+def traffic_of_parts(heads: torch.Tensor, theirs: torch.Tensor, rank: int) -> Traffic:
     """Bytes of the parts for and from others; their heads count as headers.
 
     Args:
@@ -167,7 +172,7 @@ def delivered_traffic(heads: torch.Tensor, theirs: torch.Tensor, rank: int) -> T
         rank: this rank, whose own part goes nowhere.
     """
     sent, received = (sum(sizes_from(h)) - int(h[rank, 0]) for h in (heads, theirs))
-    width = SUPPORTED[int(heads[rank, 1])].itemsize
+    width = NUMBERED[int(heads[rank, 1])].itemsize
     num_others = len(heads) - 1
     num_messages = num_others + sum(int(n) > 0 for r, n in enumerate(heads[:, 0]) if r != rank)
     head_bytes = num_others * HEAD_ELEMENTS * heads.element_size()

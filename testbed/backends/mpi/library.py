@@ -3,8 +3,8 @@
 The 16-bit floats, which MPI cannot add, are summed in a float32 staging buffer and rounded once at
 the end; their traffic counts the float32 bytes that really travel. Which algorithm the library
 runs is not visible, so traffic is counted by the bound that a ring meets: 2 (n - 1) / n of the
-tensor for a sum, half of that for each half, and the tensor once for a broadcast. A deliver is an
-all-to-all, whose parts cross once.
+tensor for a sum, half of that for each half, and the tensor once for a broadcast; the parts of an
+all-to-all cross once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.dtypes import memory, moved_as, summed_as
 from testbed.backends.mpi.gather import (
     HEAD_ELEMENTS,
-    delivered_traffic,
     head_of,
+    moved_as,
     parts_of,
     sizes_from,
+    traffic_of_parts,
 )
-from testbed.backends.mpi.loop import Steps
+from testbed.backends.mpi.loop import Steps, memory
 from testbed.base.types import Op, Request, Result, Traffic, shard_bounds
+
+# In which type the MPI library adds; it has none for the 16-bit floats.
+_SUMMED_AS = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int64: MPI.INT64_T,
+    torch.int32: MPI.INT32_T,
+    torch.uint8: MPI.UINT8_T,
+}
 
 
 class LibraryCollectives:
@@ -41,11 +50,11 @@ class LibraryCollectives:
         self._rank, self._size = comms[0].Get_rank(), comms[0].Get_size()
         self._blocking = blocking
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
+    def steps(self, request: Request, about_to_end: Callable[[], None]) -> Steps[Result]:
         """See `Collectives.steps`."""
         comm, tensor = self._comms[request.channel], request.tensor
         if request.op is Op.ALL_TO_ALL:
-            return self._deliver(comm, request.parts)
+            return self._all_to_all(comm, request.parts)
         if tensor is None:
             return self._barrier(comm)
         match request.op:
@@ -56,7 +65,7 @@ class LibraryCollectives:
             case Op.SPREAD:
                 return self._spread(comm, tensor)
             case Op.ALL_GATHER:
-                return self._gather(comm, tensor)
+                return self._all_gather(comm, tensor)
             case _:
                 return self._broadcast(comm, tensor, request.root)
 
@@ -101,7 +110,7 @@ class LibraryCollectives:
         moved = self._share(flat.numel() * flat.element_size())
         return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
 
-    def _gather(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
+    def _all_gather(self, comm: MPI.Comm, tensor: torch.Tensor) -> Steps[Result]:
         mine = tensor.detach()
         head = head_of(mine)
         heads = torch.empty(self._size, HEAD_ELEMENTS, dtype=torch.int64)
@@ -123,7 +132,7 @@ class LibraryCollectives:
         )
         return Result(tensor, parts_of(together, sizes), traffic)
 
-    def _deliver(self, comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
+    def _all_to_all(self, comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
         heads = torch.stack([head_of(part) for part in parts])
         theirs = torch.empty_like(heads)
         yield from self._call(
@@ -139,7 +148,7 @@ class LibraryCollectives:
             [memory(given), [part.numel() for part in parts], kind],
             [memory(together), sizes, kind],
         )
-        traffic = delivered_traffic(heads, theirs, self._rank)
+        traffic = traffic_of_parts(heads, theirs, self._rank)
         return Result(parts=parts_of(together, sizes), traffic=traffic)
 
     def _broadcast(self, comm: MPI.Comm, tensor: torch.Tensor, root: int) -> Steps[Result]:
@@ -159,7 +168,7 @@ class LibraryCollectives:
 
 def _addable(flat: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
     """The tensor itself, or a float32 copy where MPI cannot add its dtype."""
-    kind = summed_as(flat.dtype)
+    kind = _SUMMED_AS.get(flat.dtype)
     return (flat, kind) if kind is not None else (flat.float(), MPI.FLOAT)
 
 

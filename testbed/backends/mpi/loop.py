@@ -5,14 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.backoff import Patience, sleep_exactly
-from testbed.backends.queue import RequestQueue
-from testbed.backends.work import PendingWork
+from testbed.backends.mpi.backoff import Backoff, sleep_exactly
+from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.base.errors import DeadlineExceeded
 from testbed.base.types import Request, Result, Traffic
 
@@ -25,12 +26,12 @@ Steps = Generator[MPI.Request, None, T]
 class Collectives(Protocol):
     """A family of collectives on the communicators of all channels."""
 
-    def steps(self, request: Request, nearly: Callable[[], None]) -> Steps[Result]:
+    def steps(self, request: Request, about_to_end: Callable[[], None]) -> Steps[Result]:
         """The request as a generator; nothing is posted before its first `next`.
 
         Args:
             request: to carry out.
-            nearly: may be called when it is about to end.
+            about_to_end: may be called when it is.
         """
         ...
 
@@ -39,7 +40,12 @@ class Collectives(Protocol):
         ...
 
 
-def complete(steps: Steps[T], patience: Patience) -> T:
+def memory(tensor: torch.Tensor) -> MPI.buffer:
+    """The bytes of a contiguous CPU tensor; holds no reference, so the caller keeps it alive."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def complete(steps: Steps[T], backoff: Backoff) -> T:
     """Run one generator to its end on the calling thread."""
     while True:
         try:
@@ -48,52 +54,44 @@ def complete(steps: Steps[T], patience: Patience) -> T:
             result: T = end.value
             return result
         while not waited.Test():
-            patience.pause()
-        patience.reset()
+            backoff.pause()
+        backoff.reset()
 
 
-LOSS_PATIENCE_S = 1.0
+JOIN_AFTER_LOSS_S = 1.0
 
 
 class Wakeup:
-    """Wakes the thread that sleeps at it; a ring is never lost, however early it comes."""
+    """Wakes the thread that waits for it; no notification is lost, however early it comes."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def ring(self) -> None:
-        """Wake the sleeper; from any thread."""
-        self._rings.put(None)
+    def notify(self) -> None:
+        """Wake the waiting thread; from any thread."""
+        self._pending.put(None)
 
-    def rung(self) -> bool:
-        """Whether it rang since the last time; takes all rings away."""
-        if self._rings.empty():
+    def notified(self) -> bool:
+        """Whether `notify` was called since the last time."""
+        if self._pending.empty():
             return False
-        self._drain()
+        self.wait()
         return True
 
-    def sleep(self) -> None:
-        """Block until it rings, without using the core."""
-        self._rings.get()
-        self._drain()
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                self._rings.get_nowait()
-            except queue.Empty:
-                return
+    def wait(self) -> None:
+        """Block until `notify` is called, without using the core; takes all notifications."""
+        self._pending.get()
+        while not self._pending.empty():
+            self._pending.get()
 
 
+@dataclass(slots=True, eq=False)
 class Task:
     """A channel's request in flight: its generator and the MPI request that it waits for."""
 
-    __slots__ = ("steps", "waited", "work")
-
-    def __init__(self, work: PendingWork, steps: Steps[Result], waited: MPI.Request) -> None:
-        self.work = work
-        self.steps = steps
-        self.waited = waited
+    work: PendingWork
+    steps: Steps[Result]
+    waited: MPI.Request
 
 
 class Loop:
@@ -101,34 +99,35 @@ class Loop:
 
     Args:
         requests: where the channels' requests come from.
+        wakeup: notified when there may be a new one.
         begin: makes the generator of a request, which may say when it is about to end.
         num_channels: channels to serve.
-        patience: how to wait when nothing progresses.
-        farewell: what remains to be said to MPI after a good end (None waits for nothing more).
+        backoff: how to wait when nothing progresses.
+        finalize: what MPI must still do after a good end.
         on_error: told of an exception in the thread, after all pending work has got it.
     """
 
     def __init__(
         self,
         requests: RequestQueue,
+        wakeup: Wakeup,
         begin: Callable[[Request, Callable[[], None]], Steps[Result]],
         num_channels: int,
-        patience: Patience,
-        doorbell: Wakeup,
-        farewell: Callable[[], Steps[None]],
+        backoff: Backoff,
+        finalize: Callable[[], Steps[None]],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._requests = requests
         self._begin = begin
-        self._patience = patience
-        self._doorbell = doorbell
-        self._farewell = farewell
+        self._backoff = backoff
+        self._wakeup = wakeup
+        self._finalize = finalize
         self._on_error = on_error
         self._tasks: list[Task | None] = [None] * num_channels
         self._num_busy = 0
         self._closing = False
         self._traffic = Traffic()
-        # A daemon, because a thread that waits for a killed peer inside MPI can never be joined.
+        # A daemon, because a thread that waits for a killed rank inside MPI can never be joined.
         self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
 
     def start(self) -> None:
@@ -141,15 +140,15 @@ class Loop:
         return self._traffic
 
     def close(self, timeout_s: float) -> None:
-        """Finish what is in flight, say farewell to MPI and end the thread.
+        """Finish what is in flight, finalize and end the thread.
 
         Raises:
             DeadlineExceeded: the thread did not end in time and no member is known to be lost.
         """
         self._closing = True
-        self._doorbell.ring()
+        self._wakeup.notify()
         # After a loss the thread ends at once, unless it is inside a blocking MPI call for ever.
-        self._thread.join(min(timeout_s, LOSS_PATIENCE_S) if self._requests.lost else timeout_s)
+        self._thread.join(min(timeout_s, JOIN_AFTER_LOSS_S) if self._requests.lost else timeout_s)
         if self._thread.is_alive() and not self._requests.lost:
             raise DeadlineExceeded(
                 f"the MPI thread did not end within {timeout_s:g} s; expected every rank to close "
@@ -161,35 +160,34 @@ class Loop:
             sleep_exactly()
             self._serve()
             if not self._requests.lost:
-                self._leave()
+                self._end_in_order()
         except BaseException as error:
             self._requests.fail_all(error)
             self._on_error(error)
 
     def _serve(self) -> None:
-        look = True
+        check = True
         while not self._requests.lost:
-            if look or self._doorbell.rung():
+            if check or self._wakeup.notified():
                 self._start_idle()
             if self._num_busy == 0:
                 if self._closing and not self._requests.busy:
                     return
-                self._doorbell.sleep()
-                look = True
+                self._wakeup.wait()
+                check = True
                 continue
-            progressed, look = self._advance_all()
+            progressed, check = self._advance_all()
             if progressed:
-                self._patience.reset()
+                self._backoff.reset()
             else:
-                self._patience.pause()
+                self._backoff.pause()
 
-    def _leave(self) -> None:
-        steps = self._farewell()
-        for waited in steps:
+    def _end_in_order(self) -> None:
+        for waited in self._finalize():
             while not waited.Test():
                 if self._requests.lost:
                     return
-                self._patience.pause()
+                self._backoff.pause()
 
     def _start_idle(self) -> None:
         for channel, task in enumerate(self._tasks):
@@ -229,5 +227,4 @@ class Loop:
 
     def _finish(self, work: PendingWork, result: Result) -> None:
         self._traffic = self._traffic + result.traffic
-        self._requests.retire(work)
-        work.finish(result)
+        self._requests.finish(work, result)

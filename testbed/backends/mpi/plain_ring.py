@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.dtypes import memory
+from testbed.backends.mpi.loop import memory
 from testbed.base.types import shard_bounds
 
 

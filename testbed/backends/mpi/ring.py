@@ -1,4 +1,4 @@
-"""Runs the flows that `flow.py` plans: segments over persistent requests, added as they arrive."""
+"""Runs what `flow.py` plans, over persistent requests; segments are added as they arrive."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from mpi4py import MPI
 
-from testbed.backends.mpi.dtypes import memory
-from testbed.backends.mpi.flow import Flow
-from testbed.backends.mpi.loop import Steps
+from testbed.backends.mpi.flow import Doubling, Flow
+from testbed.backends.mpi.loop import Steps, memory
 from testbed.base.types import Traffic
 
 # Persistent MPI requests, made once for a place in memory and started each time it is used again.
@@ -20,7 +19,7 @@ from testbed.base.types import Traffic
 # costs one `MPI_Start` instead of a new request.
 
 
-class Armed(Protocol):
+class Persistent(Protocol):
     """Anything that holds persistent requests."""
 
     @property
@@ -29,11 +28,11 @@ class Armed(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Armed)
+P = TypeVar("P", bound=Persistent)
 
 
-class ArmedCache(Generic[A]):
-    """The most recently used armed plans of one channel, bounded by their number of requests.
+class PersistentCache(Generic[P]):
+    """What one channel used most recently, bounded by the number of persistent requests.
 
     The entries hold addresses, not tensors, so a tensor that is dropped is really freed; memory
     that comes back at the same address with the same size fits the old entry.
@@ -41,16 +40,16 @@ class ArmedCache(Generic[A]):
 
     def __init__(self, max_requests: int = 1 << 15) -> None:
         self._max_requests = max_requests
-        self._entries: OrderedDict[Hashable, A] = OrderedDict()
+        self._entries: OrderedDict[Hashable, P] = OrderedDict()
         self._num_requests = 0
 
-    def get(self, key: Hashable, arm: Callable[[], A]) -> A:
+    def get(self, key: Hashable, make: Callable[[], P]) -> P:
         """The entry of this key, made if need be; the least recently used ones make room."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
             return entry
-        entry = self._entries[key] = arm()
+        entry = self._entries[key] = make()
         self._num_requests += len(entry.requests)
         while self._num_requests > self._max_requests and len(self._entries) > 1:
             _, oldest = self._entries.popitem(last=False)
@@ -75,7 +74,7 @@ def free_all(requests: list[MPI.Prequest]) -> None:
         request.Free()
 
 
-TAG = 1
+TAG, DOUBLING_TAG = 1, 2
 
 
 class Staging:
@@ -101,7 +100,7 @@ class Staging:
         return [self.slot(i)[:usable].view(dtype) for i in range(self.num_slots)]
 
 
-class ArmedFlow:
+class PersistentFlow:
     """A flow bound to the memory of one tensor by persistent requests.
 
     Args:
@@ -153,10 +152,10 @@ LAST_ARRIVALS = 2
 
 
 def run_flow(
-    armed: ArmedFlow,
+    bound: PersistentFlow,
     flat: torch.Tensor,
     staging: Staging,
-    nearly: Callable[[], None] | None = None,
+    about_to_end: Callable[[], None] | None = None,
 ) -> Steps[None]:
     """Move and add the segments of one flow, in place.
 
@@ -164,7 +163,7 @@ def run_flow(
     sent before, it is posted only after that send; this cannot deadlock, because every rank posts
     and consumes all arrivals that it adds before it consumes any that overwrite.
     """
-    flow, sends, receives = armed.flow, armed.sends, armed.receives
+    flow, sends, receives = bound.flow, bound.sends, bound.receives
     arrivals, depth = flow.arrivals, staging.num_slots
     slots = staging.slots(flat.dtype) if arrivals and arrivals[0].reduce else []
     posted = 0
@@ -176,8 +175,8 @@ def run_flow(
         MPI.Prequest.Startall(sends[:num_sent])
     early = len(arrivals) - LAST_ARRIVALS if len(arrivals) > 2 * LAST_ARRIVALS else None
     for index, arrival in enumerate(arrivals):
-        if index == early and nearly is not None:
-            nearly()
+        if index == early and about_to_end is not None:
+            about_to_end()
         while posted < min(index + depth, len(arrivals)):
             after = arrivals[posted].after
             if after is not None:
@@ -192,3 +191,72 @@ def run_flow(
             sends[num_sent].Start()
             num_sent += 1
     yield from sends
+
+
+# Recursive doubling.
+
+
+class PersistentDoubling:
+    """A rank's part bound to the memory of one tensor by persistent requests.
+
+    Args:
+        plan: whom to exchange with.
+        comm: the channel's communicator.
+        flat: the tensor, one-dimensional; only its address is kept.
+        slots: `plan.num_received` tensors like `flat`, for what must be added.
+    """
+
+    def __init__(
+        self, plan: Doubling, comm: MPI.Comm, flat: torch.Tensor, slots: list[torch.Tensor]
+    ) -> None:
+        own = [memory(flat), MPI.BYTE]
+        self.slots = slots
+        sources = ([plan.giver] if plan.giver is not None else []) + list(plan.partners)
+        self.receives = [
+            comm.Recv_init([memory(slot), MPI.BYTE], source, DOUBLING_TAG)
+            for slot, source in zip(slots, sources, strict=True)
+        ]
+        self.sends = [comm.Send_init(own, partner, DOUBLING_TAG) for partner in plan.partners]
+        self.gives = [] if plan.taker is None else [comm.Send_init(own, plan.taker, DOUBLING_TAG)]
+        self.results = [] if plan.taker is None else [comm.Recv_init(own, plan.taker, DOUBLING_TAG)]
+        self.returns = [] if plan.giver is None else [comm.Send_init(own, plan.giver, DOUBLING_TAG)]
+        num_bytes = flat.numel() * flat.element_size()
+        num_messages = len(self.sends) + len(self.gives) + len(self.returns)
+        num_received = len(self.receives) + len(self.results)
+        self.traffic = Traffic(
+            num_messages * num_bytes, num_received * num_bytes, num_messages=num_messages
+        )
+
+    @property
+    def requests(self) -> list[MPI.Prequest]:
+        """All persistent requests."""
+        return self.receives + self.sends + self.gives + self.results + self.returns
+
+
+def run_doubling(bound: PersistentDoubling, flat: torch.Tensor) -> Steps[None]:
+    """Sum in place; both partners of an exchange compute a + b of the same a and b.
+
+    Addition commutes bit for bit, so all ranks end with the same bits although each one has its own
+    values on the left.
+    """
+    receives, slots = bound.receives, bound.slots
+    if receives:
+        MPI.Prequest.Startall(receives)
+    for give in bound.gives:
+        give.Start()
+        yield give
+    for result in bound.results:
+        result.Start()
+        yield result
+    first = len(bound.returns)
+    for index, receive in enumerate(receives):
+        send = bound.sends[index - first] if index >= first else None
+        if send is not None:
+            send.Start()
+        yield receive
+        if send is not None:
+            yield send  # its memory is about to change
+        flat.add_(slots[index])
+    for giving_back in bound.returns:
+        giving_back.Start()
+        yield giving_back

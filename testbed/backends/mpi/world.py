@@ -14,7 +14,7 @@ from testbed.backends.protocol import Group
 from testbed.base.errors import Unavailable, UsageError
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True):
     """Where one rank runs: its rank in MPI's world, its host and the cores that it may use.
 
     Hosts that are containers or network namespaces of one machine share its cores, so `machine`
@@ -32,15 +32,15 @@ class Joined:
     """A rank's ends of the group's communicators.
 
     Attributes:
-        base: all ranks of the group, for the farewell.
+        base: all ranks of the group, for the barrier before its communicators are freed.
         comms: one communicator per channel.
-        manners: how to wait on this host.
+        backoff: how to wait on this host.
         hosts: host of every rank.
     """
 
     base: MPI.Intracomm
     comms: tuple[MPI.Intracomm, ...]
-    manners: BackoffPolicy
+    backoff: BackoffPolicy
     hosts: tuple[str, ...]
 
     def free(self) -> None:
@@ -60,12 +60,12 @@ def join(group: Group) -> Joined:
     _require_threads()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     host = group.hosts[group.rank] if group.hosts else group.host
-    mine = Place(MPI.COMM_WORLD.Get_rank(), host, machine_id(host), cores)
+    mine = RankInfo(MPI.COMM_WORLD.Get_rank(), host, machine_id(host), cores)
     told = group.control.all_gather(
         f"{group.name}.mpi", msgspec.msgpack.encode(mine), group.deadline_s, members=group.size
     )
-    places = [msgspec.msgpack.decode(text, type=Place) for text in told]
-    world_ranks = [place.world_rank for place in places]
+    ranks = [msgspec.msgpack.decode(text, type=RankInfo) for text in told]
+    world_ranks = [rank.world_rank for rank in ranks]
     if len(set(world_ranks)) < len(world_ranks):
         raise UsageError(
             f"the {group.size} ranks of the group have the MPI ranks {world_ranks}; expected all "
@@ -75,15 +75,14 @@ def join(group: Group) -> Joined:
     base = MPI.COMM_WORLD.Create_group(members)
     members.Free()
     comms = tuple(base.Dup() for _ in range(group.num_channels))
-    return Joined(
-        base, comms, backoff_on(mine.machine, places), tuple(place.host for place in places)
-    )
+    policy = backoff_on(mine.machine, ranks)
+    return Joined(base, comms, policy, tuple(rank.host for rank in ranks))
 
 
-def backoff_on(machine: str, places: list[Place]) -> BackoffPolicy:
+def backoff_on(machine: str, ranks: list[RankInfo]) -> BackoffPolicy:
     """How the ranks of one machine wait, from how many share how many cores."""
-    here = [place for place in places if place.machine == machine]
-    return backoff_for(len(here), len({core for place in here for core in place.cores}))
+    here = [rank for rank in ranks if rank.machine == machine]
+    return backoff_for(len(here), len({core for rank in here for core in rank.cores}))
 
 
 def _require_threads() -> None:

@@ -6,9 +6,8 @@ asking whether NCCL can run here.
 Process groups are made directly, not through torch's default group, so that a user's own use of
 torch.distributed in the same process is left alone. The libraries' algorithms are not visible from
 Python: traffic is counted as a ring's, 2 (n - 1) / n of the tensor each way, the least that any
-all-reduce needs (Patarasuk and Yuan, 2009), and as one message a round; Gloo's halves are a ring
-(`ring_halves`) whose pieces and padding are not counted. A deliver is an all-to-all, which sends
-each part once.
+all-reduce needs (Patarasuk and Yuan, 2009), and as one message a round; Gloo's halves are a ring of
+our own whose pieces and padding are not counted. An all-to-all sends each part once.
 
 Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
 channel only, so ranks may launch operations of different communicators in different orders. NCCL
@@ -52,7 +51,7 @@ class DdpOptions:
 
 
 def _open_gloo(group: Group, options: object) -> Backend:
-    from testbed.backends.torch_groups.gloo import open_gloo
+    from testbed.backends.torch_groups.backend import open_gloo
 
     return open_gloo(group)
 

@@ -1,4 +1,4 @@
-"""The backend over process groups of torch.distributed, one per channel."""
+"""The backend over process groups of torch.distributed, one per channel; Gloo's process groups."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as untyped_dist
 
-from testbed.backends.channels import ChannelThreads
-from testbed.backends.checks import SUMMABLE, check_request, one_dtype
+from testbed.backends.channels import ThreadedBackend
+from testbed.backends.checks import NUMBERED, one_dtype
 from testbed.backends.protocol import Group
-from testbed.backends.work import PendingWork
-from testbed.base.types import Capabilities, Op, Request, Result, Traffic
+from testbed.backends.queue import PendingWork
+from testbed.base.errors import Unavailable, UsageError
+from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result, Traffic
+
+# torch.distributed does not export to type checkers the classes that it documents.
+dist: Any = untyped_dist
+
+# Who waits decides how long, and the control plane notices who is lost; the library only must not
+# give up before them.
+LIBRARY_TIMEOUT = timedelta(hours=1)
 
 # The halves of a ring all-reduce, over a process group that can only send and receive.
 #
@@ -100,19 +108,7 @@ def _pieces(shard: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return shard.chunk(max(1, min(NUM_PIECES, wanted)))
 
 
-# torch.distributed does not export to type checkers the classes that it documents.
-
-
-dist: Any = untyped_dist
-
-# Who waits decides how long, and the control plane notices who is lost; the library only must not
-# give up before them.
-LIBRARY_TIMEOUT = timedelta(hours=1)
-
-OPS = frozenset(Op) - {Op.MERGE, Op.INSTALL, Op.APPLY}
-
-
-class TorchBackend:
+class TorchBackend(ThreadedBackend):
     """See `Backend`.
 
     Args:
@@ -129,12 +125,7 @@ class TorchBackend:
         device_type: str,
         make: Callable[[Group, Any], Any],
     ) -> None:
-        self.rank, self.size = group.rank, group.size
-        self._name = name
         self._device = torch.device(group.device if device_type == "cuda" else "cpu")
-        self.capabilities = Capabilities(
-            OPS, group.num_channels, device_types=frozenset({device_type}), exact_order=False
-        )
         store = _open_store(group)
         self._store = store
         self._groups = [
@@ -148,26 +139,32 @@ class TorchBackend:
         self._made: dict[int, torch.cuda.Event] = {}
         for process_group in self._groups:
             self._settle(process_group.barrier(), None)
-        self._threads = ChannelThreads(group, name, self._perform)
+        capabilities = Capabilities(
+            SERVERLESS_OPS,
+            group.num_channels,
+            device_types=frozenset({device_type}),
+            exact_order=False,
+        )
+        super().__init__(group, name, capabilities, self._perform)
 
     def submit(self, request: Request) -> PendingWork:
         """See `Backend.submit`."""
-        check_request(self._name, request, self.capabilities, self.size, SUMMABLE)
         if any(t.is_cuda for t in (request.tensor, *request.parts) if t is not None):
             # The kernels that make this tensor are only queued: the channel's stream, on another
             # thread, must come after them.
             made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             made.record(torch.cuda.current_stream(self._device))
             self._made[id(request)] = made
-        return self._threads.submit(request)
-
-    def traffic(self) -> Traffic:
-        """See `Backend.traffic`."""
-        return self._threads.traffic()
+        try:
+            return super().submit(request)
+        except UsageError:
+            self._made.pop(id(request), None)
+            raise
 
     def close(self, timeout_s: float = 10.0) -> None:
         """See `Backend.close`."""
-        if self._threads.close(timeout_s):
+        super().close(timeout_s)
+        if not any(thread.is_alive() for thread in self._threads):
             self._groups.clear()
 
     def _perform(self, request: Request) -> Result:
@@ -183,12 +180,12 @@ class TorchBackend:
     def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Result:
         group, tensor = self._groups[request.channel], request.tensor
         if request.op is Op.ALL_TO_ALL:
-            return self._deliver(group, request.parts, stream)
+            return self._all_to_all(group, request.parts, stream)
         if request.op is Op.BARRIER or tensor is None:
             self._settle(group.barrier(), stream)
             return Result()
         if request.op is Op.ALL_GATHER:
-            return self._gather(group, tensor, stream)
+            return self._all_gather(group, tensor, stream)
         flat = tensor.view(-1)
         if flat.numel() and self.size > 1:
             if request.op is Op.ALL_REDUCE:
@@ -244,7 +241,9 @@ class TorchBackend:
             return flat, own
         return flat.new_empty(chunk * self.size), own
 
-    def _gather(self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None) -> Result:
+    def _all_gather(
+        self, group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> Result:
         count = torch.tensor([tensor.numel()], device=tensor.device)
         counts = [torch.empty_like(count) for _ in range(self.size)]
         self._settle(group.allgather([counts], [count]), stream)
@@ -255,21 +254,21 @@ class TorchBackend:
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         if longest:
             self._settle(group.allgather([parts], [padded]), stream)
-        # The library has no gather of unequal sizes: what travels is padded to the longest.
+        # The library has no all-gather of unequal sizes: what travels is padded to the longest.
         moved = longest * tensor.element_size() * (self.size - 1)
         traffic = Traffic(moved, moved, 8 * (self.size - 1), 0, 2)
         return Result(tensor, tuple(p[:n] for p, n in zip(parts, lengths, strict=True)), traffic)
 
-    def _deliver(
+    def _all_to_all(
         self, group: Any, parts: tuple[torch.Tensor, ...], stream: torch.cuda.Stream | None
     ) -> Result:
         sizes = [part.numel() * part.element_size() for part in parts]
-        heads = torch.tensor([[size, SUMMABLE.index(parts[0].dtype)] for size in sizes])
+        heads = torch.tensor([[size, NUMBERED.index(parts[0].dtype)] for size in sizes])
         heads = heads.to(parts[0].device)
         theirs = torch.empty_like(heads)
         self._settle(group.alltoall_base(theirs, heads, [], []), stream)
         arriving, codes = (column.tolist() for column in theirs.cpu().T)
-        dtype = one_dtype([SUMMABLE[code] for code in codes])
+        dtype = one_dtype([NUMBERED[code] for code in codes])
         # As bytes: Gloo's all-to-all has no bfloat16.
         given = torch.cat([part.view(torch.uint8) for part in parts])
         taken = torch.empty(sum(arriving), dtype=torch.uint8, device=given.device)
@@ -323,3 +322,29 @@ def _open_store(group: Group) -> Any:
             host, int(port_text), group.size, False, timeout, wait_for_workers=False
         )
     return store
+
+
+def open_gloo(group: Group) -> TorchBackend:
+    """`gloo`: all-reduces over TCP, for tensors in main memory.
+
+    Raises:
+        Unavailable: this torch has no Gloo.
+    """
+    refuse_without_gloo("gloo")
+    return TorchBackend(group, "gloo", "cpu", make_gloo)
+
+
+def refuse_without_gloo(backend: str) -> None:
+    """Torch may have been built without; only loading it tells."""
+    if not (dist.is_available() and dist.is_gloo_available()):
+        reason = "this torch was built without Gloo"
+        raise Unavailable("backend", backend, reason, "install a torch wheel from PyPI")
+
+
+def make_gloo(group: Group, store: Any) -> Any:
+    """Gloo's process group of one channel, bound to the job's own interface."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
+    options._timeout = LIBRARY_TIMEOUT
+    options._threads = 2
+    return dist.ProcessGroupGloo(store, group.rank, group.size, options)

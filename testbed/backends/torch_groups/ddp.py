@@ -10,8 +10,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.backends.protocol import Group
-from testbed.backends.torch_groups.backend import TorchBackend, dist
-from testbed.backends.torch_groups.gloo import make_gloo, refuse_without_gloo
+from testbed.backends.torch_groups.backend import (
+    TorchBackend,
+    dist,
+    make_gloo,
+    refuse_without_gloo,
+)
 from testbed.base.types import Traffic
 
 

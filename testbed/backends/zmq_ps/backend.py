@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, cast
 
 import zmq
 
+from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
-from testbed.backends.queue import RequestQueue
-from testbed.backends.work import PendingWork
-from testbed.backends.zmq_ps.checks import check_group, check_request
+from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.backends.zmq_ps.client import Client, Waker
 from testbed.backends.zmq_ps.host import ServerProcess
 from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.sequence import Tickets
 from testbed.backends.zmq_ps.server_process import Server, ServerSettings
-from testbed.backends.zmq_ps.worker_exchange import Place
+from testbed.backends.zmq_ps.server_update import parse_optimizer
+from testbed.backends.zmq_ps.wire import MAX_KEY_BYTES, MAX_NOTE_BYTES
+from testbed.backends.zmq_ps.worker_exchange import Layout, Tickets
 from testbed.base.errors import RankLost, UsageError
 from testbed.base.types import Capabilities, Op, Request, Traffic
+from testbed.compression.server_merge import build
 
 if TYPE_CHECKING:
     from testbed.control.protocol import Loss
@@ -64,10 +65,10 @@ class ZmqPsBackend:
         self._tickets = Tickets()
         self._waker = Waker()
         self._queue = RequestQueue(group, self._waker.wake)
-        place_ = Place(group.rank, group.size, len(endpoints), options.slice_bytes)
+        layout = Layout(group.rank, group.size, len(endpoints), options.slice_bytes)
         self._client = Client(
             group,
-            place_,
+            layout,
             endpoints,
             self._queue,
             self._tickets.at_start,
@@ -78,10 +79,9 @@ class ZmqPsBackend:
 
     def submit(self, request: Request) -> PendingWork:
         """See `Backend.submit`."""
-        check_request(request, self.capabilities, self.size)
-        work = PendingWork(request, self._group.deadline_s)
-        self._tickets.submit(work, self._queue.submit)
-        return work
+        check_request("zmq-ps", request, self.capabilities, self.size)
+        check_words(request, self.capabilities.num_mergers)
+        return self._tickets.submit(request, self._queue.submit)
 
     def traffic(self) -> Traffic:
         """See `Backend.traffic`; asks the own server, and waits at most the group's deadline."""
@@ -119,6 +119,58 @@ class ZmqPsBackend:
                     f"rank {self.rank} closed and its {self._own} ended although other workers "
                     f"had not left {timeout_s:g} s later; meet at a barrier before close"
                 )
+
+
+def check_group(group: Group, options: ZmqPsOptions) -> int:
+    """The number of servers, if options and group fit.
+
+    Raises:
+        UsageError: they do not; says which and what to change.
+    """
+    num_servers = options.num_servers(group.size)
+    if group.num_servers != options.num_dedicated:
+        raise UsageError(
+            f"zmq-ps: servers={options.servers} needs {options.num_dedicated} dedicated server "
+            f"processes and the job has {group.num_servers}; start the job with as many"
+        )
+    if group.order == "priority" and options.staleness != 0:
+        raise UsageError(
+            f"zmq-ps: order=priority cannot be combined with consistency={options.consistency}: "
+            "rank 0 would decide the order of workers that run ahead of it; use order=fifo"
+        )
+    if not group.device.startswith("cpu"):
+        raise UsageError(
+            f"zmq-ps: device is {group.device!r}; servers exchange tensors in CPU memory; "
+            "use device=cpu, or copy to the CPU before submitting"
+        )
+    return num_servers
+
+
+def check_words(request: Request, num_servers: int) -> None:
+    """Whether key and note are what a server understands; the rest has been checked.
+
+    Raises:
+        UsageError: the key, optimizer or mergers; says what was given and expected.
+    """
+    if len(request.key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise UsageError(f"key has more than {MAX_KEY_BYTES} bytes; give the tensor a shorter one")
+    if request.op is Op.INSTALL:
+        parse_optimizer(request.note)
+    if request.op is Op.MERGE:
+        _check_mergers(request, num_servers)
+
+
+def _check_mergers(request: Request, num_servers: int) -> None:
+    notes = request.note.split("\n") if request.parts else [request.note]
+    if request.parts and not len(request.parts) == len(notes) == num_servers:
+        raise UsageError(
+            f"{request} has {len(request.parts)} parts and {len(notes)} descriptions of mergers; "
+            f"expected {num_servers} each, one for each server"
+        )
+    for note in notes:
+        if len(note.encode()) > MAX_NOTE_BYTES:
+            raise UsageError(f"{request}: the merger's description is longer than {MAX_NOTE_BYTES}")
+        build(note)
 
 
 def _settings(group: Group, options: ZmqPsOptions, index: int) -> ServerSettings:

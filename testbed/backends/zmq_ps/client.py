@@ -11,13 +11,13 @@ import msgspec
 import zmq
 
 from testbed.backends.protocol import Group
-from testbed.backends.queue import RequestQueue
-from testbed.backends.work import PendingWork
+from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.backends.zmq_ps.frames import Bytes, has_message, receive_frames, send_frames
 from testbed.backends.zmq_ps.host import ServerProcess
 from testbed.backends.zmq_ps.placement import Owners
 from testbed.backends.zmq_ps.server_process import Counters
 from testbed.backends.zmq_ps.wire import (
+    ExchangeName,
     Flag,
     Header,
     Operation,
@@ -27,8 +27,8 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
-from testbed.backends.zmq_ps.worker_exchange import Exchange, GatherExchange, Place, Ticket
-from testbed.backends.zmq_ps.worker_parts import CutMergeExchange, DeliverExchange, MergeExchange
+from testbed.backends.zmq_ps.worker_exchange import AllGatherExchange, Exchange, Layout, Ticket
+from testbed.backends.zmq_ps.worker_parts import AllToAllExchange, CutMergeExchange, MergeExchange
 from testbed.base.errors import Disagreement, RankLost, TestbedError
 from testbed.base.types import Op, Request, Traffic
 from testbed.compression.server_merge import build
@@ -36,21 +36,21 @@ from testbed.compression.server_merge import build
 # Which exchange carries out which op.
 
 
-def begin(request: Request, ticket: Ticket, place_: Place, owners: Owners) -> Exchange:
+def begin(request: Request, ticket: Ticket, layout: Layout, owners: Owners) -> Exchange:
     """The exchange that carries a request out, which is about to start on its channel."""
     match request.op:
         case Op.ALL_GATHER:
-            return GatherExchange(request, ticket, place_)
+            return AllGatherExchange(request, ticket, layout)
         case Op.ALL_TO_ALL:
-            return DeliverExchange(request, ticket, place_)
+            return AllToAllExchange(request, ticket, layout)
         case Op.MERGE if request.parts:
-            return CutMergeExchange(request, ticket, place_)
+            return CutMergeExchange(request, ticket, layout)
         case Op.MERGE:
             num_bytes = build(request.note).dense_bytes
             owner = owners.owner(request.channel, request.key, num_bytes)
-            return MergeExchange(request, ticket, place_, owner)
+            return MergeExchange(request, ticket, layout, owner)
         case _:
-            return Exchange(request, ticket, place_)
+            return Exchange(request, ticket, layout)
 
 
 # Waking a thread that waits in a poll, from any other thread.
@@ -89,15 +89,12 @@ class Waker:
             self._writer.close()
 
 
-ExchangeName = tuple[Operation, int, int]
-
-
 class Client:
     """Runs the requests of a queue against the servers, in a thread of its own.
 
     Args:
         group: the job as this rank sees it.
-        place_: this worker's rank and how tensors are cut.
+        layout: this worker's rank and how tensors are cut.
         endpoints: where the servers listen, in order.
         queue: where requests come from.
         ticket_of: numbers a request that is about to start, given its channel's own number.
@@ -108,14 +105,14 @@ class Client:
     def __init__(
         self,
         group: Group,
-        place_: Place,
+        layout: Layout,
         endpoints: list[str],
         queue: RequestQueue,
         ticket_of: Callable[[PendingWork, int], Ticket],
         waker: Waker,
         own: ServerProcess | None,
     ) -> None:
-        self._place = place_
+        self._layout = layout
         self._endpoints = endpoints
         self._token = group.token
         self._digest = token_digest(group.token)
@@ -124,7 +121,7 @@ class Client:
         self._waker = waker
         self._own = own
         self._report = group.control.report_failure
-        self._owners = Owners(place_.num_servers)
+        self._owners = Owners(layout.num_servers)
         self._idle = set(range(group.num_channels))
         self._sequences = [0] * group.num_channels
         self._under_way: dict[ExchangeName, tuple[PendingWork, Exchange]] = {}
@@ -138,7 +135,7 @@ class Client:
         self._abort = threading.Event()
         self._goodbyes: set[int] | None = None  # servers that still have to let this worker go
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._thread = threading.Thread(target=self._run, name=f"zmq-ps-{place_.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"zmq-ps-{layout.rank}", daemon=True)
 
     def start(self) -> None:
         """Begin to take requests."""
@@ -202,7 +199,7 @@ class Client:
         for endpoint in self._endpoints:
             socket = context.socket(zmq.DEALER)
             self._sockets.append(socket)
-            socket.setsockopt(zmq.IDENTITY, worker_identity(self._token, self._place.rank))
+            socket.setsockopt(zmq.IDENTITY, worker_identity(self._token, self._layout.rank))
             # No limits, so a send never blocks; one request per channel bounds what is on its way.
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
@@ -219,7 +216,7 @@ class Client:
             poller.register(watched, zmq.POLLIN)
         while not (self._queue.lost or self._abort.is_set() or self._goodbyes == set()):
             self._begin_requests()
-            self._say()
+            self._ask_and_leave()
             ready = dict(poller.poll())
             if self._waker.fd in ready:
                 self._waker.drain()
@@ -239,21 +236,21 @@ class Client:
             work.start()
             ticket = self._ticket_of(work, self._sequences[channel])
             self._sequences[channel] += 1
-            exchange = begin(work.request, ticket, self._place, self._owners)
+            exchange = begin(work.request, ticket, self._layout, self._owners)
             self._under_way[exchange.header.exchange] = (work, exchange)
             for server, header, elements in exchange.messages():
                 exchange.traffic += self._send(server, header, elements)
             if exchange.about_to_end:
                 self._queue.let_next(work)
 
-    def _say(self) -> None:
+    def _ask_and_leave(self) -> None:
         if self._counters_wanted and not self._counters_asked:
             self._counters_wanted, self._counters_asked = False, True
-            self._send(self._own_index, Header(Operation.COUNTERS, self._place.rank), None)
+            self._send(self._own_index, Header(Operation.COUNTERS, self._layout.rank), None)
         if self._leave.is_set() and self._goodbyes is None:
             self._goodbyes = set(range(len(self._sockets)))
             for server in range(len(self._sockets)):
-                self._send(server, Header(Operation.GOODBYE, self._place.rank), None)
+                self._send(server, Header(Operation.GOODBYE, self._layout.rank), None)
 
     @property
     def _own_index(self) -> int:
@@ -304,8 +301,7 @@ class Client:
         if over:
             del self._under_way[header.exchange]
             self._idle.add(work.request.channel)
-            self._queue.retire(work)
-            work.finish(exchange.result())
+            self._queue.finish(work, exchange.result())
 
     def _own_server_ended(self) -> None:
         assert self._own is not None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import zmq
 
-from testbed.backends.zmq_ps.wire import DTYPES
+from testbed.backends.checks import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,9 +66,7 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
 
 # Tensors as bytes and bytes as tensors, without copies.
 
-TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-_KNOWN_TO_NUMPY = frozenset(TORCH_DTYPES.values()) - {torch.bfloat16}
+_KNOWN_TO_NUMPY = frozenset(DTYPES.values()) - {torch.bfloat16}
 
 SHARED_BATCH_BYTES = 16 * 1024
 """ZeroMQ hands out smaller messages as pieces of one receive buffer, with any alignment."""
@@ -90,12 +88,12 @@ def tensor_of(buffer: memoryview, dtype: str) -> torch.Tensor:
 
     Args:
         buffer: writable bytes, a whole number of elements.
-        dtype: one of `wire.DTYPES`.
+        dtype: its name.
     """
     if buffer.nbytes == 0:
-        return torch.empty(0, dtype=TORCH_DTYPES[dtype])
+        return torch.empty(0, dtype=DTYPES[dtype])
     owner = bytearray(buffer) if buffer.nbytes < SHARED_BATCH_BYTES else buffer
-    return torch.frombuffer(owner, dtype=TORCH_DTYPES[dtype])
+    return torch.frombuffer(owner, dtype=DTYPES[dtype])
 
 
 def copy_in(target: Bytes, first_byte: int, buffer: memoryview) -> None:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.message import Message, Mismatch, check_same
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.backends.zmq_ps.wire import ExchangeName, Flag, Header, Mismatch, Packet, check_same
 from testbed.base.errors import TestbedError
 from testbed.compression.protocol import Context, State
 from testbed.compression.server_merge import Merging, Pulled, build, encoder_of, merge
-
-ExchangeName = tuple[Operation, int, int]
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Merges:
         """What this server still owes a key's workers [n]; None where it goes back without loss."""
         return self._states.get(key, {}).get("residual")
 
-    def push(self, message: Message) -> list[Message]:
+    def push(self, message: Packet) -> list[Packet]:
         """A slice of a worker's payload; once all payloads are whole, the answer to everybody.
 
         Raises:
@@ -134,13 +131,13 @@ class Merges:
         kept = state.get("residual")
         return state if kept is not None and kept.shape == like.shape else {}
 
-    def _answers(self, header: Header, pulled: Pulled) -> list[Message]:
+    def _answers(self, header: Header, pulled: Pulled) -> list[Packet]:
         size = pulled.payload.numel()
         flags = Flag.PAYLOAD if pulled.lossless else Flag.PAYLOAD | Flag.REPACKED
         told = replace(
             header, flags=flags, offset=0, num_elements=size, total_elements=size, note=b""
         )
         return [
-            Message(replace(told, worker=worker), pulled.payload)
+            Packet(replace(told, worker=worker), pulled.payload)
             for worker in range(self._num_workers)
         ]

@@ -20,7 +20,6 @@ import torch
 import zmq
 
 from testbed.backends.zmq_ps.frames import bytes_of, receive_frames, send_frames, tensor_of
-from testbed.backends.zmq_ps.message import Message, Refused
 from testbed.backends.zmq_ps.server_state import ServerState
 from testbed.backends.zmq_ps.wire import (
     FIXED_BYTES,
@@ -29,6 +28,8 @@ from testbed.backends.zmq_ps.wire import (
     Flag,
     Header,
     Operation,
+    Packet,
+    Refused,
     WireError,
     check_payload,
     decode,
@@ -192,7 +193,7 @@ class Server:
                 elements = None if shared is None else bytes_of(shared).data
             self._send(reply.header, elements)
 
-    def _understand(self, headers: list[bytes], payloads: list[memoryview]) -> Message:
+    def _understand(self, headers: list[bytes], payloads: list[memoryview]) -> Packet:
         worker = self._workers.get(headers[0])
         if worker is None:
             raise Refused("the sender is no worker of this job")
@@ -206,16 +207,16 @@ class Server:
         if carries != bool(payloads):
             raise Refused(f"rank {worker} sent {num_frames} frames; expected {1 + carries}")
         if not carries:
-            return Message(header)
+            return Packet(header)
         (payload,) = payloads
         check_payload(header, payload.nbytes)
-        return Message(header, tensor_of(payload, header.dtype))
+        return Packet(header, tensor_of(payload, header.dtype))
 
-    def _handle(self, message: Message) -> list[Message]:
+    def _handle(self, message: Packet) -> list[Packet]:
         header = message.header
         if header.operation is Operation.COUNTERS:
             note = msgspec.json.encode(self.counters())
-            return [Message(Header(Operation.COUNTERS, header.worker, note=note))]
+            return [Packet(Header(Operation.COUNTERS, header.worker, note=note))]
         return self._state.handle(message)
 
     def counters(self) -> Counters:

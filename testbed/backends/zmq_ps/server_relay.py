@@ -1,4 +1,4 @@
-"""What a server passes on as it came: gathered parts and broadcast tensors."""
+"""What a server passes on as it came: parts for one worker or for all, and broadcast tensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.message import Message, Mismatch, answer, check_same
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
-
-ExchangeName = tuple[Operation, int, int]
+from testbed.backends.zmq_ps.wire import (
+    ExchangeName,
+    Flag,
+    Header,
+    Mismatch,
+    Packet,
+    answer,
+    check_same,
+)
 
 
 @dataclass
 class _Gathering:
-    """One gather on one server: everybody's messages go to everybody who has come."""
+    """One all-gather on one server: everybody's messages go to everybody who has come."""
 
     first: Header
     arrived: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Packet] = field(default_factory=list)
 
 
 @dataclass
@@ -28,23 +33,34 @@ class _Broadcasting:
     first: Header
     asked: list[Header] = field(default_factory=list)
     served: set[int] = field(default_factory=set)
-    source: Message | None = None
+    source: Packet | None = None
+
+
+@dataclass
+class _AllToAll:
+    """One all-to-all on one server: what came, and what waits for its destination to ask."""
+
+    first: Header
+    left: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
+    asked: set[int] = field(default_factory=set)
+    held: dict[int, list[Packet]] = field(default_factory=dict)
 
 
 class Relays:
-    """GATHER and BROADCAST of one server."""
+    """ALL_GATHER, ALL_TO_ALL and BROADCAST of one server."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
+        self._all_to_alls: dict[ExchangeName, _AllToAll] = {}
         self._gatherings: dict[ExchangeName, _Gathering] = {}
         self._broadcasts: dict[tuple[ExchangeName, int], _Broadcasting] = {}
 
     @property
     def num_open(self) -> int:
         """Exchanges that wait for a worker."""
-        return len(self._gatherings) + len(self._broadcasts)
+        return len(self._gatherings) + len(self._all_to_alls) + len(self._broadcasts)
 
-    def gather(self, message: Message) -> list[Message]:
+    def all_gather(self, message: Packet) -> list[Packet]:
         """A slice of a worker's part, or word that it has none here; goes to those who have come.
 
         A worker is sent nothing before its own first message, so it never has to keep what
@@ -70,7 +86,44 @@ class Relays:
             del self._gatherings[header.exchange]
         return replies
 
-    def broadcast(self, message: Message) -> list[Message]:
+    def all_to_all(self, message: Packet) -> list[Packet]:
+        """A slice of a part, or a worker's question for its parts.
+
+        A worker is sent nothing before it asked, so it never has to keep what belongs to an
+        exchange that it has not begun. What carries nothing is not confirmed.
+
+        Raises:
+            Mismatch: keys, steps or dtypes differ, a worker sends more than it announced, or for a
+                rank that does not exist.
+        """
+        header = message.header
+        worker, destination = header.worker, header.root
+        entry = self._all_to_alls.setdefault(header.exchange, _AllToAll(header))
+        check_same(entry.first, header, ("key", "step", "dtype"))
+        left = entry.left.get(worker, header.frame_count) - 1
+        if left < 0 or destination >= self._num_workers:
+            raise Mismatch(
+                f"rank {worker} sent a part of {header.key!r} to rank {destination} that it had "
+                f"not announced; there are {self._num_workers} ranks"
+            )
+        entry.left[worker] = left
+        replies: list[Packet] = []
+        if not header.flags & Flag.PAYLOAD:
+            entry.asked.add(worker)
+            held = entry.held.pop(worker, [])
+            replies = [answer(header, worker), *(passed_on(part, worker) for part in held)]
+        else:
+            if header.num_elements:
+                replies.append(answer(header, worker))
+            if destination in entry.asked:
+                replies.append(passed_on(message, destination))
+            else:
+                entry.held.setdefault(destination, []).append(message)
+        if len(entry.left) == self._num_workers and not any(entry.left.values()):
+            del self._all_to_alls[header.exchange]
+        return replies
+
+    def broadcast(self, message: Packet) -> list[Packet]:
         """The root's slice, or another worker's request for it.
 
         Raises:
@@ -95,73 +148,10 @@ class Relays:
         return replies
 
 
-def passed_on(message: Message, worker: int) -> Message:
+def passed_on(message: Packet, worker: int) -> Packet:
     """A worker's slice as it goes to another worker; `root` names where it comes from."""
     header = message.header
-    return Message(
+    return Packet(
         replace(header, worker=worker, root=header.worker, flags=header.flags & Flag.PAYLOAD),
         message.payload,
     )
-
-
-# A server's half of DELIVER: passes parts on to the worker that they are for.
-
-
-@dataclass
-class _Delivery:
-    """One exchange on one server: what came, and what waits for its destination to ask."""
-
-    first: Header
-    left: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
-    asked: set[int] = field(default_factory=set)
-    held: dict[int, list[Message]] = field(default_factory=dict)
-
-
-class Deliveries:
-    """DELIVER of one server."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._open: dict[ExchangeName, _Delivery] = {}
-
-    @property
-    def num_open(self) -> int:
-        """Exchanges that wait for a worker."""
-        return len(self._open)
-
-    def handle(self, message: Message) -> list[Message]:
-        """A slice of a part, or a worker's question for its parts.
-
-        A worker is sent nothing before it asked, so it never has to keep what belongs to an
-        exchange that it has not begun. What carries nothing is not confirmed.
-
-        Raises:
-            Mismatch: keys, steps or dtypes differ, a worker sends more than it announced, or for a
-                rank that does not exist.
-        """
-        header = message.header
-        worker, destination = header.worker, header.root
-        entry = self._open.setdefault(header.exchange, _Delivery(header))
-        check_same(entry.first, header, ("key", "step", "dtype"))
-        left = entry.left.get(worker, header.frame_count) - 1
-        if left < 0 or destination >= self._num_workers:
-            raise Mismatch(
-                f"rank {worker} sent a part of {header.key!r} to rank {destination} that it had "
-                f"not announced; there are {self._num_workers} ranks"
-            )
-        entry.left[worker] = left
-        replies: list[Message] = []
-        if not header.flags & Flag.PAYLOAD:
-            entry.asked.add(worker)
-            held = entry.held.pop(worker, [])
-            replies = [answer(header, worker), *(passed_on(part, worker) for part in held)]
-        else:
-            if header.num_elements:
-                replies.append(answer(header, worker))
-            if destination in entry.asked:
-                replies.append(passed_on(message, destination))
-            else:
-                entry.held.setdefault(destination, []).append(message)
-        if len(entry.left) == self._num_workers and not any(entry.left.values()):
-            del self._open[header.exchange]
-        return replies

@@ -8,23 +8,28 @@ which tensors there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.message import Message, Mismatch, Refused, answer, check_payload_sense
 from testbed.backends.zmq_ps.server_merge import Merges
-from testbed.backends.zmq_ps.server_relay import Deliveries, Relays
+from testbed.backends.zmq_ps.server_relay import Relays
 from testbed.backends.zmq_ps.server_sum import Sums
 from testbed.backends.zmq_ps.server_update import Parameters
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
-
-if TYPE_CHECKING:
-    pass
+from testbed.backends.zmq_ps.wire import (
+    ExchangeName,
+    Flag,
+    Header,
+    Mismatch,
+    Operation,
+    Packet,
+    Refused,
+    answer,
+    check_payload_sense,
+)
 
 
 class ServerState:
-    """Message in, messages out, for all workers of a job.
+    """Packet in, messages out, for all workers of a job.
 
     Args:
         num_workers: workers 0 .. num_workers - 1.
@@ -39,17 +44,16 @@ class ServerState:
         self.departed: set[int] = set()
         self._sums = Sums(num_workers)
         self._relays = Relays(num_workers)
-        self._deliveries = Deliveries(num_workers)
         self._merges = Merges(num_workers, repack)
         self._parameters = Parameters(num_workers, staleness)
-        self._broken: dict[tuple[Operation, int, int], bytes] = {}
-        self._handlers: dict[Operation, Callable[[Message], list[Message]]] = {
+        self._broken: dict[ExchangeName, bytes] = {}
+        self._handlers: dict[Operation, Callable[[Packet], list[Packet]]] = {
             Operation.ALL_REDUCE: self._sums.push,
             Operation.FOLD: self._sums.push,
             Operation.SPREAD: self._sums.pull,
             Operation.BARRIER: self._sums.push,
-            Operation.ALL_GATHER: self._relays.gather,
-            Operation.ALL_TO_ALL: self._deliveries.handle,
+            Operation.ALL_GATHER: self._relays.all_gather,
+            Operation.ALL_TO_ALL: self._relays.all_to_all,
             Operation.MERGE: self._merges.push,
             Operation.BROADCAST: self._relays.broadcast,
             Operation.INSTALL: self._parameters.install,
@@ -65,10 +69,10 @@ class ServerState:
     @property
     def num_open(self) -> int:
         """Slices of exchanges that wait for somebody; 0 when all is answered."""
-        parts = (self._sums, self._relays, self._deliveries, self._merges, self._parameters)
+        parts = (self._sums, self._relays, self._merges, self._parameters)
         return sum(part.num_open for part in parts)
 
-    def handle(self, message: Message) -> list[Message]:
+    def handle(self, message: Packet) -> list[Packet]:
         """Take one message in and give the messages that can now go out.
 
         Raises:
@@ -94,11 +98,11 @@ class ServerState:
             self._broken[header.exchange] = note
             return [_error(header, worker, note) for worker in range(self.num_workers)]
 
-    def _depart(self, message: Message) -> list[Message]:
+    def _depart(self, message: Packet) -> list[Packet]:
         self.departed.add(message.header.worker)
         released = self._parameters.depart(message.header.worker)
         return [*released, answer(message.header, message.header.worker)]
 
 
-def _error(header: Header, worker: int, note: bytes) -> Message:
-    return Message(replace(header, worker=worker, flags=Flag.ERROR, note=note[:2000]))
+def _error(header: Header, worker: int, note: bytes) -> Packet:
+    return Packet(replace(header, worker=worker, flags=Flag.ERROR, note=note[:2000]))

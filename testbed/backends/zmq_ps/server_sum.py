@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from testbed.backends.zmq_ps.message import Message, Mismatch, answer, check_same
-from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.backends.zmq_ps.wire import (
+    Flag,
+    Header,
+    Mismatch,
+    Operation,
+    Packet,
+    answer,
+    check_same,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +63,7 @@ class _Entry:
 
 
 class Sums:
-    """SUM, FOLD, SPREAD and BARRIER (a sum without elements) of one server."""
+    """ALL_REDUCE, FOLD, SPREAD and BARRIER (a sum without elements) of one server."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -67,7 +74,7 @@ class Sums:
         """Slices that wait for a worker."""
         return len(self._entries)
 
-    def push(self, message: Message) -> list[Message]:
+    def push(self, message: Packet) -> list[Packet]:
         """A worker's term of a slice; answered to all when the last one is in.
 
         Raises:
@@ -90,7 +97,7 @@ class Sums:
         del self._entries[name]
         return replies + [answer(header, worker, entry.sum.total) for worker in workers]
 
-    def pull(self, message: Message) -> list[Message]:
+    def pull(self, message: Packet) -> list[Packet]:
         """A worker asks for a folded slice.
 
         Raises:
@@ -105,7 +112,7 @@ class Sums:
         entry.pulls.append(header)
         return self._spread(name, entry) if entry.complete else []
 
-    def _renew(self, header: Header) -> list[Message]:
+    def _renew(self, header: Header) -> list[Packet]:
         """The worker will never ask for the fold before this one: do not keep it for it."""
         name = (Operation.FOLD, header.stream, header.sequence - 1, header.offset)
         entry = self._entries.get(name)
@@ -114,7 +121,7 @@ class Sums:
         entry.released.add(header.worker)
         return self._spread(name, entry) if entry.complete else []
 
-    def _spread(self, name: SliceName, entry: _Entry) -> list[Message]:
+    def _spread(self, name: SliceName, entry: _Entry) -> list[Packet]:
         replies = [answer(pull, pull.worker, entry.sum.total) for pull in entry.pulls]
         entry.released.update(pull.worker for pull in entry.pulls)
         entry.pulls.clear()

@@ -9,9 +9,8 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.message import Message, Mismatch, answer, check_same
 from testbed.backends.zmq_ps.server_sum import RankOrderSum
-from testbed.backends.zmq_ps.wire import Header, Operation
+from testbed.backends.zmq_ps.wire import Header, Mismatch, Operation, Packet, answer, check_same
 from testbed.base.errors import UsageError
 
 # The optimizers that a server can run over its slices, as the note of an INSTALL names them.
@@ -138,7 +137,7 @@ class ParameterSlice:
         """Workers that pushed and were not answered."""
         return len(self._waiting)
 
-    def push(self, header: Header, gradient: torch.Tensor) -> list[Message]:
+    def push(self, header: Header, gradient: torch.Tensor) -> list[Packet]:
         """A worker's gradient, which is consumed; whoever may go on gets the parameters.
 
         Raises:
@@ -154,12 +153,12 @@ class ParameterSlice:
         self._waiting.append(header)
         return self._release()
 
-    def depart(self, worker: int) -> list[Message]:
+    def depart(self, worker: int) -> list[Packet]:
         """The worker left in good order: nobody waits for it any more."""
         self._gone.add(worker)
         return self._release() if self._staleness != 0 else []
 
-    def _push_together(self, header: Header, gradient: torch.Tensor) -> list[Message]:
+    def _push_together(self, header: Header, gradient: torch.Tensor) -> list[Packet]:
         if self._waiting:
             check_same(self._waiting[0], header, ("step", "learning_rate"))
         self._waiting.append(header)
@@ -176,7 +175,7 @@ class ParameterSlice:
         step(self._optimizer, self._value, gradient.div_(self._num_workers), learning_rate)
         self._version += 1
 
-    def _release(self) -> list[Message]:
+    def _release(self) -> list[Packet]:
         present = [c for worker, c in enumerate(self._clocks) if worker not in self._gone]
         slowest = min(present, default=0)
         behind = [self._clocks[header.worker] - slowest for header in self._waiting]
@@ -187,7 +186,7 @@ class ParameterSlice:
         self._waiting = [h for h, go in zip(self._waiting, free, strict=True) if not go]
         return self._answers(released, lags)
 
-    def _answers(self, headers: list[Header], lags: list[int]) -> list[Message]:
+    def _answers(self, headers: list[Header], lags: list[int]) -> list[Packet]:
         if not headers:
             return []
         # The next update may come while this answer is still being sent, so it gets a copy.
@@ -196,14 +195,14 @@ class ParameterSlice:
         for header, lag in zip(headers, lags, strict=True):
             message = answer(header, header.worker, snapshot)
             told = replace(message.header, version=self._version, staleness=lag)
-            answers.append(Message(told, snapshot))
+            answers.append(Packet(told, snapshot))
         return answers
 
 
 @dataclass
 class _Installing:
     first: Header
-    source: Message | None = None
+    source: Packet | None = None
     asked: dict[int, Header] = field(default_factory=dict)
 
 
@@ -221,7 +220,7 @@ class Parameters:
         """Slices that wait for a worker, and workers that wait for a slice."""
         return len(self._installing) + sum(s.num_waiting for s in self._slices.values())
 
-    def install(self, message: Message) -> list[Message]:
+    def install(self, message: Packet) -> list[Packet]:
         """Rank 0's parameters, or another worker's request for them; answered when all have come.
 
         Raises:
@@ -245,7 +244,7 @@ class Parameters:
         )
         return [answer(ask, w, value if w else None) for w, ask in sorted(entry.asked.items())]
 
-    def apply(self, message: Message) -> list[Message]:
+    def apply(self, message: Packet) -> list[Packet]:
         """A worker's gradient of an installed slice.
 
         Raises:
@@ -258,6 +257,6 @@ class Parameters:
         assert message.payload is not None
         return held.push(header, message.payload)
 
-    def depart(self, worker: int) -> list[Message]:
+    def depart(self, worker: int) -> list[Packet]:
         """The worker left in good order."""
         return [m for held in self._slices.values() for m in held.depart(worker)]

@@ -1,4 +1,4 @@
-"""The header of every message between a worker and a server; pure.
+"""Every message between a worker and a server: its header on the wire, and its checks; pure.
 
 A message is two frames: this header and the payload, the slice's elements as they lie in memory.
 The fixed part (little-endian, no padding) is followed by the key (UTF-8) and a note (bytes).
@@ -9,18 +9,23 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
+
+from testbed.base.dtypes import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    import torch
 
 MAGIC = b"TBPS"
 VERSION = 1
 MAX_KEY_BYTES = 4096
 MAX_NOTE_BYTES = 60_000
-DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
-ELEMENT_SIZES = (8, 4, 2, 2, 8, 4, 1)
+DTYPES = tuple(ELEMENT_BYTES)
 _NUMBER_OF = {name: number for number, name in enumerate(DTYPES)}
-_SIZE_OF = dict(zip(DTYPES, ELEMENT_SIZES, strict=True))
 
 _FIXED = struct.Struct("<4sBBBB16sHHIQQqQQQQdQQHI")
 FIXED_BYTES = _FIXED.size
@@ -44,6 +49,7 @@ class Operation(enum.IntEnum):
 
 
 _OPERATIONS = {int(operation): operation for operation in Operation}
+ExchangeName = tuple[Operation, int, int]  # operation, stream, sequence
 
 
 class Flag:
@@ -90,7 +96,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         root: source of a broadcast or of a gathered part; the range of a message that was cut.
         flags: see `Flag`.
         dtype: one of `DTYPES`.
-        frame_count: for GATHER: messages that this worker sends to this server in this exchange.
+        frame_count: messages that this worker sends to this server in this exchange, where the
+            server cannot know (ALL_GATHER, ALL_TO_ALL).
         stream: what numbers the exchange: a channel, or a digest of a folded key.
         sequence: number of the exchange within its stream.
         step: training step, for errors.
@@ -125,15 +132,15 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     @property
     def element_size(self) -> int:
         """Bytes of one element."""
-        return _SIZE_OF[self.dtype]
+        return ELEMENT_BYTES[self.dtype]
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the payload frame: the slice's, or none where no payload is carried."""
-        return self.num_elements * _SIZE_OF[self.dtype] if self.flags & Flag.PAYLOAD else 0
+        return self.num_elements * ELEMENT_BYTES[self.dtype] if self.flags & Flag.PAYLOAD else 0
 
     @property
-    def exchange(self) -> tuple[Operation, int, int]:
+    def exchange(self) -> ExchangeName:
         """What all messages of one exchange share."""
         return (self.operation, self.stream, self.sequence)
 
@@ -283,4 +290,68 @@ def _check_fields(
         raise BadField(
             f"slice ends at element {offset + num_elements}; expected at most {total}, "
             "the elements of its tensor"
+        )
+
+
+# A whole message, and what every one of them must pass.
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One message of a worker to a server, or of a server to a worker (`header.worker`)."""
+
+    header: Header
+    payload: torch.Tensor | None = None
+
+
+class Refused(ValueError):
+    """A message that is well formed but does not belong here; it changes nothing."""
+
+
+class Mismatch(Exception):
+    """The workers do not ask for the same exchange."""
+
+
+def answer(header: Header, worker: int, payload: torch.Tensor | None = None) -> Packet:
+    """The answer to a worker about the slice that a message named."""
+    flags = Flag.NONE if payload is None else Flag.PAYLOAD
+    return Packet(replace(header, worker=worker, flags=flags, note=b""), payload)
+
+
+SAME_SLICE = ("key", "step", "dtype", "total_elements", "num_elements", "root")
+
+
+def check_same(first: Header, other: Header, names: tuple[str, ...] = SAME_SLICE) -> None:
+    """Whether two workers speak of the same slice of the same tensor.
+
+    Raises:
+        Mismatch: one of the named fields differs.
+    """
+    for name in names:
+        ours, theirs = getattr(first, name), getattr(other, name)
+        if ours != theirs:
+            raise Mismatch(
+                f"{other.operation.name} number {other.sequence}: {name} is {ours!r} on rank "
+                f"{first.worker} and {theirs!r} on rank {other.worker}; all ranks must submit the "
+                "same exchanges in the same order"
+            )
+
+
+def check_payload_sense(header: Header) -> None:
+    """Whether a worker's message carries elements exactly where it should.
+
+    Raises:
+        Refused: elements are missing, or there are some where none belong.
+    """
+    if header.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL):  # it may have none for us
+        return
+    all_give = (Operation.ALL_REDUCE, Operation.FOLD, Operation.APPLY, Operation.MERGE)
+    wanted = header.operation in all_give or (
+        header.operation in (Operation.BROADCAST, Operation.INSTALL)
+        and header.worker == header.root
+    )
+    if bool(header.flags & Flag.PAYLOAD) != wanted:
+        raise Refused(
+            f"{header.operation.name} of rank {header.worker} comes "
+            f"{'without' if wanted else 'with'} elements"
         )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.frames import DTYPE_NAMES, TORCH_DTYPES, Bytes, bytes_of, copy_in
+from testbed.backends.checks import DTYPES, NAMES
+from testbed.backends.queue import PendingWork
+from testbed.backends.zmq_ps.frames import Bytes, bytes_of, copy_in
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
+from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request, Result, Traffic
 
 # Parts of other workers as they come in, slice by slice, of sizes not known before.
@@ -41,7 +45,7 @@ class IncomingParts:
         """
         source = header.root
         if source not in self._parts:
-            dtype = TORCH_DTYPES[header.dtype]
+            dtype = DTYPES[header.dtype]
             self._parts[source] = torch.empty(header.total_elements, dtype=dtype)
             self._missing[source] = header.total_elements
         copy_in(bytes_of(self._parts[source]), header.offset * header.element_size, payload)
@@ -57,8 +61,8 @@ OPERATIONS = {op: Operation[op.name] for op in Op}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands among the others, and how it cuts tensors."""
+class Layout:
+    """A worker's number among the others, and how all of them cut tensors."""
 
     rank: int
     size: int
@@ -75,6 +79,58 @@ class Ticket:
     renewed: bool = False
 
 
+# Numbers for exchanges, the same on all ranks without talking. Within a channel all ranks run the
+# same requests in the same order, so counting suffices. A fold and the spread that brings it back
+# may be far apart, so folds are counted for each key when they are submitted.
+
+
+class Tickets:
+    """Numbers the exchanges of one worker; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_folds: dict[str, int] = {}
+        self._open: dict[str, tuple[int, int, int]] = {}  # key -> step, number, bytes of its fold
+        self._given: dict[PendingWork, Ticket] = {}
+
+    def submit(self, request: Request, queue: Callable[[Request], PendingWork]) -> PendingWork:
+        """Queue a request; folds and spreads are numbered now, others when they start.
+
+        Raises:
+            UsageError: a spread without its fold, or what the queue refuses.
+        """
+        if request.op not in (Op.FOLD, Op.SPREAD):
+            return queue(request)
+        key = request.key
+        with self._lock:
+            if request.op is Op.SPREAD:
+                self._check_open(request)
+                work = queue(request)
+                self._given[work] = Ticket(fold_stream(key), self._open.pop(key)[1])
+                return work
+            number = self._num_folds.get(key, 0)
+            work = queue(request)
+            self._given[work] = Ticket(fold_stream(key), number, renewed=key in self._open)
+            self._num_folds[key] = number + 1
+            self._open[key] = (request.step, number, request.num_bytes)
+            return work
+
+    def at_start(self, work: PendingWork, sequence: int) -> Ticket:
+        """The number of a request whose channel has had `sequence` requests before."""
+        if work.request.op not in (Op.FOLD, Op.SPREAD):
+            return Ticket(work.request.channel, sequence)
+        with self._lock:
+            return self._given.pop(work)
+
+    def _check_open(self, request: Request) -> None:
+        step, _, num_bytes = self._open.get(request.key, (-1, 0, 0))
+        if (step, num_bytes) != (request.step, request.num_bytes):
+            raise UsageError(
+                f"{request} has no fold to bring back; fold {request.key!r} with the same step and "
+                "size first, and spread it before it is folded again"
+            )
+
+
 def fold_stream(key: str) -> int:
     """The stream in which the folds of a key are numbered; apart from those of channels."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -84,16 +140,16 @@ def fold_stream(key: str) -> int:
 class Exchange:
     """A request between its first message and its last answer."""
 
-    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
+    def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
         self.request = request
-        self.place = place_
+        self.layout = layout
         tensor = torch.empty(0, dtype=torch.uint8) if request.tensor is None else request.tensor
         self._memory: Bytes = bytes_of(tensor)
         self.header = Header(
             operation=OPERATIONS[request.op],
-            worker=place_.rank,
+            worker=layout.rank,
             root=request.root if request.op is Op.BROADCAST else 0,
-            dtype=DTYPE_NAMES[tensor.dtype],
+            dtype=NAMES[tensor.dtype],
             stream=ticket.stream,
             sequence=ticket.sequence,
             flags=Flag.RENEWED if ticket.renewed else Flag.NONE,
@@ -106,8 +162,8 @@ class Exchange:
             request.key,
             tensor.numel(),
             self.header.element_size,
-            place_.num_servers,
-            place_.slice_bytes,
+            layout.num_servers,
+            layout.slice_bytes,
         )
         self.traffic = Traffic()
         self.version: int | None = None
@@ -150,7 +206,7 @@ class Exchange:
         )
 
     def _gives_elements(self) -> bool:
-        op, rank = self.request.op, self.place.rank
+        op, rank = self.request.op, self.layout.rank
         if op is Op.BROADCAST:
             return rank == self.request.root
         if op is Op.INSTALL:
@@ -186,15 +242,15 @@ class AnswersOfAnySize(Exchange):
         return False
 
 
-class GatherExchange(AnswersOfAnySize):
-    """A gather: this worker's part goes out, parts of sizes not known before come in."""
+class AllGatherExchange(AnswersOfAnySize):
+    """An all-gather: this worker's part goes out, parts of sizes not known before come in."""
 
-    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
-        super().__init__(request, ticket, place_)
-        self._incoming = IncomingParts(r for r in range(place_.size) if r != place_.rank)
+    def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
+        super().__init__(request, ticket, layout)
+        self._incoming = IncomingParts(r for r in range(layout.size) if r != layout.rank)
         self._counts = [
             max(1, sum(piece.server == server for piece in self.slices))
-            for server in range(place_.num_servers)
+            for server in range(layout.num_servers)
         ]
         self._unconfirmed = sum(self._counts)
 
@@ -203,7 +259,7 @@ class GatherExchange(AnswersOfAnySize):
         for piece in self.slices:
             header = replace(self._question(piece), frame_count=self._counts[piece.server])
             yield piece.server, header, self._elements(piece)
-        for server in set(range(self.place.num_servers)) - {p.server for p in self.slices}:
+        for server in set(range(self.layout.num_servers)) - {p.server for p in self.slices}:
             yield server, replace(self.header, frame_count=1), None
 
     def take(self, header: Header, payload: memoryview) -> bool:
@@ -218,5 +274,5 @@ class GatherExchange(AnswersOfAnySize):
         """The parts of all ranks, this rank's own tensor among them."""
         own = self.request.tensor
         assert own is not None
-        parts = self._incoming.with_own(self.place.rank, own)
+        parts = self._incoming.with_own(self.layout.rank, own)
         return Result(tensor=own, parts=parts, traffic=self.traffic)

@@ -1,4 +1,4 @@
-"""A worker's half of DELIVER: parts go out by way of servers, parts from all others come in.
+"""A worker's half of ALL_TO_ALL: parts go out by way of servers, parts from all others come in.
 
 A part for rank r goes through server r (modulo the number of servers): with a server beside every
 worker it crosses the network once, on its way up, and never leaves the host on its way down.
@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.frames import DTYPE_NAMES, Bytes, bytes_of, tensor_of
+from testbed.backends.checks import NAMES
+from testbed.backends.zmq_ps.frames import Bytes, bytes_of, tensor_of
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header
-from testbed.backends.zmq_ps.worker_exchange import AnswersOfAnySize, IncomingParts, Place, Ticket
+from testbed.backends.zmq_ps.worker_exchange import AnswersOfAnySize, IncomingParts, Layout, Ticket
 from testbed.base.types import Request, Result
 
 
@@ -31,21 +32,21 @@ def relay_of(destination: int, num_servers: int) -> int:
     return destination % num_servers
 
 
-class DeliverExchange(AnswersOfAnySize):
+class AllToAllExchange(AnswersOfAnySize):
     """One message at least for each other rank, an empty one if need be, and one that asks.
 
     In headers `root` is the rank that a part goes to, on the way back the one that it comes from.
     """
 
-    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
-        super().__init__(request, ticket, place_)
-        dtype = DTYPE_NAMES[request.parts[place_.rank].dtype]
-        self.header = replace(self.header, dtype=dtype, root=place_.rank)
-        others = [rank for rank in range(place_.size) if rank != place_.rank]
+    def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
+        super().__init__(request, ticket, layout)
+        dtype = NAMES[request.parts[layout.rank].dtype]
+        self.header = replace(self.header, dtype=dtype, root=layout.rank)
+        others = [rank for rank in range(layout.size) if rank != layout.rank]
         self._incoming = IncomingParts(others)
         # The question goes first: what is for this rank can come while its own parts leave.
         self._outgoing: list[tuple[int, Header, Bytes | None]] = [
-            (relay_of(place_.rank, place_.num_servers), self.header, None)
+            (relay_of(layout.rank, layout.num_servers), self.header, None)
         ]
         for rank in others:
             self._outgoing += self._slices(rank)
@@ -69,15 +70,15 @@ class DeliverExchange(AnswersOfAnySize):
 
     def result(self) -> Result:
         """The parts that were sent here, this rank's own among them."""
-        rank = self.place.rank
+        rank = self.layout.rank
         parts = self._incoming.with_own(rank, self.request.parts[rank])
         return Result(parts=parts, traffic=self.traffic)
 
     def _slices(self, rank: int) -> Iterator[tuple[int, Header, Bytes | None]]:
         part, width = self.request.parts[rank], self.header.element_size
         memory = bytes_of(part)
-        server = relay_of(rank, self.place.num_servers)
-        for piece in place(self.request.key, part.numel(), width, 1, self.place.slice_bytes):
+        server = relay_of(rank, self.layout.num_servers)
+        for piece in place(self.request.key, part.numel(), width, 1, self.layout.slice_bytes):
             header = replace(
                 self.header,
                 flags=Flag.PAYLOAD,
@@ -99,13 +100,13 @@ class MergeExchange(AnswersOfAnySize):
     Args:
         request: with a payload and the merger's description.
         ticket: see `Exchange`.
-        place_: see `Exchange`.
+        layout: see `Exchange`.
         owner: the server that merges this key.
     """
 
-    def __init__(self, request: Request, ticket: Ticket, place_: Place, owner: int) -> None:
-        super().__init__(request, ticket, place_)
-        whole = place(request.key, self.header.total_elements, 1, 1, place_.slice_bytes)
+    def __init__(self, request: Request, ticket: Ticket, layout: Layout, owner: int) -> None:
+        super().__init__(request, ticket, layout)
+        whole = place(request.key, self.header.total_elements, 1, 1, layout.slice_bytes)
         self.slices = tuple(Slice(owner, piece.offset, piece.num_elements) for piece in whole)
         self._merged = torch.empty(0, dtype=torch.uint8)
         self._lossless = True
@@ -135,11 +136,11 @@ class CutMergeExchange(AnswersOfAnySize):
     Args:
         request: with a payload for each server, and the merger's description in each line.
         ticket: see `Exchange`.
-        place_: see `Exchange`.
+        layout: see `Exchange`.
     """
 
-    def __init__(self, request: Request, ticket: Ticket, place_: Place) -> None:
-        super().__init__(request, ticket, place_)
+    def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
+        super().__init__(request, ticket, layout)
         self._merged: dict[int, torch.Tensor] = {}
         self._lossless = True
 
@@ -169,7 +170,7 @@ class CutMergeExchange(AnswersOfAnySize):
     ) -> Iterator[tuple[int, Header, Bytes | None]]:
         memory = bytes_of(part)
         server = (number + zlib.crc32(self.request.key.encode())) % len(self.request.parts)
-        for piece in place(self.request.key, part.numel(), 1, 1, self.place.slice_bytes):
+        for piece in place(self.request.key, part.numel(), 1, 1, self.layout.slice_bytes):
             header = replace(
                 self.header,
                 flags=self.header.flags | Flag.PAYLOAD,
