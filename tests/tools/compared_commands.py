@@ -135,7 +135,7 @@ def _predictions(trace: str, links: Mapping[str, str]) -> Iterator[Command]:
     asked = {
         "all": ["--scheduler", "all"],
         "break-even": ["--scheduler", some, "--break-even"],
-        "factors": ["--scheduler", "all", "--factors", "--overlap-slowdown", "0.1"],
+        "factors": ["--scheduler", f"{some},optimal,osf", "--factors", "--overlap-slowdown", "0.1"],
         "nodes": ["--workers", "8,16", "--node-link", links["two-workers"]],
         "slowest": ["--slowest-worker", "1.25", "--slowest-link", "0.5"],
         "check-link": ["--workers", "8", "--check-link", links["no-start-up"]],
