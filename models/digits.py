@@ -148,6 +148,7 @@ DIGITS_MLP = WorkloadKind(
     summary="multilayer perceptron on scikit-learn's handwritten digits (real data)",
     build=_build_mlp,
     options={"hidden": 128, "batch_size": 32},
+    imports=("sklearn.datasets", "sklearn.model_selection"),
 )
 
 DIGITS_CNN = WorkloadKind(
@@ -155,4 +156,5 @@ DIGITS_CNN = WorkloadKind(
     summary="small convolutional network on scikit-learn's handwritten digits (real data)",
     build=_build_cnn,
     options={"width": 16, "batch_size": 32},
+    imports=("sklearn.datasets", "sklearn.model_selection"),
 )

@@ -188,7 +188,9 @@ def language_model(
 
     common: dict[str, Any] = {"batch_size": 8, "num_samples": 0, "dropout": 0.1}
     options = {"sequence_length": 128, **common, **sizes}
-    return WorkloadKind(name, summary, build, options, num_parameters, probe)
+    return WorkloadKind(
+        name, summary, build, options, num_parameters, probe, imports=("transformers",)
+    )
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import hypothesis
 import pytest
 import zmq
 
+from testbed.forking import SERVER, fork_server
 from tests.harness.leaks import Owned, held, wait_for_no_leaks
 from tests.harness.rank_pool import PoolKeeper
 
@@ -22,8 +24,18 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("untimed")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forked() -> Iterator[None]:
+    """Ranks, servers and commands are forked from a few processes, which the session shares."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command has it
+    with fork_server({**os.environ, "OMP_NUM_THREADS": "1"}) as environment:
+        os.environ[SERVER] = environment[SERVER]
+        yield
+        del os.environ[SERVER]
+
+
 @pytest.fixture(scope="session")
-def _nothing_outlives_the_tests() -> Iterator[None]:
+def _nothing_outlives_the_tests(_ranks_are_forked: None) -> Iterator[None]:
     """What one look overlooked is seen when all has ended."""
     before = held(Owned())
     yield

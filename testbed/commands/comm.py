@@ -272,6 +272,7 @@ def _start(
         role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
+        modules=("testbed.cli", "testbed.microbench.member"),
     )
     over = run_job(job, config.deadline)
     if over.words:

@@ -36,6 +36,10 @@ from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.store import write_atomically
 from testbed.reporting.cell_text import describe_cell
+from testbed.workloads.kinds import imports_of
+
+# The first optimizer imports torch._dynamo, which takes as long as torch itself.
+RANK_MODULES = ("testbed.cli", "testbed.launch.worker", "torch._dynamo")
 
 
 def run(
@@ -256,6 +260,7 @@ def _start(
         role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
+        modules=(*RANK_MODULES, *imports_of(config.workload)),
     )
     over = run_job(job, config.deadline)
     if not over.words:

@@ -176,8 +176,9 @@ def sweep(
             _print_commands(plan)
             return
         store = begin(plan, output)
-    runner = process_runner(store, cell_timeout, _given(context).get("environment"))
-    raise typer.Exit(_finish(store, runner, json))
+    with process_runner(store, cell_timeout, _given(context).get("environment")) as runner:
+        status = _finish(store, runner, json)
+    raise typer.Exit(status)
 
 
 def _axes(texts: Mapping[str, str | None]) -> dict[str, tuple[Any, ...]]:

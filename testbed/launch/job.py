@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.forking import fork_server, through_stub
 from testbed.launch import mpirun, processes
 from testbed.launch.mpirun import shared_memory
 
@@ -34,11 +35,14 @@ def rank_environment(
 
 
 def start_ranks(
-    command: Sequence[str], size: int, threads: int, errors: int | None = None
+    command: Sequence[str],
+    size: int,
+    threads: int,
+    base: Mapping[str, str],
+    errors: int | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start `size` processes of one command; rank 0 inherits the control plane's socket."""
     token = secrets.token_hex(16)
-    base = processes.base_environment()
     children: list[subprocess.Popen[bytes]] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as failing:
         failing.callback(processes.end_all, children)
@@ -68,6 +72,7 @@ class Job:
         needs_mpi: their backend asks for an MPI launcher.
         hostfile: an Open MPI hostfile; None = all on this machine.
         one_machine: the hosts of the file are namespaces of this machine.
+        modules: what they will load sooner or later.
     """
 
     command: Sequence[str]
@@ -76,6 +81,7 @@ class Job:
     needs_mpi: bool
     hostfile: Path | None = None
     one_machine: bool = False
+    modules: Sequence[str] = ()
 
     @property
     def by_mpirun(self) -> bool:
@@ -111,10 +117,10 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
     children: list[subprocess.Popen[bytes]] = []
     said: list[str] = []
     ending = None
-    with processes.interruptible() as ears, _memory(job) as shared:
+    with processes.interruptible() as ears, _memory(job) as shared, _forking(job) as base:
         tee = processes.Tee()
         try:
-            children += _start(job, shared, tee.write_fd)
+            children += _start(job, base, shared, tee.write_fd)
             with ears.open():
                 ending = processes.wait_all(children, deadline_s, failing=tee.heard)
         except processes.Interrupted as error:
@@ -141,8 +147,22 @@ def _memory(job: Job) -> Iterator[Path | None]:
         yield folder
 
 
-def _start(job: Job, shared: Path | None, errors: int) -> list[subprocess.Popen[bytes]]:
+@contextlib.contextmanager
+def _forking(job: Job) -> Iterator[dict[str, str]]:
+    """The variables of the ranks; those on this machine, if several, are forked from a server."""
+    base = processes.base_environment()
+    if job.hostfile is not None or job.size < 2:
+        yield base
+        return
+    with fork_server({"OMP_NUM_THREADS": str(job.threads), **base}) as variables:
+        yield variables
+
+
+def _start(
+    job: Job, base: Mapping[str, str], shared: Path | None, errors: int
+) -> list[subprocess.Popen[bytes]]:
+    command = job.command if job.hostfile else through_stub(job.command, base, job.modules)
     if not job.by_mpirun:
-        return start_ranks(job.command, job.size, job.threads, errors)
+        return start_ranks(command, job.size, job.threads, base, errors)
     hosts = mpirun.Hosts.given(job.hostfile, job.one_machine)
-    return [mpirun.start_ranks(job.command, job.size, job.threads, hosts, errors, shared)]
+    return [mpirun.start_ranks(command, job.size, job.threads, base, hosts, errors, shared)]

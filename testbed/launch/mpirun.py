@@ -22,6 +22,7 @@ FORWARDED = (
     "PYTHONPATH",
     "MPI4PY_LIBMPI",
     "OMPI_MCA_mpi_yield_when_idle",
+    "OMPI_MCA_btl",
     "TESTBED_STARTED",
     "TESTBED_CLUSTER",
 )
@@ -106,6 +107,9 @@ def mpirun_environment(
         environment["MPI4PY_LIBMPI"] = str(launcher.library)
     environment["TESTBED_STARTED"] = "1"
     environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    if launcher.is_open_mpi and size:
+        # Nothing is sent through libfabric within a machine, but to start it takes a second.
+        environment.setdefault("OMPI_MCA_btl", "^ofi")
     oversubscribed = size > len(os.sched_getaffinity(0))
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1" if oversubscribed else "0")
     return environment
@@ -133,6 +137,7 @@ def start_ranks(
     command: Sequence[str],
     size: int,
     threads: int,
+    base: Mapping[str, str],
     hosts: Hosts | None = None,
     errors: int | None = None,
     shared: Path | None = None,
@@ -143,6 +148,7 @@ def start_ranks(
         command: what each of them runs.
         size: how many.
         threads: torch threads of each.
+        base: variables to start from.
         hosts: where they go; None = this machine.
         errors: where their standard error goes; None = where this process's goes.
         shared: a folder for the memory that ranks of this machine share; None = MPI's own choice.
@@ -150,10 +156,7 @@ def start_ranks(
     launcher = find_mpirun()
     together = hosts is None or hosts.one_machine
     environment = mpirun_environment(
-        launcher,
-        processes.base_environment(),
-        size if together else 0,
-        threads if together else None,
+        launcher, base, size if together else 0, threads if together else None
     )
     if together and shared is not None:
         environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(shared))

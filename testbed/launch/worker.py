@@ -15,6 +15,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
+from testbed.forking import how_started
 from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
 from testbed.launch.lifecycle import as_member, place_device, share_cores
 from testbed.launch.link_probe import PROBE
@@ -145,6 +146,7 @@ def _work(
     )
     freeze_long_lived()
     outcome = train(run, workload)
+    outcome.started = how_started()
     group.control.state = "waiting for the other ranks to finish"
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
@@ -165,6 +167,7 @@ def _work(
         num_machines=len(set(group.hosts)) or 1,
         environment=describe_environment(
             launcher=role.identity.launcher,
+            started=" and ".join(sorted({o.started for o in outcomes})),
             launcher_variables=dict(role.identity.variables),
             hosts=list(group.hosts),
             torch_threads=torch.get_num_threads(),

@@ -19,6 +19,7 @@ from testbed.reporting.prediction import describe_errors, prediction_errors
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
+_MEMORY = "processes were {}: compare peak memory only with those that were started alike"
 
 
 def make_report(collected: Collected) -> Report:
@@ -49,10 +50,16 @@ def make_report(collected: Collected) -> Report:
 def _notes(cells: Sequence[ReportCell]) -> list[str]:
     """What the reader has to know, each said once with the cells that it is about."""
     about: dict[str, dict[str, None]] = {}
+    differ = len({_started(cell) for cell in cells if cell.status == "ok"}) > 1
     for cell in cells:
-        for note in _notes_of(cell):
+        for note in _notes_of(cell) + [_MEMORY.format(_started(cell))] * differ:
             about.setdefault(note, {})[short_name(cell)] = None
     return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+
+
+def _started(cell: ReportCell) -> str:
+    """How the processes of a cell were started; records of before tell nothing and mean fresh."""
+    return str(cell.environment.get("started", "fresh"))
 
 
 def _notes_of(cell: ReportCell) -> list[str]:

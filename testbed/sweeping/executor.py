@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,9 +14,12 @@ import msgspec
 
 from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import format_seconds
+from testbed.forking import through_stub
 from testbed.records.cell import Cell, decode_cell
 
 Command = Callable[[RunConfig, Path], list[str]]
+
+MODULES = ("testbed.cli", "testbed.workloads.load")  # what `testbed run` imports to check a cell
 
 _PROGRESS = "testbed: after "  # what a long run tells beside what went wrong
 _LOG_TAIL_LINES = 12
@@ -67,12 +71,15 @@ class ProcessRunner:
 
     def __call__(self, config: RunConfig, json_path: Path, log_path: Path) -> Cell:
         """See `Runner`."""
-        command = self.command(config, json_path)
+        environment = dict(os.environ if self.environment is None else self.environment)
+        if config.threads is not None:  # as its ranks will have it, which are forked from the same
+            environment.setdefault("OMP_NUM_THREADS", str(config.threads))
+        command = through_stub(self.command(config, json_path), environment, MODULES)
         supervisor = [sys.executable, "-m", "testbed.sweeping.supervise", str(self.grace_s)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [*supervisor, *command],
-                env=self.environment,
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

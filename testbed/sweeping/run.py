@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import os
 import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -19,6 +20,7 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.base.config import RunConfig
+from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.environment import describe_environment
@@ -75,7 +77,8 @@ def run_sweep(
         out: where progress is told; None: standard error.
     """
     store = begin(make_plan(sweep, to_hostfile(hosts or ())), directory)
-    return carry_out(store, runner or process_runner(store), out)
+    with process_runner(store) if runner is None else nullcontext(runner) as chosen:
+        return carry_out(store, chosen, out)
 
 
 def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:
@@ -97,12 +100,13 @@ def begin(plan: SweepPlan, directory: Path | None) -> Store:
     return store
 
 
+@contextmanager
 def process_runner(
     store: Store,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
-) -> ProcessRunner:
-    """Runs each cell as `testbed run`, on the hosts that the store names.
+) -> Iterator[ProcessRunner]:
+    """Runs each cell as `testbed run`, on the hosts that the store names; forked, if it can be.
 
     Args:
         store: the sweep's folder.
@@ -111,7 +115,8 @@ def process_runner(
     """
     hostfile = store.hostfile if store.hostfile.exists() else None
     command = functools.partial(run_command, hostfile=hostfile)
-    return ProcessRunner(command, timeout_s, environment=environment)
+    with fork_server(os.environ if environment is None else environment) as variables:
+        yield ProcessRunner(command, timeout_s, environment=variables)
 
 
 def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:

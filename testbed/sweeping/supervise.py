@@ -10,7 +10,6 @@ cell's (128 + signal if a signal ended it).
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
@@ -19,10 +18,12 @@ import sys
 import threading
 from types import FrameType
 
-import psutil
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from testbed.forking.process import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    end_descendants,
+    prctl,
+)
 
 
 def supervise(command: list[str], grace_s: float) -> int:
@@ -35,7 +36,7 @@ def supervise(command: list[str], grace_s: float) -> int:
     Returns:
         The command's exit status as a shell gives it.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent dies become ours
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent dies become ours
     awake, wake = os.pipe()
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -64,35 +65,8 @@ def supervise(command: list[str], grace_s: float) -> int:
     return code if code >= 0 else 128 - code
 
 
-def end_descendants(grace_s: float) -> None:
-    """End every process below this one: SIGTERM first, SIGKILL after the grace.
-
-    A process may start others while it ends, so this goes on until none is left.
-    """
-    for child in (family := psutil.Process().children(recursive=True)):
-        _signal(child, signal.SIGTERM)
-    psutil.wait_procs(family, timeout=grace_s)
-    while family := psutil.Process().children(recursive=True):
-        for child in family:
-            _signal(child, signal.SIGKILL)
-        psutil.wait_procs(family, timeout=grace_s)
-
-
-def _signal(process: psutil.Process, signum: int) -> None:
-    try:
-        process.send_signal(signum)
-    except psutil.NoSuchProcess:
-        return  # it ended by itself between the listing and the signal
-
-
 def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere the pipe and the process tree do what they can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

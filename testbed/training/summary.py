@@ -25,6 +25,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """What one rank brings home; rank 0 makes the cell from all of them (see `Cell`)."""
 
     rank: int
+    started: str = "fresh"
     step_time_s: list[float] = []
     exposed_s: list[float] = []
     stolen: list[float] = []

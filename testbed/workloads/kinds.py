@@ -114,6 +114,14 @@ def workload_availability(name: str) -> tuple[str, str] | None:
     return kind.probe()
 
 
+def imports_of(spec_text: str) -> tuple[str, ...]:
+    """Modules that a workload will import; none are known of the user's own."""
+    if parse_own_model(spec_text) is not None:
+        return ()
+    kind: WorkloadKind = WORKLOADS.load(parse_spec(spec_text).name)
+    return kind.imports
+
+
 def check_dilation(spec_text: str, dilation: float) -> None:
     """Refuse to stretch what cannot be stretched.
 

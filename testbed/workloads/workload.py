@@ -78,6 +78,7 @@ class WorkloadKind:
         stretches: its compute is spent as waiting and can be stretched: `build` also gets
             `dilation=`, how many times slower than the real thing it is to run.
         bare_option: the option that `name:value` sets; None = every option is `key=value`.
+        imports: modules that `build` imports when it is called.
         check: refuses options that only building would find wrong, before any process is started.
     """
 
@@ -89,4 +90,5 @@ class WorkloadKind:
     probe: Callable[[], tuple[str, str] | None] = lambda: None
     stretches: bool = False
     bare_option: str | None = None
+    imports: tuple[str, ...] = ()
     check: Callable[[Mapping[str, Any]], None] = lambda options: None

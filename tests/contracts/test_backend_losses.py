@@ -42,7 +42,7 @@ def test_rank_0_is_named_too(job: Job, pool: RankPool) -> None:
 
 
 def check_loss(pool: RankPool, victim: int, midway: bool, op: Op = Op.ALL_REDUCE) -> None:
-    processes = pool.ranks.processes()
+    processes = pool.processes()
     as_process = not pool.facts.in_process
     answers = pool.answers(CASE, victim, midway, as_process, op, within_s=TOLD_S)
     for rank, answer in enumerate(answers):

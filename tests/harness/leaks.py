@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from testbed.forking import SERVER
+from tests.harness.family import descendants
 from tests.harness.rank_pool import RankPool
 
 
@@ -86,57 +88,22 @@ def _join_what_ends(before: Held, owned: Owned, limit_s: float) -> None:
     strangers = [t for t in threading.enumerate() if t.ident not in known]
     for thread in strangers:
         thread.join(limit_s)
-    children = []
-    for pid in descendants(owned.pids) - before.children.keys():
+    strange = []
+    for pid in _children(owned.pids).keys() - before.children.keys():
         with contextlib.suppress(psutil.NoSuchProcess):
-            children.append(psutil.Process(pid))
-    psutil.wait_procs(children, timeout=limit_s)
-
-
-def descendants(owned: frozenset[int] = frozenset()) -> set[int]:
-    """Process ids of this process's descendants, without those of `owned` and of their families."""
-    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # an option of the kernel
-        everybody = psutil.Process().children(recursive=True)
-        families = [psutil.Process(pid) for pid in owned if psutil.pid_exists(pid)]
-        theirs = {p.pid for parent in families for p in parent.children(recursive=True)}
-        return {p.pid for p in everybody} - theirs - owned
-    found: set[int] = set()
-    parents = [os.getpid()]
-    while parents:
-        new = _children_of(parents.pop()) - owned - found
-        found |= new
-        parents += new
-    return found
-
-
-def _children_of(pid: int) -> set[int]:
-    """As the kernel lists them for each thread, which takes a hundredth of a look at all processes.
-
-    A child that ends during the look can hide another; the last look of all finds that one.
-    """
-    found: set[int] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(FileNotFoundError, ProcessLookupError),
-                open(f"/proc/{pid}/task/{thread}/children") as listed,
-            ):
-                found.update(map(int, listed.read().split()))
-    return found
+            strange.append(psutil.Process(pid))
+    psutil.wait_procs(strange, timeout=limit_s)
 
 
 def _children(owned: frozenset[int]) -> dict[int, str]:
-    found = {}
-    for pid in descendants(owned):
-        try:
-            process = psutil.Process(pid)
-            line = " ".join(process.cmdline()) or process.name()
-        except psutil.NoSuchProcess:
-            continue
-        # The standard library starts one for the whole process and ends it with it.
-        if "resource_tracker" not in line:
-            found[pid] = f"{pid} {line[:200]}"
-    return found
+    # The standard library starts a process of its own that ends with this one, as the fork servers
+    # do that the session shares.
+    shared = ("resource_tracker", f"testbed.forking.server {os.environ[SERVER]}")
+    return {
+        pid: f"{pid} {line[:200]}"
+        for pid, line in descendants(owned).items()
+        if line and not any(word in line for word in shared)
+    }
 
 
 def _descriptors(owned: frozenset[int]) -> dict[int, str]:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,14 +28,17 @@ import psutil
 from testbed.backends.protocol import Group
 from testbed.base.axes import BACKENDS
 from testbed.control.inproc import InprocHub
+from testbed.forking import through_stub
 from testbed.launch import mpirun, processes
 from testbed.launch.identity import Identity
 from testbed.launch.job import start_ranks
 from testbed.launch.join import Role
+from tests.harness.family import belongs, descendants
 from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
 from tests.harness.rank_main import JobSettings
 from tests.harness.wire import receive_object, send_object
 
+MODULES = ("tests.harness.rank_main", "torch._dynamo", "zmq")
 ROOT = Path(__file__).parents[2]
 START_S = 90.0
 DEADLINE_S = 40.0
@@ -69,8 +72,6 @@ class Ranks(Protocol):
     def end(self) -> None: ...
 
     def log(self) -> str: ...
-
-    def processes(self) -> list[psutil.Process]: ...
 
     def children(self) -> set[int]: ...
 
@@ -161,8 +162,16 @@ class RankPool:
     def await_end(self, end_s: float) -> list[psutil.Process]:
         """The processes that have not ended by themselves in time."""
         limit_s = max(0.0, end_s - time.monotonic())
-        alive: list[psutil.Process] = psutil.wait_procs(self.ranks.processes(), limit_s)[1]
+        alive: list[psutil.Process] = psutil.wait_procs(self.processes(), limit_s)[1]
         return alive
+
+    def processes(self) -> list[psutil.Process]:
+        """Those of its ranks, launchers and servers that live."""
+        owners, found = frozenset(self.ranks.children()), []
+        for pid in filter(lambda pid: belongs(pid, owners), descendants()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
 
     def discard(self) -> None:
         """End everything that belongs to the pool; it is not used again."""
@@ -221,9 +230,6 @@ class ThreadRanks:
     def log(self) -> str:
         return ""
 
-    def processes(self) -> list[psutil.Process]:
-        return []
-
     def children(self) -> set[int]:
         return set()
 
@@ -269,13 +275,14 @@ class ProcessRanks:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(address)
                 listener.listen(size)
-                with _importable():
-                    errors = self._log.fileno()
-                    self._children = (
-                        [mpirun.start_ranks(command, size, 1, errors=errors)]
-                        if needs_mpi
-                        else start_ranks(command, size, 1, errors=errors)
-                    )
+                base = importable(processes.base_environment())
+                command = through_stub(command, base, MODULES)
+                errors = self._log.fileno()
+                self._children = (
+                    [mpirun.start_ranks(command, size, 1, base, errors=errors)]
+                    if needs_mpi
+                    else start_ranks(command, size, 1, base, errors=errors)
+                )
                 self._welcome(listener, job)
         except BaseException:
             self.end()
@@ -319,16 +326,6 @@ class ProcessRanks:
         data = os.pread(self._log.fileno(), 1 << 20, 0)
         return data.decode(errors="replace")
 
-    def processes(self) -> list[psutil.Process]:
-        """The children that live, and all their descendants."""
-        found = []
-        for child in self._children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.poll() is None:
-                    parent = psutil.Process(child.pid)
-                    found += [parent, *parent.children(recursive=True)]
-        return found
-
     def children(self) -> set[int]:
         """The ids of those processes that this one started."""
         return {child.pid for child in self._children if child.poll() is None}
@@ -341,18 +338,10 @@ class ProcessRanks:
         return log | {c.fileno() for c in self._connections.values()}
 
 
-@contextlib.contextmanager
-def _importable() -> Iterator[None]:
-    """Ranks find the tests wherever pytest was started."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+def importable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that finds the tests wherever pytest was started."""
+    folders = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 class PoolKeeper:

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from testbed.forking import through_stub
+
 HARNESS = Path(__file__).parent
 ROOT = HARNESS.parent.parent
 FAULTY = HARNESS / "faulty_model.py"
@@ -31,8 +33,12 @@ class Finished:
 
 def testbed(*arguments: str, within_s: float = WITHIN_S, under: tuple[str, ...] = ()) -> Finished:
     """Run `testbed ...` (under a launcher if given) and wait for it."""
-    command = [*under, sys.executable, "-m", "testbed", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "testbed", *arguments]
+    if under:
+        command = [*under, *command]
+    else:
+        command = through_stub(command, environment, ["testbed.cli", "testbed.workloads.load"])
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:

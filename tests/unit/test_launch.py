@@ -137,6 +137,23 @@ def test_mpirun_gets_what_containers_and_few_slots_need() -> None:
     assert environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("is_open_mpi", "given", "ranks_here", "expected"),
+    [
+        (True, {}, 2, "^ofi"),
+        (True, {"OMPI_MCA_btl": "tcp,self"}, 2, "tcp,self"),  # the user's own
+        (True, {}, 0, None),  # several machines
+        (False, {}, 2, None),  # no Open MPI
+    ],
+)
+def test_open_mpi_does_without_libfabric_on_one_machine(
+    is_open_mpi: bool, given: dict[str, str], ranks_here: int, expected: str | None
+) -> None:
+    launcher = MpiLauncher(Path("/opt/mpi/bin/mpirun"), None, is_open_mpi)
+    environment = mpirun_environment(launcher, given, ranks_here, 1)
+    assert environment.get("OMPI_MCA_btl") == expected
+
+
 def test_a_site_s_own_mpirun_wins_when_it_is_first_on_path(tmp_path: Path) -> None:
     program = tmp_path / "bin" / "mpirun"
     program.parent.mkdir()

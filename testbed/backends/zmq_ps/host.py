@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.backends.zmq_ps.server_process import ServerSettings
 from testbed.base.errors import DeadlineExceeded, RunFailed
+from testbed.forking import through_stub
 
 SERVER_MODULE = "testbed.backends.zmq_ps.server_process"
 
@@ -25,11 +26,13 @@ class ServerProcess:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.index = settings.index
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", SERVER_MODULE]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", SERVER_MODULE],
+            through_stub(command, environment, [SERVER_MODULE]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=environment,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -131,7 +132,9 @@ def emulate(
     path, status = folder / FOLDER, 0
     if reason is None:
         store = _store(path, sweep_of(shapes))
-        status = carry_out(store, runner or process_runner(store, CELL_TIMEOUT_S), out)
+        given = process_runner(store, CELL_TIMEOUT_S) if runner is None else nullcontext(runner)
+        with given as chosen:
+            status = carry_out(store, chosen, out)
         if status == INTERRUPTED:
             return Measured({}, status)
     return Measured(files_of(judge(shapes, simulated, read_cells(path), reason)), status)

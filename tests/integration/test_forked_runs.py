@@ -1,0 +1,75 @@
+"""Forked ranks do what freshly started ones do, and a record says which they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from testbed.forking import SERVER
+from testbed.records.cell import Cell, decode_cell
+from tests.harness.runs import FAULTY, testbed
+
+# Everything else in a record is to be equal.
+TIMES = {
+    *("step_time_s", "step_time_p5_s", "step_time_p95_s", "step_time_low_s", "step_time_high_s"),
+    *("samples_per_s", "compute_s", "exposed_comm_s", "training_time_s", "time_to_accuracy_s"),
+    *("cores_busy", "cores_stolen", "peak_memory_bytes", "accuracy_curve"),
+}
+TIMES_OF_SAMPLES = {
+    *("step_time_s", "compute_s", "exposed_comm_s", "exposed_comm_by_rank_s"),
+    *("cores_stolen", "unsteady"),
+}
+
+
+def run(record: Path, *more: str) -> Cell:
+    done = testbed(
+        *("run", "--workload", f"{FAULTY}:build", "--workers", "2", "--steps", "12"),
+        *("--seed", "3", "--json", str(record), *more),
+    )
+    assert done.status == 0, done.err
+    return decode_cell(record.read_bytes())
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    """What a record tells apart from times, memory and how its processes were started."""
+    found = {k: v for k, v in msgspec.to_builtins(cell).items() if k not in TIMES}
+    found["samples"] = {k: v for k, v in found["samples"].items() if k not in TIMES_OF_SAMPLES}
+    for name in ("started", "commit"):  # the tree may be worked on meanwhile
+        del found["environment"][name]
+    found["environment"]["variables"].pop("OMPI_MCA_btl_sm_backing_directory", None)  # of each run
+    return found
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("mpi-ring", marks=pytest.mark.mpi), "gloo", "zmq-ps"]
+)
+def test_records_of_forked_and_fresh_ranks_are_equal(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked = run(tmp_path / "forked.json", "--backend", backend)
+    monkeypatch.setenv(SERVER, "none")
+    fresh = run(tmp_path / "fresh.json", "--backend", backend)
+    assert forked.environment["started"] == "forked"
+    assert fresh.environment["started"] == "fresh"
+    assert forked.identical_work
+    assert facts(forked) == facts(fresh)
+    assert len(forked.samples.loss) == 12
+
+
+def test_a_run_opens_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SERVER)
+    cell = run(tmp_path / "cell.json", "--backend", "gloo")
+    assert cell.environment["started"] == "forked"
+
+
+def test_forked_ranks_compute_with_several_threads(tmp_path: Path) -> None:
+    if os.cpu_count() == 1:
+        pytest.skip("this machine has one core")
+    digits = ("--workload", "digits-cnn", "--threads", "2", "--backend", "gloo")
+    cell = run(tmp_path / "cell.json", *digits)
+    assert cell.environment["started"] == "forked"
+    assert cell.environment["torch_threads"] == 2
