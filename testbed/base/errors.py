@@ -26,7 +26,7 @@ class UnknownName(UsageError):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: which of the known ones it resembles, if any.
+    """The words `; did you mean X?` for the known name closest to an unknown one; "" for none.
 
     Example:
         >>> closest("node", ["nodes", "rate"]), closest("x", ["nodes", "rate"])

@@ -1,4 +1,4 @@
-"""`testbed.link/1`: what one exchange costs between so many workers on a backend."""
+"""`testbed.link/1`: the time of one exchange among n workers on a backend."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LINK_SCHEMA: Final = "testbed.link/1"
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of message sizes with one linear cost.
+    """A range of message sizes with one linear cost.
 
     Attributes:
-        max_bytes: the largest size that it holds for; None = no limit.
+        max_bytes: the largest size of the range; None = no limit.
         latency_s: start-up time.
         seconds_per_byte: time of one more byte.
     """
@@ -31,7 +31,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: it was measured on.
-        num_workers: n; with one worker everything is free.
+        num_workers: n; among one worker every message takes 0 s.
         latency_s: start-up time a.
         seconds_per_byte: b.
         concurrency_slowdown: factor on the transfer time of each of k = 1, 2, ... messages under
@@ -80,8 +80,6 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
             return table[num_messages - 1]
         return table[-1] * num_messages / len(table)
 
-
-# Parts of one exchange's time, for one size and for many at once.
 
 Floats = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """`testbed.plan/1`: a schedule as frozen data, executed by the engine and by the simulator alike.
 
-Rules that need facts of the run (credit, preemption) are data here, not code: whoever executes the
-plan applies them.
+Rules that depend on the run (credit, preemption) are data here; the engine and the simulator apply
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_PERIOD_S: Final = 1e-6  # shorter ones would be lost in the rounding of time
 
 
 def is_period(period_s: float) -> bool:
-    """Whether a loop can tick so often: 0, or at least 1 us.
+    """Whether a loop can have this period: 0, or finite and at least 1 us.
 
     Example:
         >>> is_period(0.0), is_period(1e-3), is_period(1e-300), is_period(float("nan"))
@@ -48,7 +48,7 @@ class TensorSlice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels together.
+    """Slices of tensors that are sent as one buffer.
 
     Attributes:
         parts: in the order in which they lie in the message.
@@ -65,7 +65,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration's exchange.
+    """How the gradients of one iteration are exchanged.
 
     Attributes:
         scheduler: specification that made it.
@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def digest(self) -> str:
-        """SHA-256 of everything but the words; ranks compare it before the first step."""
+        """SHA-256 of everything but `reason`; ranks compare it before the first step."""
         plain = msgspec.structs.replace(self, reason="")
         return hashlib.sha256(msgspec.json.encode(to_builtins(plain))).hexdigest()
 
@@ -217,9 +217,6 @@ def _cover_problem(slices: list[tuple[int, int]], num_elements: int) -> str | No
             f"slices end at {at if slices else 'none'}; expected to cover {num_elements} elements"
         )
     return None
-
-
-# A plan must be for the very tensors of the model at hand.
 
 
 def check_plan(plan: Plan, names: Sequence[str], sizes: Sequence[int]) -> None:

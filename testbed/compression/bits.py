@@ -133,7 +133,7 @@ def _bytes_of(words: torch.Tensor) -> torch.Tensor:
     return words.view(torch.uint8).view(-1, _WORD)
 
 
-# Runs of values that share a scale.
+# Buckets: runs of values that share a scale.
 
 
 def num_buckets(num_elements: int, bucket: int) -> int:

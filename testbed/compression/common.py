@@ -1,4 +1,4 @@
-"""State as a flat dictionary of tensors: it can be saved, compared, weighed and nested."""
+"""What compressors share: state, checks, counts and random numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def taken_from(name: str, state: State) -> State:
     return {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
 
 
-# What every compressor refuses, by name.
+# Checks of values and options.
 
 
 def require_form(values: torch.Tensor, context: Context) -> None:
@@ -127,7 +127,7 @@ def count_of(ratio: float, num_elements: int) -> int:
     return min(num_elements, max(1, math.ceil(exact - 1e-9 * exact))) if num_elements else 0
 
 
-# Random numbers that depend on run, message, step and rank, and on nothing else.
+# Random numbers that depend on run, message, step and rank alone.
 
 
 def generator(context: Context, *, shared: bool, device: torch.device | str) -> torch.Generator:
@@ -150,7 +150,7 @@ def generator(context: Context, *, shared: bool, device: torch.device | str) -> 
 
 
 def uniform(values: torch.Tensor, context: Context) -> torch.Tensor:
-    """Uniform in [0, 1), one for each value, other ones on each rank; float32, or float64 for it.
+    """Uniform draws in [0, 1) like `values`, different on each rank; float32, of float64 float64.
 
     Example:
         >>> uniform(torch.zeros(3), Context()).shape

@@ -1,4 +1,4 @@
-"""Compressors whose payloads all ranks gather: encode once, decode everybody's, in rank order."""
+"""Compressors whose payloads all ranks gather: encode once, decode those of all ranks in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MeanConversation = Generator[Round, Arrived, torch.Tensor]
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a codec made of a message.
+    """An encoded message.
 
     Attributes:
         payload: uint8, one dimension.
@@ -41,11 +41,11 @@ class Encoded:
 
 
 class Codec(Merger, Protocol):
-    """A stateless coder of single messages."""
+    """Encodes single messages, without state."""
 
     @property
     def claims(self) -> Claims:
-        """What it promises with these options."""
+        """Its properties with these options."""
         ...
 
     def encode(self, values: torch.Tensor, context: Context) -> Encoded:

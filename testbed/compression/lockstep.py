@@ -1,4 +1,4 @@
-"""N ranks in one thread: the reference for whoever drives compressors over a real backend."""
+"""N ranks in one thread: the reference for drivers of compressors over a backend."""
 
 from __future__ import annotations
 
@@ -68,27 +68,27 @@ class Lockstep:
             shapes=self.shapes,
             learning_rate=learning_rate,
         )
-        talks = [
+        conversations = [
             self.compressor.exchange(v, s, replace(context, rank=rank))
             for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
         ]
-        done = self._converse(talks)
+        done = self._converse(conversations)
         self.states = [d.state for d in done]
         self.step += 1
         return done
 
-    def _converse(self, talks: Sequence[Conversation]) -> list[Exchanged]:
+    def _converse(self, conversations: Sequence[Conversation]) -> list[Exchanged]:
         answers: list[Arrived] | None = None
         while True:
             rounds, ended = [], []
-            for rank, talk in enumerate(talks):
+            for rank, each in enumerate(conversations):
                 try:
-                    rounds.append(next(talk) if answers is None else talk.send(answers[rank]))
+                    rounds.append(next(each) if answers is None else each.send(answers[rank]))
                 except StopIteration as stop:
                     ended.append(stop.value)
             if ended and rounds:
                 raise Disagreement(
-                    f"{len(ended)} of {len(talks)} ranks ended their conversation, the others go on"
+                    f"{len(ended)} of {len(conversations)} ranks have ended, the others go on"
                 )
             if ended:
                 return ended

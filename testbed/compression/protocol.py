@@ -1,18 +1,18 @@
-"""What a compressor is: a conversation that yields what is to be exchanged and returns the mean.
+"""What a compressor is: a generator that yields what is to be exchanged and returns the mean.
 
-Some schemes need one exchange, some two, some log2 of the number of ranks, so a compressor is a
-generator. It never touches a backend; whoever drives it does, one `Round` after another:
+Some methods need one collective operation, some two, some log2 of the number of ranks; hence the
+generator, called a conversation. It never calls a backend; its driver does, one `Round` at a time:
 
-    talk = compressor.exchange(values, state, context)
-    round = next(talk)                        # encode
+    conversation = compressor.exchange(values, state, context)
+    round = next(conversation)                     # encode
     while True:
-        arrived = <carry out round>           # communicate
+        arrived = <carry out round>                # communicate
         try:
-            round = talk.send(arrived)        # decode, or encode the next round
+            round = conversation.send(arrived)     # decode, or encode the next round
         except StopIteration as stop:
-            return stop.value                 # Exchanged(mean, state, subtract_sent)
+            return stop.value                      # Exchanged(mean, state, subtract_sent)
 
-What drives it:
+The driver
 - carries out ALL_REDUCE, ALL_GATHER and ALL_TO_ALL (see `Op`) among the same ranks in the same
   order; all ranks yield the same operations in the same order for the same key and step;
 - keeps the returned state beside the message (never shared between messages), saves it with a
@@ -215,14 +215,14 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a compressor promises, so that tests and users can hold it to that.
+    """Properties that a compressor guarantees; tests check them.
 
     Attributes:
         unbiased: the expectation of what is sent is what was given.
         contraction: delta(values) in (0, 1] with E |C(x) - x|^2 <= (1 - delta) |x|^2; None: none.
         mean_of_sent: the mean is the mean over ranks of what each sent (not so for votes).
-        keeps: it holds back what it did not send by itself, so `ef` around it would do so twice.
-        carries_momentum: it does the optimizer's momentum itself, which must then have none.
+        keeps: it keeps a residual itself, so `ef` around it would keep it twice.
+        carries_momentum: it applies momentum itself, so the optimizer must have none.
     """
 
     unbiased: bool = False
@@ -237,7 +237,7 @@ class Compressor(Protocol):
 
     @property
     def claims(self) -> Claims:
-        """What it promises with these options."""
+        """Its properties with these options."""
         ...
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:

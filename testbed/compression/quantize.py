@@ -76,11 +76,11 @@ class Natural:
 
 
 class Quantiser(Protocol):
-    """What makes codes of values and values of codes."""
+    """Turns values into codes and codes into values."""
 
     @property
     def claims(self) -> Claims:
-        """What it promises with these options."""
+        """Its properties with these options."""
         ...
 
     def code(self, values: torch.Tensor, context: Context) -> torch.Tensor:

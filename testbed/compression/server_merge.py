@@ -1,6 +1,6 @@
-"""A merger in words: what a parameter server is told, so that it can merge payloads.
+"""Merging of compressed payloads on a parameter server, and its description as JSON.
 
-The words are JSON: the name of a known part and its options, nested where a part holds another.
+The description holds the name of a known part and its options, nested where a part holds another.
 Nothing is unpickled or imported by name; a server builds known parts only.
 
     {"merger": {"part": "topk", "ratio": 0.01}, "num_elements": 700, "dtype": "float32",
@@ -48,7 +48,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Merging:
-    """What a server must know to merge the payloads of a message.
+    """How a server merges the payloads of a message.
 
     Attributes:
         merger: combines payloads.

@@ -18,9 +18,9 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.compression.bits import pack_codes, packed_bytes, unpack_codes
 
-# Which elements are the largest: a threshold from a sample, one scan in cache, a small exact rest.
-#
-# Ties go to the lower index, so that all implementations agree. The plain twins stand in `plain`.
+# Selection of the largest elements: a threshold from a sample, one scan in cache, an exact choice
+# among the few that are left. Ties go to the lower index, so that all implementations agree.
+# `largest_plainly` and `above_plainly` are the slow references.
 
 # Of a scan: elements whose magnitudes and marks stay in a cache between the three operations.
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 22}
@@ -175,18 +175,35 @@ def set_places(marks: torch.Tensor) -> torch.Tensor:
     return marks.nonzero().view(-1)
 
 
-# Which elements were selected, in as few bytes as their number alone can tell.
+def largest_plainly(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Ascending indices of the `count` largest magnitudes; ties: lower index.
+
+    Example:
+        >>> largest_plainly(torch.tensor([1.0, -3.0, 3.0, 3.0]), 2).tolist()
+        [1, 2]
+    """
+    order = torch.argsort(values.abs(), descending=True, stable=True)
+    return order[:count].sort().values
+
+
+def above_plainly(values: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Ascending indices of all |value| >= threshold.
+
+    Example:
+        >>> above_plainly(torch.tensor([1.0, -3.0, 2.0]), 2.0).tolist()
+        [1, 2]
+    """
+    return (values.abs() >= threshold).nonzero().view(-1)
+
+
+# Indices of selected elements, packed. Two forms; both ends tell from (n, k) which one is shorter:
 #
-# Two forms; the shorter one is used, and both ends know which from (n, k):
-#
-# - deltas (Elias-Fano): of each ascending index the low `l` bits as they are; the high parts as
-# gaps
-#   in unary: bit `(index >> l) + position` of a bitmap is set. Bits: k l + k + (n - 1 >> l), and no
-#   bitmap at all when n <= 2^l. About 2 + log2(n / k) bits for each index, never above 4 bytes;
+# - deltas (Elias-Fano): of each ascending index the low `l` bits as they are, and the high parts as
+#   gaps in unary: bit `(index >> l) + position` of a bitmap is set. Bits: k l + k + (n - 1 >> l),
+#   without the bitmap where n <= 2^l; about 2 + log2(n / k) for each index, at most 32;
 # - a bitmap of n bits.
 #
-# Reference:
-#     Elias, 1974, J. ACM; Fano, 1971.
+# Reference: Elias, 1974, J. ACM; Fano, 1971.
 
 
 @functools.lru_cache(maxsize=4096)

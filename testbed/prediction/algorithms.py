@@ -243,30 +243,29 @@ def _rounds(num_workers: int) -> tuple[int, int]:
     return rounds, int(num_workers > 1 << rounds)
 
 
-# What one round of a compressed exchange takes, by the constants of a link measured with sums.
-#
-# A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b = transfers(n)
-# beta (`prediction.algorithms`). Other forms use the same alpha and beta:
-#
-# | form | start-ups | bytes through the busiest interface, one direction | |---|---|---| | sum of
-# M | startups(n) | transfers(n) M | | gather of m each, ring and others | 2 (n - 1), the first
-# half for the sizes | (n - 1) m | | gather of m each, all at once (m <= at_once_bytes of a ring) |
-# n - 1 | (n - 1) m | | gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S,
-# (n - 1) w)) m | | gather of m each, one server merges into m' | 2 | v (m + m') | | the same of a
-# message that is cut over S servers | 2 | max(w, v / S) (m + m') | | deliver of m in all, ring and
-# others | 2 (n - 1), the first half for the sizes | m | | deliver of m in all, relayed by S
-# servers | 2 | 2 w m |
-#
-# Servers: w = max(1, n / S) dedicated, (n - 1) / S colocated; v = n dedicated, n - 1 colocated, as
-# the server that owns a key, or a range of it, serves all workers. Ranges have as many elements
-# each; as many selected ones only where large values are spread evenly, which is taken for granted
-# here.
-
-
 def round_phases_s(
     each: RoundCost, link: Link, algorithm: Algorithm, message_bytes: float = 0.0
 ) -> tuple[float, float]:
-    """Start-up and transfer seconds of one round alone on the link.
+    """Start-up and transfer seconds of one round of a compressed exchange, alone on the link.
+
+    A sum of M bytes among n workers takes a + b M, with a = startups(n) alpha and b = transfers(n)
+    beta. Other forms use the same alpha and beta:
+
+    | form | start-ups | bytes through the busiest interface, one direction |
+    |---|---|---|
+    | sum of M | startups(n) | transfers(n) M |
+    | gather of m each, ring and others | 2 (n - 1), the first half for the sizes | (n - 1) m |
+    | gather of m each, all at once (m <= `at_once_bytes` of a ring) | n - 1 | (n - 1) m |
+    | gather of m each, relayed by S servers | 2 | (w + max((n - 1) (S - 1) / S, (n - 1) w)) m |
+    | gather of m each, one server merges into m' | 2 | v (m + m') |
+    | the same of a message that is cut over S servers | 2 | max(w, v / S) (m + m') |
+    | deliver of m in all, ring and others | 2 (n - 1), the first half for the sizes | m |
+    | deliver of m in all, relayed by S servers | 2 | 2 w m |
+
+    Servers: w = max(1, n / S) dedicated, (n - 1) / S colocated; v = n dedicated, n - 1 colocated,
+    as the server that owns a key, or a range of it, serves all workers. Ranges have as many
+    elements each; that they have as many selected ones, too, is an assumption: large values are
+    spread evenly.
 
     Args:
         each: what it hands over, in bytes of each rank.

@@ -1,4 +1,4 @@
-"""`testbed.codecs/1`: what compressing costs on a machine, and what is then to be sent."""
+"""`testbed.codecs/1`: measured times of compressors on a machine, and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RoundCost(msgspec.Struct, frozen=True, kw_only=True):
     can_cut: bool = False
 
     def scaled(self, bytes_factor: float, seconds_factor: float) -> RoundCost:
-        """With so many times the bytes and the seconds."""
+        """The round with its bytes and seconds multiplied."""
         return msgspec.structs.replace(
             self,
             num_bytes=self.num_bytes * bytes_factor,
@@ -43,7 +43,7 @@ class RoundCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One message size.
+    """The cost of a message of one size.
 
     Attributes:
         num_elements: of the message, 4 bytes each.
@@ -58,7 +58,7 @@ class CodecSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A compressor's cost among so many workers, as measured at some sizes.
+    """A compressor's cost among n workers, measured at some sizes.
 
     Attributes:
         compressor: specification.
@@ -105,10 +105,10 @@ class CodecCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sped_up(cost: CodecCost, factor: float) -> CodecCost:
-    """The cost where compressing, decompressing and merging is so many times as fast.
+    """The cost on a machine that compresses, decompresses and merges `factor` times as fast.
 
-    A cluster emulated `dilation` times slower than real still compresses at this machine's speed:
-    in its own time that is `dilation` times as fast.
+    A cluster that is emulated `dilation` times slower than real still compresses at this machine's
+    speed, which in the cluster's time is `dilation` times as fast.
 
     Raises:
         UsageError: the factor is not finite and above 0.
@@ -135,19 +135,19 @@ def sped_up(cost: CodecCost, factor: float) -> CodecCost:
 
 
 class Codecs(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of them."""
+    """The content of a `testbed.codecs/1` file."""
 
     schema: Literal["testbed.codecs/1"] = CODECS_SCHEMA
     costs: tuple[CodecCost, ...]
 
 
 def encode_codecs(costs: Sequence[CodecCost]) -> bytes:
-    """As indented JSON."""
+    """The costs as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(Codecs(costs=tuple(costs))), indent=1) + b"\n"
 
 
 def load_codecs(path: Path) -> tuple[CodecCost, ...]:
-    """From a `testbed.codecs/1` file.
+    """The costs in a `testbed.codecs/1` file.
 
     Raises:
         UsageError: no such file, or another schema; names the key.

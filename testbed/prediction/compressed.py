@@ -1,4 +1,4 @@
-"""When the messages of a plan travel under a compressor, and what an iteration then takes."""
+"""Timelines of plans whose messages are compressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testbed.statistics.summary import covered_s
 
 @dataclass(frozen=True)
 class MessageCost:
-    """One message's three stages, alone.
+    """The three stages of one message, alone on the link.
 
     Attributes:
         encode_s: until its first round can leave.
@@ -43,7 +43,7 @@ class MessageCost:
 
 
 class CompressedTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What one iteration under a compressor comes to, seconds and bytes of one rank.
+    """The predicted times and bytes of one iteration under a compressor, of one rank.
 
     Attributes:
         iteration_s: time of one iteration in the steady state.
@@ -204,7 +204,7 @@ def compressed_timeline(
 
 
 def _costs_of(plan: Plan, link: Link, algorithm: Algorithm, codec: CodecCost) -> list[MessageCost]:
-    """Of each message; equal ones, as slices are, are reckoned once."""
+    """Of each message; those of equal messages, as slices are, are computed once."""
     known: dict[tuple[int, int, float | None], MessageCost] = {}
     costs = []
     for message in plan.messages:
@@ -232,7 +232,7 @@ def _in_a_pipeline(
 def _on_one_core(
     plan: Plan, ready_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> tuple[list[Span], list[float]]:
-    """As `_in_a_pipeline`, on one thread: when a message leaves depends on what that did before.
+    """As `_in_a_pipeline`, with encoding and decoding on one thread.
 
     Messages are sent in the order in which they were encoded, whatever the plan's order.
     """
@@ -271,8 +271,6 @@ def _by_tensor(plan: Plan, ends_s: Sequence[float]) -> list[float]:
             arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
     return arrived_s
 
-
-# The link that dense planning should see where a compressor carries the messages.
 
 _LEAST_PER_BYTE_S = 1e-15  # planners divide by it
 

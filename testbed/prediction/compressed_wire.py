@@ -1,4 +1,4 @@
-"""When messages that wait between encoding and decoding are under way; pure.
+"""When compressed messages are under way, between encoding and decoding; pure.
 
 On several channels start-ups overlap and bytes do not: a transfer begins when the one before it has
 ended.
@@ -17,7 +17,7 @@ Span = tuple[float, float]
 
 
 class Travels(Protocol):
-    """What the wire asks of a message: `MessageCost` has it."""
+    """The times of a message that `Wire` needs; `MessageCost` has them."""
 
     @property
     def communication_s(self) -> float:
@@ -29,7 +29,7 @@ class Travels(Protocol):
 
 
 class Wire:
-    """Channels that start up beside each other and share the wire, first come, first served."""
+    """Channels whose start-ups overlap and whose transfers take turns on one wire."""
 
     def __init__(self, num_channels: int) -> None:
         self._channels_s = [0.0] * num_channels
@@ -40,7 +40,7 @@ class Wire:
         return self._begin_s(channel, ready_s) + cost.communication_s - cost.transfer_s
 
     def send(self, channel: int, ready_s: float, cost: Travels) -> Span:
-        """When the next message of a channel begins, and when it is there."""
+        """Send the next message of a channel; returns when it starts and when it has arrived."""
         begun_s = self._begin_s(channel, ready_s)
         leave_s = self.bytes_leave_s(channel, ready_s, cost)
         self._free_s = max(self._free_s, leave_s) + cost.transfer_s
@@ -52,7 +52,7 @@ class Wire:
 
 
 def sent_spans(plan: Plan, encoded_s: Sequence[float], costs: Sequence[Travels]) -> list[Span]:
-    """When each message begins and when it is there, in the plan's order.
+    """When each message starts and when it has arrived, in the plan's order.
 
     Order `fifo`: each channel keeps its order, and of their next messages the one whose bytes could
     leave first goes. Order `priority`: of the encoded ones the most urgent begins next, on each

@@ -1,4 +1,4 @@
-"""What simultaneous exchanges do to each other: the one law that planners and simulators share.
+"""How simultaneous messages slow each other: the model that planners and simulators share.
 
 Each message has a start-up phase, which is neither slowed nor slows others, and then a transfer
 phase at 1 / slowdown(k) of its speed alone, k = number of messages in their transfer phase at that
@@ -26,8 +26,8 @@ class _Transfer:
 class SharedLink(Generic[Key]):
     """The messages under way on one link, advanced from event to event.
 
-    Whoever drives it starts messages at `now_s` and advances to `next_s()` or to an earlier moment
-    of his own; other orders are an error.
+    The caller starts messages at `now_s` and advances to `next_s()` or to an earlier moment;
+    anything else is an error.
 
     Args:
         slowdown: factor on the transfer time of each of k = 1, 2, ... messages.
@@ -49,7 +49,7 @@ class SharedLink(Generic[Key]):
         return len(self._under_way)
 
     def start(self, key: Key, startup_s: float, transfer_s: float) -> None:
-        """A message leaves now; `key` names it until it has ended."""
+        """Start a message at `now_s`; `key` identifies it until it has ended."""
         if key in self._under_way:
             raise ValueError(f"message {key!r} is under way already; expected a new key")
         self._under_way[key] = _Transfer(startup_s, transfer_s)
@@ -60,7 +60,7 @@ class SharedLink(Generic[Key]):
         return min((self._phase_end_s(t, factor) for t in self._under_way.values()), default=inf)
 
     def advance(self, to_s: float) -> list[Key]:
-        """Let time pass; returns the messages that have ended, in the order of their start.
+        """Advance the clock; returns the messages that have ended, in the order of their start.
 
         Raises:
             ValueError: the moment lies in the past or beyond the next event.

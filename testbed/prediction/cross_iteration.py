@@ -1,4 +1,4 @@
-"""When messages travel that may still be under way in the next forward pass.
+"""Timelines of plans whose messages may still be under way in the next forward pass.
 
 Time 0 is the start of backward, the horizon is the end of the next forward pass. Every message
 ends before some layer of that pass starts, so the channel is idle when the next backward starts and
@@ -26,8 +26,6 @@ from testbed.prediction.timeline import (
     serial_s,
     timeline,
 )
-
-# In which order the next forward pass reads the parameters, from the model's DAG or as a chain.
 
 
 def forward_order(trace: Trace) -> list[int]:

@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What the extrapolation says of a link that was measured too.
+    """A measured link, and what another one predicts for its number of workers.
 
     Attributes:
         measured: the link.
@@ -116,7 +116,7 @@ def extrapolate(
 def hold_out(
     link: Link, algorithm: Algorithm, measured: Sequence[Link], node: Node | None = None
 ) -> list[HeldOut]:
-    """How far the extrapolation of one link is from others that were measured.
+    """The extrapolation of one link beside links that were measured.
 
     Raises:
         UsageError: see `extrapolate`.
@@ -162,7 +162,7 @@ def at_bandwidth(link: Link, factor: float, node: Node | None = None) -> Link:
 
 
 def slowed(trace: Trace, factor: float) -> Trace:
-    """The trace of the worker whose compute takes so many times as long: all wait for it.
+    """The trace of a worker whose compute takes `factor` times as long; all others wait for it.
 
     Raises:
         UsageError: the factor is not finite, or below 1.
@@ -235,12 +235,12 @@ def each_piece(link: Link, change: Callable[[float, float], tuple[float, float]]
     )
 
 
-# A link measured on one emulated cluster, as it will be on another; pure.
+# A link measured on one emulated cluster, converted to another.
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What of an emulated cluster a message's time depends on.
+    """The properties of an emulated cluster on which a message's time depends.
 
     Attributes:
         rate_bps: of the slowest link, as emulated.
@@ -269,7 +269,7 @@ class Setting:
 
 
 def carried(link: Link, measured: Setting, asked: Setting) -> Link:
-    """The link on the asked cluster, in that cluster's time.
+    """A link measured on one emulated cluster as it is on another, in the other one's time.
 
         a' = (a - L) D / D' + L',   b' = b R / R'
 
@@ -311,8 +311,8 @@ def _sharing(setting: Setting) -> str:
 def setting_of(record: Mapping[str, Any]) -> Setting:
     """The setting in the record that a link or a cell keeps of its cluster (`cluster`).
 
-    Records that tell no CPU policy, or nothing of cores or whether they were kept awake, are of a
-    time when there was the usual policy only, and cores were shared and halted.
+    Records without CPU policy, cores or `cores_awake` are older than these options: their clusters
+    had the usual policy, shared cores, and cores that halted when idle.
 
     Raises:
         UsageError: latency is made by netem there: a message crosses the network several times,
@@ -339,11 +339,8 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
     )
 
 
-# Links of a cluster that runs slower than the one it stands for; pure.
-
-
 def stretched_link(link: Link, factor: float) -> Link:
-    """The link with every time multiplied: 1 / dilation makes the emulated cluster's of a real one.
+    """The link with every time multiplied, as by the dilation of an emulated cluster.
 
     The figures of its fit (`Link.extra["fit"]`) go with it; slow-downs are ratios and stay.
 

@@ -1,4 +1,4 @@
-"""What each factor costs that keeps n workers from being n times as fast as one."""
+"""Why n workers are not n times as fast as one: the cost of each factor."""
 
 from __future__ import annotations
 
@@ -128,9 +128,6 @@ def _without(link: Link, latency: bool) -> Link:
     return msgspec.structs.replace(link, pieces=pieces, **change)
 
 
-# The scaling factor of a grouping, and which of its terms costs what.
-
-
 @dataclass(frozen=True)
 class Scaling:
     """What keeps n workers from being n times as fast as one.
@@ -199,20 +196,3 @@ def scaling(trace: Trace, stops: Sequence[int], link: Link) -> Scaling:
         tail_s=tail_s,
         best_scaling_factor=alone_s / (trace.forward_s + soonest_s) if iteration_s > 0 else 1.0,
     )
-
-
-def exposed_by_backlog_s(backward: Backward, stops: Sequence[int], link: Link) -> float:
-    """The exposed time by the work that waits at each message's readiness.
-
-        V_0 = 0;  V_k = max(0, V_{k-1} + T(S_k) - (c_{k+1} - c_k));  exposed = V_{K-1} + T(S_K)
-
-    The same number as E - t_b of the recursion, told as a queue; the twin of `scaling`.
-    """
-    if not stops:
-        return 0.0
-    ready_s, sizes = backward.group_ready_s(stops), backward.group_sizes(stops)
-    waiting_s = 0.0
-    for k in range(len(stops) - 1):
-        arriving_s = waiting_s + link.time_s(sizes[k])
-        waiting_s = max(0.0, arriving_s - (ready_s[k + 1] - ready_s[k]))
-    return waiting_s + link.time_s(sizes[-1])

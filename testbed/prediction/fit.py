@@ -1,4 +1,4 @@
-"""Fits what a message costs to measured times; pure, and robust against disturbed samples."""
+"""Fits start-up time and time per byte to measured times, robustly; pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Floats = NDArray[np.float64]
 MAX_PIECES = 3
 MIN_SIZES_PER_PIECE = 3
 MAX_BREAKS = 20
-# What a line may miss a size by without being wrong about it; below that lies no protocol switch.
+# Relative error of a size that is taken for noise; smaller ones show no switch of the protocol.
 TOLERANCE = 0.03
 SHARE_WEIGHT = 10.0
-MANY = 10  # samples, of which a tenth can be left out at each end
+MANY = 10  # from so many samples on, a tenth is left out at each end
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _group(samples: Sequence[tuple[float, float]], shares: Mapping[float, float]
 def _middle(times_s: Sequence[float]) -> float:
     if len(times_s) < MANY:
         return median(times_s)
-    from scipy.stats import trim_mean  # half a second to load, and of a job rank 0 alone fits
+    from scipy.stats import trim_mean  # half a second to load; only rank 0 of a job fits
 
     return float(trim_mean(times_s, 0.1))
 
@@ -203,7 +203,7 @@ def _error_of_median(times_s: Sequence[float], middle_s: float) -> float:
 
 def _fit_line(sizes: _Sizes, first: int, end: int) -> _Line:
     """The best line through the sizes first .. end - 1; its cost is the minimised sum."""
-    from scipy.optimize import least_squares  # as long to load as that of `_middle`
+    from scipy.optimize import least_squares  # half a second to load, as in `_middle`
 
     num_bytes, time_s = sizes.num_bytes[first:end], sizes.time_s[first:end]
     weights = 1.0 / (time_s * sizes.error[first:end])
@@ -226,7 +226,7 @@ def _fit_line(sizes: _Sizes, first: int, end: int) -> _Line:
 
 
 def _polish(design: Floats, target: Floats, found: Floats) -> tuple[float, float]:
-    """A bound that the solver only came near to is meant: it stays strictly inside."""
+    """The best of the solver's answer and the bounds a = 0 and b = 0, which it only approaches."""
     candidates = [found]
     for fixed in (0, 1):
         free = 1 - fixed

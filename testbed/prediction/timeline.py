@@ -1,7 +1,7 @@
 """When each message of a plan travels, if the backward pass and the link are as recorded.
 
 For plans that stay within the backward pass and whose channels are first in, first out. Plans that
-reach into the next forward pass, or that let urgent messages overtake, are simulated apart.
+cross the iteration or send by priority are simulated in `cross_iteration`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from testbed.base.link import Link, phases_s
 from testbed.base.plan import Message, Plan
 from testbed.base.trace import Trace
 from testbed.prediction.contention import SharedLink
-
-# A trace as the channel sees it: gradients in the order in which backward makes them ready.
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def serial_end_s(backward: Backward, stops: Sequence[int], link: Link) -> float:
 class Ticks:
     """When a background loop looks for ready gradients; the first tick is the start of backward.
 
-    Whoever reads a period from outside checks it with `is_period`.
+    Periods from options and files are checked with `is_period` where they are read.
 
     Attributes:
         period_s: time between ticks; 0 = whenever the loop is free.
@@ -148,7 +146,7 @@ def ticked_s(
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """One message's way, in seconds from the start of backward.
+    """When one message was sent, in seconds from the start of backward.
 
     Attributes:
         tensors: forward indices of the tensors in it; a slice repeats its tensor's index.
@@ -168,7 +166,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What one iteration comes to.
+    """The predicted times of one iteration.
 
     Attributes:
         spans: of all messages, in the plan's order.
@@ -302,7 +300,7 @@ def ticks_of(plan: Plan) -> Ticks | None:
 
 
 def check_belongs(plan: Plan, trace: Trace) -> None:
-    """A plan can be executed for the model that it was made for only.
+    """Refuse a plan that was made for another model.
 
     Raises:
         UsageError: names or sizes differ; the message names the first difference.

@@ -1,4 +1,4 @@
-"""What a compressor costs on this machine: timed conversations of n ranks in one process."""
+"""Measures a compressor on this machine: timed exchanges of n ranks in one process."""
 
 from __future__ import annotations
 
@@ -54,11 +54,10 @@ def measure_codec(
 ) -> CodecCost:
     """Seconds and bytes of a compressor at some message sizes, on the threads that torch has now.
 
-    All ranks take their turns in this process; a stage's time is the least of all ranks and
-    repeats, since their work is alike and what else the machine does only adds; where what else it
-    does is to be counted, it is the median. Values are normal
-    deviates, drawn anew for each step: how sparse or smooth real gradients are does not count.
-    Later steps count, in which residuals and bases are there.
+    All ranks take turns in this process. A stage's time is the least over ranks and repeats, since
+    their work is alike and other load on the machine only adds; with `typical` it is the median.
+    Values are normal draws, new in each step, so the result does not depend on how sparse or smooth
+    real gradients are. Steps behind the warm-up are timed, in which residuals and bases exist.
 
     Args:
         spec_text: the compressor.
@@ -100,7 +99,7 @@ def measure_codec(
 def _ratio(compressor: Compressor) -> float | None:
     try:
         return ratio_of(compressor)
-    except UsageError:  # its way to say that there is none
+    except UsageError:  # raised where there is none
         return None
 
 
@@ -114,7 +113,7 @@ class _Step:
 
 @dataclass
 class _Job:
-    """N ranks that exchange one message again and again."""
+    """N ranks that exchange one message in each step."""
 
     compressor: Compressor
     num_workers: int
@@ -133,14 +132,14 @@ class _Job:
             torch.randn(self.num_elements, generator=draw).to(self.device)
             for _ in range(self.num_workers)
         ]
-        talks = [
+        conversations = [
             self.compressor.exchange(v, s, replace(self._context(rank), out=v))
             for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
         ]
         found = _Step()
         answers: list[Arrived] | None = None
         while True:
-            rounds, ended = self._advance(talks, values, answers, found)
+            rounds, ended = self._advance(conversations, values, answers, found)
             if ended:
                 self.states = [done.state for done in ended]
                 self.count += 1
@@ -149,7 +148,7 @@ class _Job:
 
     def _advance(
         self,
-        talks: Sequence[Conversation],
+        conversations: Sequence[Conversation],
         values: Sequence[torch.Tensor],
         answers: list[Arrived] | None,
         found: _Step,
@@ -157,10 +156,10 @@ class _Job:
         rounds: list[Round] = []
         ended: list[Exchanged] = []
         seconds = []
-        for rank, talk in enumerate(talks):
+        for rank, each in enumerate(conversations):
             start_s = self._now_s()
             try:
-                rounds.append(next(talk) if answers is None else talk.send(answers[rank]))
+                rounds.append(next(each) if answers is None else each.send(answers[rank]))
             except StopIteration as stop:
                 ended.append(stop.value)
                 if stop.value.mean is not values[rank]:  # as in training

@@ -1,4 +1,4 @@
-"""Which layers read which layers' outputs: the branches that a chain of layers would hide."""
+"""Which layers read which layers' outputs: the branches of a model, from its traced graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-# A model's graph of operations in one plain form, whichever tool traced it.
+# The graph of operations of a model, in one form for torch.fx and torch.export.
 
 # torch.fx patches classes while it traces: ranks that are threads of one process take turns.
 TRACING = threading.Lock()
@@ -129,7 +129,7 @@ def consumers_of(
     keywords: Mapping[str, Any],
     names: Sequence[str],
 ) -> Dag:
-    """Trace the model with torch.fx, else torch.export, else call it a chain and say why.
+    """Trace the model with torch.fx, else torch.export, else take it for a chain and say why.
 
     Args:
         model: in the mode in which it trains.

@@ -1,4 +1,4 @@
-"""Traces of models whose total times are known: what each tensor takes follows operation counts.
+"""Traces of models whose total times were published, shared out by operation counts.
 
 Nothing is computed: the model runs on torch's meta device, where tensors have shapes alone.
 """

@@ -1,4 +1,4 @@
-"""Measures what a message costs on an opened backend; collective over its workers."""
+"""Measures the time of messages on an opened backend; collective over its workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from testbed.profiling.sweep import (
 )
 
 KEY = "link"
-SHORTEST_S = 1e-7  # between two ends that the clock cannot tell apart
+SHORTEST_S = 1e-7  # between two ends that the clock cannot resolve
 LEAST_ROUNDS = 3  # a median needs more than one
 
 
@@ -137,7 +137,7 @@ def _with_missing_s(link: Link, steps: Sequence[Sequence[tuple[int, float]]]) ->
 
 
 def _fitting_s(deadline_s: float) -> float:
-    """The others wait while rank 0 computes, for a second or so; a lost rank ends the wait."""
+    """Time for rank 0 to fit, about a second; a lost rank ends the wait earlier."""
     return max(deadline_s, 30.0)
 
 
@@ -173,7 +173,7 @@ class _Measurement:
         From small to large, and no further once a single exchange takes so long that the least
         number of rounds of all sizes so far would not fit.
         """
-        self._control.state = "getting to know the link"
+        self._control.state = "probing the link"
         fitting: list[int] = []
         round_s = 0.0
         for size in self._sweep.sizes:
@@ -215,7 +215,7 @@ class _Measurement:
         return self._tell([*itertools.chain(*counted)])
 
     def take_streams(self, rounds: int) -> list[list[tuple[int, float]]]:
-        """Of quiet rounds bytes and seconds of messages that follow each other; the first not."""
+        """Bytes and seconds of the messages of quiet rounds behind the first of each stream."""
         taken = StealTime()
         every = [(self._stream(), taken.share()) for _ in range(rounds)]
         mine = [every[number][0] for number in self._quiet([share for _, share in every])]
@@ -253,7 +253,7 @@ class _Measurement:
         ]
 
     def _begin(self) -> int:
-        """The ranks stand at the same point; the number of what begins."""
+        """A barrier; returns the number of the exchange that begins."""
         step = self._step
         self._step += 1
         request = Request(Op.BARRIER, key=f"{KEY}/begin", step=step)
@@ -285,7 +285,7 @@ class _Measurement:
         return quietest([max(shares) for shares in self._gather(stolen)], LEAST_ROUNDS)
 
     def _tell(self, mine: Times) -> Times:
-        """The same exchanges with the time of all ranks together."""
+        """The same exchanges with one time for all ranks (`of_job`)."""
         told = self._gather([time_s for _, time_s in mine])
         return [
             (exchange, of_job(exchange, times))

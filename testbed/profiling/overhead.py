@@ -1,4 +1,4 @@
-"""What a training step does beside forward, backward and messages: fetch samples, update."""
+"""Time of a training step beside forward, backward and messages: fetch samples, update."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds that no trace holds.
+    """Seconds of a step that no trace holds.
 
     Attributes:
         fetch_s: samples of one micro-batch, brought to the device.
-        update_s: clipping, the optimizer's step, forgetting the gradients.
+        update_s: clipping, the optimizer's step, clearing the gradients.
     """
 
     fetch_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Runs training steps and records when each layer begins and when each gradient is ready."""
+"""Records when each layer of a training step begins and when each gradient is ready."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from testbed.profiling.dag import Dag, consumers_of
 from testbed.profiling.overhead import Step
 from testbed.profiling.survey import Survey, backward_times_s, forward_shares_s, spread, survey_step
 
-# Moments on the host, or on a GPU without holding it up; read only after the step.
+# Clocks of the host and of a GPU, whose events do not stall it; read only after the step.
 
 
 class Clock(Protocol):
-    """Takes moments cheaply and tells later what lay between them."""
+    """Records moments cheaply; the time between them is read afterwards."""
 
     def mark(self) -> Any:
         """This moment."""
@@ -39,14 +39,14 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's monotonic clock: right where the host itself computes."""
+    """The host's monotonic clock, for models that compute on the host."""
 
     def mark(self) -> float:
         """See `Clock.mark`."""
         return time.perf_counter()
 
     def settle(self) -> None:
-        """See `Clock.settle`; what the host did has passed."""
+        """See `Clock.settle`; nothing to wait for."""
 
     def between_s(self, start: float, end: float) -> float:
         """See `Clock.between_s`."""
@@ -54,7 +54,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events in the GPU's own queue: nothing waits for the device before the step is over."""
+    """Events in the GPU's queue; the host waits for them only after the step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,7 +79,7 @@ def clock_of(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-# Steps that leave no mark: a run that profiles itself must train as one that does not.
+# Profiling must not change training: buffers, gradients and random state are restored.
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def preserved(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        forget_gradients(model)
+        clear_gradients(model)
         try:
             yield
         finally:
@@ -108,7 +108,7 @@ def preserved(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
                 parameter.grad = gradient
 
 
-def forget_gradients(model: torch.nn.Module) -> None:
+def clear_gradients(model: torch.nn.Module) -> None:
     """As `optimizer.zero_grad(set_to_none=True)`: the next step allocates them anew."""
     for parameter in model.parameters():
         parameter.grad = None
@@ -209,7 +209,7 @@ def _run_plain(model: torch.nn.Module, step: Step, clock: Clock) -> _Halves:
 
 
 def _run(model: torch.nn.Module, step: Step, clock: Clock) -> tuple[Any, Any, Any]:
-    forget_gradients(model)
+    clear_gradients(model)
     clock.settle()
     start = clock.mark()
     loss = step.forward()

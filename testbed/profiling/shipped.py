@@ -1,4 +1,4 @@
-"""The derived traces that come with the package, and how they are made again.
+"""The derived traces that come with the package, and how to derive them again.
 
     python -m testbed.profiling.shipped models/traces
 

@@ -1,4 +1,4 @@
-"""One untimed step that tells the order of the layers, what they put out and what the model gets.
+"""One untimed step that shows the order of the layers, their output sizes and the model's input.
 
 Forward order: tensors stand where the layer that owns them first runs; a tied weight where the
 first of its layers runs, once (a leaf counts before a module around it). A tensor whose layer is
@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one step showed.
+    """The layers of a model in the order of one step.
 
     Attributes:
         names: of the tensors, in forward order.
@@ -65,7 +65,7 @@ class _Seen:
 
 
 def survey_step(model: nn.Module, step: Step) -> Survey:
-    """Run the step once and look.
+    """Run the step once under hooks.
 
     Raises:
         UsageError: the step gave no parameter a gradient.

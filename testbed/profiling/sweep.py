@@ -1,4 +1,4 @@
-"""What is sent to get to know a link, and in which order: pure."""
+"""What is sent to measure a link, and in which order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LEAD_BYTES = 192 << 10
 
 @dataclass(frozen=True)
 class Exchange:
-    """So many messages of one size at once, each on its own channel, and several in a row on each.
+    """Messages of one size at once, each on its own channel, and several in a row on each.
 
     `row` fixes how many in a row, so that one message and several at once are compared alike.
     """
@@ -139,7 +139,7 @@ def quick(
 
 
 def thorough(max_bytes: int = 64 << 20) -> LinkSweep:
-    """For its own sake: 1 KiB up to `max_bytes`, twice as far with each size."""
+    """For `testbed profile`: sizes from 1 KiB to `max_bytes` in factors of 2."""
     sizes = []
     size = 1024
     while size <= max_bytes:
@@ -186,7 +186,7 @@ def shuffled(exchanges: Sequence[Exchange], seed: int, number: int) -> list[Exch
 
 
 def time_of_one(exchange: Exchange, begin_s: float, ended_s: Sequence[float]) -> float:
-    """What one message (or one on each channel) of an exchange took on this rank.
+    """Seconds of one message (or one on each channel) of an exchange on this rank.
 
         row of k > 1:       (E_k - E_1) / (k - 1),   E_i the end of the last channel's i-th message
         alone:              E_1 - begin
@@ -239,7 +239,7 @@ def shares_of(streamed: Sequence[tuple[int, float]]) -> dict[float, float]:
     return spent
 
 
-# A first look at a link: what a byte of a large message costs, before anything is planned.
+# A first estimate of a link: the time per byte of a large message, before anything is planned.
 
 KEY = "first look"
 FIRST_BYTES = 256 << 10  # connects, allocates, and uses up what a shaper lets pass after a pause
@@ -251,8 +251,8 @@ def first_look(
 ) -> float:
     """Seconds per byte of one message of 1 MiB right behind a smaller one; collective.
 
-    Good to a fifth or so, and enough to know how long a step's messages take: by that the measuring
-    itself is paced. Of the ranks the mean, so that all pace alike.
+    Accurate to about 20 %, which is enough to choose how much the measurement itself may send. The
+    mean over ranks, so that all choose alike.
 
     Args:
         backend: opened, with nothing under way; sums.

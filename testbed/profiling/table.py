@@ -1,4 +1,4 @@
-"""Traces and links as short tables for people: pure text."""
+"""Traces and links as text tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.base.units import format_bytes, format_seconds
 
 NUM_SLOWEST = 10
 
-POOR_FIT = 0.15  # miss of a typical sample, above which a fit is called that
+POOR_FIT = 0.15  # median absolute residual above which the table calls the fit poor
 
 
 def trace_table(trace: Trace) -> str:

@@ -1,4 +1,4 @@
-"""A recorded model: parameters of the true sizes, compute that is only waited for."""
+"""A recorded model: parameters of the recorded sizes, compute time spent as waiting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import nn
 from testbed.base.errors import UsageError
 from testbed.base.trace import Trace
 from testbed.replay.layout import Run, runs_of
-
-# When the device that is replayed would be done: one cursor with absolute deadlines.
 
 
 class ComputeCursor:
@@ -51,7 +49,7 @@ class ComputeCursor:
         self._waits = True
 
     def spend(self, segment_s: float) -> None:
-        """Compute for so long."""
+        """Wait until the device would have computed a segment of so many seconds."""
         if not self._waits:
             return
         if self._end_s is None:
@@ -62,7 +60,7 @@ class ComputeCursor:
             self._sleep(rest_s)
 
     def resume(self) -> None:
-        """The device stood idle until now."""
+        """The device was idle until now."""
         self._resumed_s = self._now_s()
 
     def stop_waiting(self) -> None:
@@ -70,7 +68,7 @@ class ComputeCursor:
         self._waits = False
 
 
-# Gradient values that cost little to make, differ between tensors, and can be made again.
+# Gradient values: cheap, different for each tensor, reproducible.
 
 # Prime, so that no slice or shard of a usual size repeats another one's values; and small enough
 # to stay in a cache, so that filling a gradient costs its own memory traffic and no more.

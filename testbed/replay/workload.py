@@ -1,4 +1,4 @@
-"""`replay:TRACE`: a recorded workload, the same for everybody who trains it."""
+"""`replay:TRACE`: builds the workload that replays a trace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Groups of gradients that are neighbours in backward order, and the plans made of them.
 
-Planners speak of *stops*: the backward positions at which groups end, increasing, the last one L.
+*Stops* are the backward positions at which groups end, increasing; the last one is L.
 Stops [2, 5] of five tensors are the groups {4, 3}, {2, 1, 0} of forward indices.
 """
 
@@ -169,17 +169,17 @@ def _by_dtype(trace: Trace, group: list[int]) -> list[list[int]]:
     return sorted(members.values(), key=lambda m: -m[-1])
 
 
-# Messages that are slices of tensors, and the priorities by which the next forward needs them.
+# Messages that are slices of tensors, with the priority in which the next forward pass needs them.
 
 MAX_MESSAGES: Final = 1_000_000
 
 
 class TooManyMessages(UsageError):
-    """Slices are so small that a plan of them could be neither kept nor carried out."""
+    """Slices so small that the plan would have more than a million messages."""
 
 
 def require_few_messages(trace: Trace, max_elements: Sequence[int], option: str) -> None:
-    """Refuse slices so small that a plan of them could be neither kept nor carried out.
+    """Refuse slices so small that the plan would have more than a million messages.
 
     Args:
         trace: the model.
@@ -201,7 +201,7 @@ def require_few_messages(trace: Trace, max_elements: Sequence[int], option: str)
 
 
 def slices_of(trace: Trace, index: int, max_elements: int) -> list[TensorSlice]:
-    """A tensor in slices of so many elements, the last one shorter; an empty tensor in one.
+    """A tensor in slices of `max_elements`, the last one shorter; an empty tensor in one slice.
 
     Example:
         >>> from testbed.base.trace import TraceTensor
@@ -216,7 +216,7 @@ def slices_of(trace: Trace, index: int, max_elements: int) -> list[TensorSlice]:
 
 
 def elements_in(trace: Trace, index: int, num_bytes: int) -> int:
-    """How many elements of a tensor make up to so many bytes; at least one."""
+    """The elements of a tensor that fit into `num_bytes`, at least one."""
     return max(1, num_bytes // ELEMENT_BYTES[trace.tensors[index].dtype])
 
 

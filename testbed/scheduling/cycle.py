@@ -47,7 +47,7 @@ class CycleOptions:
 
     @property
     def ticks(self) -> Ticks:
-        """When the loop looks."""
+        """When the loop looks for ready gradients."""
         return Ticks(self.ms * 1e-3, self.blocking)
 
 
@@ -58,7 +58,7 @@ def cycle_stops(backward: Backward, link: Link, limit_bytes: float, ticks: Ticks
         backward: ready times (s) and sizes (bytes) of the gradients, in backward order.
         link: gives the time of a message, for which a blocking loop waits.
         limit_bytes: of a message; a larger tensor travels alone.
-        ticks: when the loop looks.
+        ticks: when the loop looks for ready gradients.
 
     Example:
         >>> link = Link(backend="x", num_workers=2, latency_s=4, seconds_per_byte=1)

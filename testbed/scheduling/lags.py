@@ -47,7 +47,7 @@ class LagsOptions:
 
 @dataclass(frozen=True)
 class Layer:
-    """One message as the channel sees it.
+    """The times of one message.
 
     Attributes:
         ready_s: selected, from the start of backward.
@@ -63,7 +63,7 @@ class Layer:
 def fair_ratios(
     layers: Sequence[Layer], deadline_s: float, least: float, most: float
 ) -> list[float]:
-    """Ratios such that all messages end in time on one channel, none at a smaller one's cost.
+    """Max-min fair ratios with which all messages end by the deadline on one channel.
 
     Messages travel in this order. Message i and all behind it end in time iff
 

@@ -15,13 +15,13 @@ from testbed.prediction.algorithms import Algorithm
 from testbed.prediction.codec import CodecCost
 from testbed.prediction.compressed import CompressedTimeline, compressed_timeline, effective_link
 
-# Compressed messages on several channels, so that their latencies overlap.
+# Compressed messages are spread over several channels, so that their start-ups overlap.
 
 Replan = Callable[[Sequence[str]], Plan]
 
 
 def overlapped(plan: Plan, replan: Replan | None, max_channels: int) -> tuple[Plan, Replan | None]:
-    """The plan, and what makes it anew, with messages by turns on up to `max_channels` channels.
+    """The plan, and the function that plans again, with messages on up to `max_channels` channels.
 
     Compressed messages are short: one after another they would wait for each other's start-ups. A
     plan that has channels of its own, or whose order rank 0 decides, stays as it is. A plan made

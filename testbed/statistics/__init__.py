@@ -1,1 +1,1 @@
-"""Small pure functions from samples to the figures of a table."""
+"""Pure functions from samples to the figures of a table."""

@@ -1,4 +1,4 @@
-"""The middle and the spread of a list of samples."""
+"""Median, quantiles and ratios of samples."""
 
 from __future__ import annotations
 
@@ -76,9 +76,6 @@ def median_of_known(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-# One cell against another.
-
-
 def efficiency(bound_s: float | None, time_s: float | None) -> float | None:
     """Share of the speed without any communication that is left with it.
 
@@ -109,9 +106,6 @@ def most_common(values: Sequence[str]) -> str:
     """
     counts = Counter(value for value in values if value)
     return counts.most_common(1)[0][0] if counts else ""
-
-
-# How much time several spans cover together.
 
 
 def covered_s(spans: Iterable[tuple[float, float]]) -> float:

@@ -11,10 +11,9 @@ import time
 import pytest
 import torch
 
-from testbed.compression.plain import largest_plainly
 from testbed.compression.protocol import Arrived, Context
 from testbed.compression.registry import resolve_compressor
-from testbed.compression.sparse import largest, pack_sparse, sampled, unpack_sparse
+from testbed.compression.sparse import largest, largest_plainly, pack_sparse, sampled, unpack_sparse
 
 NUM_ELEMENTS = 25_000_000
 COUNT = NUM_ELEMENTS // 100

@@ -10,6 +10,7 @@ from itertools import combinations
 
 from testbed.base.link import Link
 from testbed.base.trace import Trace
+from testbed.prediction.timeline import Backward
 
 
 def make_link(
@@ -80,3 +81,20 @@ def concurrent_ends(
             ends[i] = now_s
             active.remove(i)
     return [ends[i] for i in range(len(sizes))]
+
+
+def exposed_by_backlog_s(backward: Backward, stops: Sequence[int], link: Link) -> float:
+    """The exposed time by the work that waits at each message's readiness.
+
+        V_0 = 0;  V_k = max(0, V_{k-1} + T(S_k) - (c_{k+1} - c_k));  exposed = V_{K-1} + T(S_K)
+
+    The same number as E - t_b of the recursion, told as a queue; the twin of `scaling`.
+    """
+    if not stops:
+        return 0.0
+    ready_s, sizes = backward.group_ready_s(stops), backward.group_sizes(stops)
+    waiting_s = 0.0
+    for k in range(len(stops) - 1):
+        arriving_s = waiting_s + link.time_s(sizes[k])
+        waiting_s = max(0.0, arriving_s - (ready_s[k + 1] - ready_s[k]))
+    return waiting_s + link.time_s(sizes[-1])

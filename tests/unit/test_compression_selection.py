@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.compression.plain import above_plainly, largest_plainly
-from testbed.compression.sparse import above, largest, sampled
+from testbed.compression.sparse import above, above_plainly, largest, largest_plainly, sampled
 
 LARGE = 200_000  # beyond one chunk of a scan and beyond what is selected without a sample
 

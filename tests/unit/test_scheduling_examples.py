@@ -7,7 +7,7 @@ import pytest
 
 from testbed.base.link import Link
 from testbed.prediction.contention import SharedLink, first_in_first_out
-from testbed.prediction.factors import exposed_by_backlog_s, scaling
+from testbed.prediction.factors import scaling
 from testbed.prediction.timeline import Backward, Ticks, serial_end_s, timeline
 from testbed.scheduling.asc_wfbp import admit, asc_stops
 from testbed.scheduling.bucket import MIB
@@ -24,7 +24,14 @@ from testbed.scheduling.optimal import optimal_stops
 from testbed.scheduling.osf import global_stops, message_stops, schedule_stops
 from testbed.scheduling.protocol import make_plan
 from tests.harness.synthetic import synthetic_trace
-from tests.harness.traces import LINK_A, SLOWDOWN, TRACE_A, make_link, make_trace
+from tests.harness.traces import (
+    LINK_A,
+    SLOWDOWN,
+    TRACE_A,
+    exposed_by_backlog_s,
+    make_link,
+    make_trace,
+)
 
 BACKWARD_A = Backward.of(TRACE_A)
 GOLDEN = Path(__file__).parent.parent / "golden" / "scheduling_exposed.csv"

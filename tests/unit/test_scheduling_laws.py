@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.base.link import Piece, phases_s, times_s
 from testbed.base.plan import plan_problem
 from testbed.prediction.contention import first_in_first_out
-from testbed.prediction.factors import exposed_by_backlog_s, scaling
+from testbed.prediction.factors import scaling
 from testbed.prediction.timeline import Backward, serial_end_s, timeline
 from testbed.scheduling.asc_wfbp import asc_stops
 from testbed.scheduling.build import add_then_close, plan_of, stops_of
@@ -28,6 +28,7 @@ from tests.harness.traces import (
     all_stops,
     concurrent_ends,
     end_of_serial,
+    exposed_by_backlog_s,
     make_link,
     make_trace,
 )
