@@ -175,7 +175,8 @@ def become(request: Request) -> NoReturn:
     os.setsid()
     os.environ.clear()
     os.environ.update({**request.environment, FORKED: str(os.getpid())})
-    sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
     sys.path_importer_cache.clear()
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
-from testbed.forking import SERVER
+from testbed.forking import KEEPER, SERVER
 from testbed.records.cell import Cell, decode_cell
-from tests.harness.runs import FAULTY, testbed
+from tests.harness.family import belongs, descendants
+from tests.harness.runs import FAULTY, end_family, testbed
 
 # Everything else in a record is to be equal.
 TIMES = {
@@ -73,3 +80,60 @@ def test_forked_ranks_compute_with_several_threads(tmp_path: Path) -> None:
     cell = run(tmp_path / "cell.json", *digits)
     assert cell.environment["started"] == "forked"
     assert cell.environment["torch_threads"] == 2
+
+
+@contextlib.contextmanager
+def hanging(tmp_path: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A command whose rank 1 has begun to train, and hangs."""
+    note = tmp_path / "note"
+    workload = f"{FAULTY}:build:fault=hang,rank=1,at=3,note={note}"
+    words = [sys.executable, "-m", "testbed", *command, "--workload", workload]
+    with subprocess.Popen([*words, "--workers", "2"], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not note.exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield process
+        except BaseException:
+            end_family(process.pid)
+            raise
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--backend", "zmq-ps", "--deadline", "60"),
+        pytest.param(("run", "--backend", "mpi", "--deadline", "60"), marks=pytest.mark.mpi),
+        ("sweep", "--backend", "gloo", "--repeats", "1", "--output"),
+    ],
+    ids=["run", "run-mpi", "sweep"],
+)
+def test_nothing_that_was_forked_outlives_a_killed_command(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SERVER)  # it has a server of its own
+    folder = [str(tmp_path / "sweep")] if command[-1] == "--output" else []
+    with hanging(tmp_path, *command, *folder) as process:
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert [p for p in family if KEEPER in p.cmdline()]
+        process.kill()
+    assert psutil.wait_procs(family, 20)[1] == []
+
+
+@pytest.mark.mpi
+def test_mpirun_ends_the_job_of_a_killed_stub(tmp_path: Path) -> None:
+    with hanging(tmp_path, "run", "--backend", "mpi-ring", "--deadline", "20") as process:
+        (stub,) = (
+            p
+            for p in psutil.Process(process.pid).children(recursive=True)
+            if p.environ().get("OMPI_COMM_WORLD_RANK") == "1"
+        )
+        forked = [
+            psutil.Process(pid) for pid in descendants() if belongs(pid, frozenset({stub.pid}))
+        ]
+        assert len(forked) == 3  # stub, keeper and rank
+        stub.kill()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rank 1 (host" in said
+    assert psutil.wait_procs(forked, 20)[1] == []

@@ -46,6 +46,7 @@ def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
     assert {t for t in tops if not t.endswith(".dist-info")} == {"testbed"}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"testbed/models/resnet.py", "testbed/recipes/quick.py", "testbed/py.typed"} <= names
+    assert "testbed/forking/stub.c" in names
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from testbed.forking import SERVER, fork_server, how_started, through_stub
 
 ROOT = Path(__file__).parents[2]
 TOLD = (sys.executable, "-m", "tests.harness.told")
+SAFE = {"PYTHONSAFEPATH": "1"}
 OTHER = {"OMP_NUM_THREADS": "3"}
 GONE_S = 20.0
 
@@ -36,7 +37,8 @@ def forks() -> Iterator[Environment]:
     paths = [str(ROOT), *filter(None, [base.get("PYTHONPATH")])]
     with fork_server({**base, "PYTHONPATH": os.pathsep.join(paths)}) as environment:
         assert SERVER in environment
-        tell({**environment, **OTHER}, "ids")  # its server belongs to no test alone
+        for other in (OTHER, SAFE):  # their servers belong to no test alone
+            tell({**environment, **other}, "ids")
         yield environment
 
 
@@ -104,13 +106,20 @@ def unusual() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-@pytest.mark.parametrize("before", [None, unusual], ids=["usual", "unusual"])
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [(None, {}), (unusual, {}), (None, SAFE)],
+    ids=["usual", "unusual", "safe-path"],
+)
 def test_it_has_what_a_fresh_process_has(
-    stubbed: Environment, before: Callable[[], None] | None, tmp_path: Path
+    stubbed: Environment,
+    before: Callable[[], None] | None,
+    environment: Environment,
+    tmp_path: Path,
 ) -> None:
     numbered = fcntl.fcntl(0, fcntl.F_DUPFD, 57)
     words = ("surroundings", "", "two words", "--json", "\u00e4\udcff")
-    odd = {"ODD": "a line\nand = another", "NOT_UTF8": "\udcff", "EMPTY": ""}
+    odd = {**environment, "ODD": "a line\nand = another", "NOT_UTF8": "\udcff", "EMPTY": ""}
     more = {
         "preexec_fn": before,
         "pass_fds": [numbered],
