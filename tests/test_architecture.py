@@ -85,7 +85,6 @@ LAZY = {
     "testbed.commands.comm_fit": NO_TORCH,
     "testbed.commands.profile": NO_TORCH,
     "testbed.commands.run": NO_TORCH,
-    "testbed.commands.sweep": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
     "testbed.models.digits": OPTIONAL,

@@ -85,9 +85,10 @@ def check_compressor(config: RunConfig, backend: Resolved[BackendFacts]) -> None
         raise UsageError(refused)
     if COMPRESSORS.is_default(config):
         return
-    from testbed.compression.registry import resolve_compressor
-
-    compressor, what = resolve_compressor(config.compressor), f"--compressor {config.compressor}"
+    compressor, what = (
+        COMPRESSORS.resolve(config.compressor).build(),
+        f"--compressor {config.compressor}",
+    )
     if backend.facts.schedule is not None:
         raise UsageError(
             f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.base.axes import BACKENDS, SCHEDULERS, STUDIES, WORKLOADS
+from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, STUDIES, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.spec import split_specs
@@ -248,14 +248,8 @@ def _wanted(
     default = RunConfig()
     check_specs("scheduler", [c.scheduler for c in sweep.cells], SCHEDULERS.resolve)
     compressors = [c.compressor for c in sweep.cells if c.compressor != default.compressor]
-    check_specs("compressor", compressors, _resolve_compressor)
+    check_specs("compressor", compressors, COMPRESSORS.resolve)
     return sweep
-
-
-def _resolve_compressor(text: str) -> object:
-    from testbed.compression.registry import resolve_compressor  # needs torch
-
-    return resolve_compressor(text)
 
 
 def _store_to_resume(

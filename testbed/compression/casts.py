@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from testbed.base.errors import NonFiniteGradient
+from testbed.base.parts import Part
 from testbed.base.types import Op
 from testbed.compression.common import require_values
 from testbed.compression.protocol import (
@@ -123,3 +124,18 @@ def _beyond_fp16(what: str, context: Context) -> NonFiniteGradient:
         f"message {context.key!r} exceeds fp16: {what} is above 65504 in step {context.step} on "
         f"rank {context.rank}; use bf16, or scale the loss down"
     )
+
+
+NONE = Part(name="none", summary="values as they are", build=lambda options: Dense())
+
+FP16 = Part(
+    name="fp16",
+    summary="rounded to 16 bits, averaged in them",
+    build=lambda options: Cast("fp16"),
+)
+
+BF16 = Part(
+    name="bf16",
+    summary="rounded to bfloat16, averaged in it",
+    build=lambda options: Cast("bf16"),
+)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.axes import CompressorFacts
+from testbed.base.parts import Part
 from testbed.compression.common import (
     count_of,
     require_between,
@@ -112,3 +114,12 @@ class Dgc:
         norm = float(torch.linalg.vector_norm(values.double()))
         limit = self.clip / num_workers**0.5
         return values * (limit / norm) if norm > limit else values
+
+
+DGC = Part(
+    name="dgc",
+    summary="deep gradient compression (ratio, momentum, clip, masking, warmup_steps)",
+    build=lambda options: options,
+    options=Dgc,
+    facts=lambda options: CompressorFacts({"sparse": SparseMerger}),
+)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from testbed.base.parts import Part
 from testbed.base.types import Op
 from testbed.compression.common import count_of, require_ratio, require_values
 from testbed.compression.protocol import (
@@ -178,3 +179,11 @@ def _conserving(sent: torch.Tensor, returned: Selection) -> Callable[[torch.Tens
         return given.index_fill_(0, sent, 0.0).index_add_(0, *returned)
 
     return subtract_sent
+
+
+GTOPK = Part(
+    name="gtopk",
+    summary="global top-k by pairwise merging; write ef+gtopk (ratio, residual)",
+    build=lambda options: options,
+    options=GTopK,
+)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part
 from testbed.base.types import Op
 from testbed.compression.common import generator, require_between, require_values
 from testbed.compression.protocol import (
     ByteRange,
     Claims,
+    Compressor,
     Context,
     Conversation,
     Exchanged,
@@ -21,6 +23,7 @@ from testbed.compression.protocol import (
     State,
 )
 from testbed.compression.quantize import working_dtype
+from testbed.compression.wrappers import ErrorFeedback
 
 # A message as matrices: what low-rank compressors factorise, and what they send as it is.
 
@@ -354,3 +357,22 @@ def _subtracting(
         return given
 
     return subtract_sent
+
+
+def _fed_back(compressor: Compressor, options: LowRankOptions) -> Compressor:
+    return ErrorFeedback(compressor) if options.feedback else compressor
+
+
+POWERSGD = Part(
+    name="powersgd",
+    summary="low-rank factors by power iteration, two sums (rank, feedback)",
+    build=lambda options: _fed_back(PowerSgd(options.rank), options),
+    options=LowRankOptions,
+)
+
+ACP_SGD = Part(
+    name="acp-sgd",
+    summary="low-rank factors in turn, one sum (rank, feedback)",
+    build=lambda options: _fed_back(AcpSgd(options.rank), options),
+    options=LowRankOptions,
+)

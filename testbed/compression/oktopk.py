@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.parts import Part
 from testbed.base.types import Op
 from testbed.compression.common import (
     count_of,
@@ -217,3 +218,11 @@ def _drift(found: int, count: int) -> float:
     With error feedback many sums lie just below the threshold, so it is moved gently.
     """
     return min(1.25, max(0.8, math.pow(found / max(1, count), 0.125)))
+
+
+OKTOPK = Part(
+    name="oktopk",
+    summary="top-k in balanced regions; write ef+oktopk (ratio, every, rebalance)",
+    build=lambda options: options,
+    options=OkTopK,
+)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -257,24 +257,3 @@ class Compressor(Protocol):
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """Bytes that this rank hands over for a message, by the formula of the docstring."""
         ...
-
-
-@dataclass(frozen=True)
-class CompressorKind:
-    """An entry of the compressor registry.
-
-    Attributes:
-        name: what the command line calls it.
-        summary: one line for `testbed list`.
-        options: frozen dataclass of the options that `name:key=value` may set.
-        build: from options (and, for a wrapper, the compressor to its right) to a compressor.
-        wraps: it stands left of another: `ef+topk`.
-        probe: None when usable here, else (reason, what to install).
-    """
-
-    name: str
-    summary: str
-    options: type
-    build: Callable[[Any, Any], Compressor]
-    wraps: bool = False
-    probe: Callable[[], tuple[str, str] | None] = lambda: None

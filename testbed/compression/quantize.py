@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from testbed.base.axes import CompressorFacts
+from testbed.base.parts import Part
 from testbed.compression.bits import (
     for_each,
     in_buckets,
@@ -17,7 +19,7 @@ from testbed.compression.bits import (
     unpack_codes,
 )
 from testbed.compression.common import generator, require_between, uniform
-from testbed.compression.gathered import Encoded
+from testbed.compression.gathered import Encoded, Gathered
 from testbed.compression.protocol import ByteRange, Claims, Context
 from testbed.compression.sparse import as_values
 from testbed.compression.sparse_mean import SparseMeans
@@ -276,8 +278,8 @@ class QsgdOptions:
 
     Example:
         >>> from testbed.compression.lockstep import Lockstep
-        >>> from testbed.compression.registry import resolve_compressor
-        >>> job = Lockstep(resolve_compressor("qsgd:bits=8,norm=max"), num_workers=1)
+        >>> from testbed.base.axes import COMPRESSORS
+        >>> job = Lockstep(COMPRESSORS.resolve("qsgd:bits=8,norm=max").build(), num_workers=1)
         >>> job.exchange([torch.tensor([127.0, -64.0, 0.0, 1.0, 1.0])])[0].mean, job.given_bytes
         (tensor([127., -64.,   0.,   1.,   1.]), [9])
 
@@ -314,8 +316,8 @@ class TernGradOptions:
 
     Example:
         >>> from testbed.compression.lockstep import Lockstep
-        >>> from testbed.compression.registry import resolve_compressor
-        >>> job = Lockstep(resolve_compressor("terngrad"), num_workers=1)
+        >>> from testbed.base.axes import COMPRESSORS
+        >>> job = Lockstep(COMPRESSORS.resolve("terngrad").build(), num_workers=1)
         >>> job.exchange([torch.tensor([4.0, -4.0, 0.0, 4.0])])[0].mean, job.given_bytes
         (tensor([ 4., -4.,  0.,  4.]), [5])
 
@@ -330,3 +332,29 @@ class TernGradOptions:
     def __post_init__(self) -> None:
         require_between("terngrad", "clip_sigmas", self.clip_sigmas, 0, 1e6)
         require_bucket("terngrad", self.bucket)
+
+
+QSGD = Part(
+    name="qsgd",
+    summary="random rounding to levels (bits, bucket, norm)",
+    build=lambda options: Gathered(Quantised(Levels(options.bits, options.bucket, options.norm))),
+    options=QsgdOptions,
+    facts=lambda options: CompressorFacts({"levels": Levels, "quantised": Quantised}),
+)
+
+TERNGRAD = Part(
+    name="terngrad",
+    summary="random rounding to 0 or +-scale (clip_sigmas, bucket)",
+    build=lambda options: Gathered(
+        Quantised(Levels(2, options.bucket, "max", options.clip_sigmas))
+    ),
+    options=TernGradOptions,
+    facts=lambda options: CompressorFacts({"levels": Levels, "quantised": Quantised}),
+)
+
+NATURAL = Part(
+    name="natural",
+    summary="random rounding to powers of two",
+    build=lambda options: Gathered(Quantised(Natural())),
+    facts=lambda options: CompressorFacts({"natural": Natural, "quantised": Quantised}),
+)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.parts import Part
 from testbed.base.types import Op
 from testbed.compression.common import count_of, generator, require_ratio, require_values
 from testbed.compression.protocol import (
@@ -102,3 +103,11 @@ def strata_draws(
     )
     indices = edges[:-1] + (draw * sizes).long().clamp_(max=sizes - 1)
     return indices.to(values.device), sizes.to(values.device, values.dtype)
+
+
+RANDOMK = Part(
+    name="randomk",
+    summary="a random share (ratio), the same on all ranks, summed (scale)",
+    build=lambda options: options,
+    options=RandomK,
+)

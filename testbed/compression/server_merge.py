@@ -19,31 +19,33 @@ from typing import Any, get_type_hints
 import msgspec
 import torch
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
 from testbed.compression.gathered import Codec
 from testbed.compression.protocol import Arrived, Context, Merger, State, can_unite
-from testbed.compression.quantize import Levels, Natural, Quantised
-from testbed.compression.sign import OneBit, Sign
-from testbed.compression.sparse_mean import SparseMerger
-from testbed.compression.topk import Threshold, TopK, TopKSampled
 
-PARTS: Mapping[str, type] = {
-    "sparse": SparseMerger,
-    "topk": TopK,
-    "topk-sampled": TopKSampled,
-    "threshold": Threshold,
-    "sign": Sign,
-    "quantised": Quantised,
-    "levels": Levels,
-    "natural": Natural,
-    "onebit": OneBit,
-}
-NAMES: Mapping[type, str] = {part: name for name, part in PARTS.items()}
 PLAIN = (bool, int, float, str)  # options; whatever else a part holds is a part
 DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, name) for name in ELEMENT_BYTES if getattr(torch, name).is_floating_point
 }
+
+
+@functools.cache
+def known_parts() -> Mapping[str, type]:
+    """What payloads can be merged by, as all compressors declare it.
+
+    Example:
+        >>> known_parts()["topk"], "gtopk" in known_parts()
+        (<class 'testbed.compression.topk.TopK'>, False)
+    """
+    found = map(COMPRESSORS.find, COMPRESSORS.paths())
+    return {word: part for each in found if each for word, part in each.facts.merged_by.items()}
+
+
+@functools.cache
+def _words() -> Mapping[type, str]:
+    return {part: word for word, part in known_parts().items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def can_describe(merger: object) -> bool:
         >>> can_describe(TopK(0.1)), can_describe(object())
         (True, False)
     """
-    if type(merger) not in NAMES:
+    if type(merger) not in _words():
         return False
     held = [getattr(merger, f.name) for f in _fields(merger)]
     return all(isinstance(value, PLAIN) or can_describe(value) for value in held)
@@ -138,7 +140,7 @@ class _Words(msgspec.Struct, forbid_unknown_fields=True):
 def build(text: str | bytes) -> Merging:
     """What `describe` described; kept, as each message comes with the same one in every step.
 
-    All callers get the same object: parts in `PARTS` cannot be changed once they are made.
+    All callers get the same object: known parts cannot be changed once they are made.
 
     Raises:
         UsageError: no JSON of this form, an unknown part or option, or a value out of range.
@@ -183,11 +185,11 @@ def _fields(part: object) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _name_of(part: object) -> str:
-    name = NAMES.get(type(part))
+    name = _words().get(type(part))
     if name is None:
         raise UsageError(
-            f"no server can merge by {type(part).__name__}; known are {', '.join(PARTS)}; gather "
-            "its payloads instead"
+            f"no server can merge by {type(part).__name__}; known are {', '.join(known_parts())}; "
+            "gather its payloads instead"
         )
     return name
 
@@ -204,9 +206,9 @@ def _describe_part(part: object) -> dict[str, Any]:
 def _build_part(words: dict[str, Any], ability: str) -> Any:
     """The part, which must have the method `ability`."""
     name = words.get("part")
-    kind = PARTS.get(name) if isinstance(name, str) else None
+    kind = known_parts().get(name) if isinstance(name, str) else None
     if kind is None or not hasattr(kind, ability):
-        able = ", ".join(known for known, part in PARTS.items() if hasattr(part, ability))
+        able = ", ".join(known for known, part in known_parts().items() if hasattr(part, ability))
         raise UsageError(f"a merger's part is {name!r}; expected one of {able}")
     given = {key: value for key, value in words.items() if key != "part"}
     hints = _hints(kind)
@@ -280,8 +282,7 @@ def merge(
         Tang et al., 2019, ICML (DoubleSqueeze) for the second compression.
 
     Example:
-        >>> from testbed.compression.topk import TopK
-        >>> codec, like = TopK(0.5), torch.zeros(2)
+        >>>         >>> codec, like = TopK(0.5), torch.zeros(2)
         >>> parts = tuple(codec.encode(torch.tensor(v), Context()).payload
         ...               for v in ([2.0, 1.0], [0.0, 4.0]))
         >>> pulled, _ = merge(codec, parts, like, {}, Context())

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.axes import CompressorFacts
+from testbed.base.parts import Part
 from testbed.compression.bits import (
     for_each,
     in_buckets,
@@ -16,11 +18,18 @@ from testbed.compression.bits import (
     sizes_of,
     unpack_codes,
 )
-from testbed.compression.gathered import Encoded
+from testbed.compression.gathered import Encoded, Gathered
 from testbed.compression.protocol import ByteRange, Claims, Context
-from testbed.compression.quantize import join_scales, scale_bytes, split_scales, working_dtype
+from testbed.compression.quantize import (
+    Quantised,
+    join_scales,
+    scale_bytes,
+    split_scales,
+    working_dtype,
+)
 from testbed.compression.sparse import as_values
 from testbed.compression.sparse_mean import SparseMeans
+from testbed.compression.wrappers import ErrorFeedback
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class EfSignOptions:
 
     Example:
         >>> from testbed.compression.lockstep import Lockstep
-        >>> from testbed.compression.registry import resolve_compressor
-        >>> job = Lockstep(resolve_compressor("ef-sign:bucket=8"), num_workers=1)
+        >>> from testbed.base.axes import COMPRESSORS
+        >>> job = Lockstep(COMPRESSORS.resolve("ef-sign:bucket=8").build(), num_workers=1)
         >>> job.exchange([torch.tensor([1.0, -2.0, 3.0, 4.0])])[0].mean, job.states[0]["residual"]
         (tensor([ 2.5000, -2.5000,  2.5000,  2.5000]), tensor([-1.5000,  0.5000,  0.5000,  1.5000]))
 
@@ -288,3 +297,28 @@ class OneBit:
         means, counts = self._means(values)
         square = float(values.double().square().sum())
         return float((counts * means.double().square()).sum()) / square if square else 1.0
+
+
+SIGN = Part(
+    name="sign",
+    summary="signs by majority vote (vote, scaled, bucket)",
+    build=Gathered,
+    options=Sign,
+    facts=lambda options: CompressorFacts({"sign": Sign}),
+)
+
+EF_SIGN = Part(
+    name="ef-sign",
+    summary="scaled signs with error feedback (vote, bucket)",
+    build=lambda options: ErrorFeedback(Gathered(Sign(options.vote, True, options.bucket))),
+    options=EfSignOptions,
+    facts=lambda options: CompressorFacts({"sign": Sign}),
+)
+
+ONEBIT = Part(
+    name="onebit",
+    summary="signs and a mean for each of the two (bucket)",
+    build=lambda options: Gathered(Quantised(options)),
+    options=OneBit,
+    facts=lambda options: CompressorFacts({"onebit": OneBit, "quantised": Quantised}),
+)

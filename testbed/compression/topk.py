@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.base.axes import CompressorFacts
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part
 from testbed.compression.common import count_of, generator, require_ratio
-from testbed.compression.gathered import Encoded
+from testbed.compression.gathered import Encoded, Gathered
 from testbed.compression.protocol import ByteRange, Claims, Context
 from testbed.compression.sparse import above, largest, pack_sparse, sampled, sparse_bytes
 from testbed.compression.sparse_mean import SparseMerger
@@ -204,3 +206,28 @@ def sampled_bytes(num_elements: int, count: int, element_bytes: int) -> ByteRang
         sparse_bytes(num_elements, least, element_bytes),
         sparse_bytes(num_elements, most, element_bytes),
     )
+
+
+TOPK = Part(
+    name="topk",
+    summary="the largest share (ratio), exactly",
+    build=Gathered,
+    options=TopK,
+    facts=lambda options: CompressorFacts({"topk": TopK, "sparse": SparseMerger}),
+)
+
+TOPK_SAMPLED = Part(
+    name="topk-sampled",
+    summary="about the largest share (ratio), by a threshold from a sample",
+    build=Gathered,
+    options=TopKSampled,
+    facts=lambda options: CompressorFacts({"topk-sampled": TopKSampled, "sparse": SparseMerger}),
+)
+
+THRESHOLD = Part(
+    name="threshold",
+    summary="all of a magnitude and above (value)",
+    build=Gathered,
+    options=Threshold,
+    facts=lambda options: CompressorFacts({"threshold": Threshold, "sparse": SparseMerger}),
+)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part
 from testbed.compression.casts import Cast, Dense
 from testbed.compression.common import (
     nested,
@@ -341,3 +342,28 @@ def with_ratio(part: Any, ratio: float) -> Any:
 
 def _fields(part: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
+
+
+EF = Part(
+    name="ef",
+    summary="error feedback around the compressor to its right (units)",
+    build=ErrorFeedback,
+    options=FeedbackOptions,
+    wraps=True,
+)
+
+WARMUP = Part(
+    name="warmup",
+    summary="a ratio that falls to that on its right (stage_steps, start, factor)",
+    build=WarmUp,
+    options=WarmUpOptions,
+    wraps=True,
+)
+
+BY_SIZE = Part(
+    name="by-size",
+    summary="the compressor to its right for large messages only (min_elements, small)",
+    build=BySize,
+    options=BySizeOptions,
+    wraps=True,
+)

@@ -11,6 +11,7 @@ from itertools import chain
 import msgspec
 import torch
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
 from testbed.base.types import CUT_BYTES, Op, shard_bounds
 from testbed.compression.lockstep import carry_out, handed_over_bytes
@@ -25,7 +26,6 @@ from testbed.compression.protocol import (
     State,
     can_cut,
 )
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.wrappers import ratio_of
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
@@ -79,7 +79,7 @@ def measure_codec(
             f"measuring {spec_text!r} for {num_workers} workers at sizes {tuple(sizes)}; expected "
             "one worker and one size or more"
         )
-    compressor = resolve_compressor(spec_text)
+    compressor = COMPRESSORS.resolve(spec_text).build()
     samples = []
     for num_elements in sorted(sizes):
         job = _Job(compressor, num_workers, num_elements, merges, torch.device(device), clock)

@@ -9,7 +9,6 @@ import torch
 from testbed.backends.protocol import Backend, Group
 from testbed.base.plan import Plan
 from testbed.compression.lockstep import Lockstep
-from testbed.compression.registry import resolve_compressor
 from testbed.scheduling.protocol import needs_profile
 from testbed.scheduling.under_compressor import overlapped
 from testbed.training.compressed.costs import Costs
@@ -21,6 +20,7 @@ from testbed.training.session import Session
 from tests.contracts.cases import meet
 from tests.contracts.schedule_cases import _holder
 from tests.contracts.session_models import Recipe, build, losses, parameters_of
+from tests.harness.compressors import resolve_compressor
 
 SEED = 7
 

@@ -13,11 +13,10 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.types import Op, Request, Result, Traffic
 from testbed.compression.lockstep import Lockstep, carry_out, handed_over_bytes
 from testbed.compression.protocol import Arrived, Context, Round, State
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import Pulled, describe, merge
 from testbed.training.sampling import digest_tensors
 from tests.contracts.cases import WITHIN_S, device_of, meet
-from tests.harness.compressors import SHAPES, messages
+from tests.harness.compressors import SHAPES, messages, resolve_compressor
 
 NUM_STEPS = 2
 

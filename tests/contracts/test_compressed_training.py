@@ -7,14 +7,13 @@ import functools
 import pytest
 import torch
 
-from testbed.compression.registry import resolve_compressor
 from testbed.training.sampling import digest_tensors
 from tests.contracts.compressed_cases import Compressed, in_one_thread
 from tests.contracts.schedules import SPECS as SCHEDULES
 from tests.contracts.schedules import Training, plan_of, setup_of
 from tests.contracts.session_models import Recipe
 from tests.contracts.specs import DEFAULTS, Member, jobs
-from tests.harness.compressors import SPECS, keeping
+from tests.harness.compressors import SPECS, keeping, resolve_compressor
 from tests.harness.rank_pool import Job, PoolKeeper
 
 CASE = "tests.contracts.compressed_cases:trained"

@@ -4,7 +4,7 @@ import torch
 
 from testbed.base.axes import COMPRESSORS
 from testbed.compression.lockstep import Lockstep
-from testbed.compression.registry import resolve_compressor
+from testbed.compression.protocol import Compressor
 
 WRAPPERS = tuple(name for name in COMPRESSORS if COMPRESSORS.load(name).wraps)
 PLAIN = tuple(name for name in COMPRESSORS if name not in WRAPPERS)
@@ -31,6 +31,11 @@ MORE = (
 SPECS = PLAIN + MORE
 # 700 elements: a matrix, a convolution, a bias and a scalar.
 SHAPES = ((20, 25), (4, 3, 4, 4), (7,), ())
+
+
+def resolve_compressor(text: str) -> Compressor:
+    compressor: Compressor = COMPRESSORS.resolve(text).build()
+    return compressor
 
 
 def keeping(spec):

@@ -3,15 +3,14 @@
 import pytest
 
 from testbed.base.errors import Disagreement, UnknownName, UsageError
-from testbed.base.spec import split_specs
+from testbed.base.spec import split_chain, split_specs
 from testbed.base.types import Op
 from testbed.compression.gathered import Gathered
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Round
-from testbed.compression.registry import parse_chain, resolve_compressor
 from testbed.compression.topk import TopK
 from testbed.compression.wrappers import BySize, ErrorFeedback
-from tests.harness.compressors import messages
+from tests.harness.compressors import messages, resolve_compressor
 
 
 def test_a_chain_is_built_from_right_to_left():
@@ -28,8 +27,8 @@ def test_lists_of_chains_and_exponents():
         "by-size:min_elements=10,small=fp16+ef+sign",
         "qsgd",
     )
-    (link,) = parse_chain("threshold:value=1e+3")
-    assert resolve_compressor(str(link)).codec.value == 1000
+    (link,) = split_chain("threshold:value=1e+3")
+    assert resolve_compressor(link).codec.value == 1000
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_lists_of_chains_and_exponents():
         ("terngrad:clip_sigmas=-1", r"terngrad clip_sigmas is -1"),
         ("powersgd:rank=0", r"rank is 0; expected 1 to 4096"),
         ("topk:k=3", r"'topk' has no option 'k'; known options: ratio"),
-        ("ef", r"'ef' needs a compressor to its right; write ef\+topk"),
+        ("ef", r"'ef' needs a compressor to its right; write ef\+NAME"),
         ("topk+ef", r"'ef' needs a compressor to its right"),
         ("topk+sign", r"'topk' cannot stand left of another compressor; only wrappers can"),
         ("ef+dgc", r"already keeps what it does not send; leave ef out"),

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from testbed.compression.registry import resolve_compressor
-from tests.harness.compressors import SPECS, job, messages
+from tests.harness.compressors import SPECS, job, messages, resolve_compressor
 
 NUM_DRAWS = 1500
 UNBIASED = (

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Context
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.sparse import sparse_bytes, unpack_sparse
-from tests.harness.compressors import PLAIN, SPECS, WRAPPERS, job, keeping, messages
+from tests.harness.compressors import (
+    PLAIN,
+    SPECS,
+    WRAPPERS,
+    job,
+    keeping,
+    messages,
+    resolve_compressor,
+)
 
 RANKS = (1, 2, 3, 4)
 DENSE_AT_FULL = (

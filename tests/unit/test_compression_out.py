@@ -10,11 +10,10 @@ from testbed.base.types import Op
 from testbed.compression.gathered import gathered_mean
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Arrived, Compressor, Context, Round
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.sparse import pack_sparse
 from testbed.compression.sparse_mean import SparseMerger
-from tests.harness.compressors import SHAPES, SPECS, keeping, messages
+from tests.harness.compressors import SHAPES, SPECS, keeping, messages, resolve_compressor
 
 IN_PLACE = ("topk", "topk-sampled", "threshold:value=0.5", "dgc", "ef+topk", "warmup+topk")
 

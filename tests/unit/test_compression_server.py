@@ -8,10 +8,9 @@ import torch
 from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Context
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.server_merge import merge
 from testbed.compression.topk import TopK
-from tests.harness.compressors import SHAPES, SPECS, job, keeping, messages
+from tests.harness.compressors import SHAPES, SPECS, job, keeping, messages, resolve_compressor
 
 
 class Server:

@@ -11,7 +11,7 @@ from testbed.base.errors import UsageError
 from testbed.base.types import CUT_BYTES, shard_bounds
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
 from testbed.compression.protocol import Cutting
-from testbed.compression.server_merge import PARTS, build
+from testbed.compression.server_merge import build, known_parts
 from testbed.compression.sparse import (
     as_values,
     index_bytes,
@@ -220,7 +220,7 @@ def test_only_large_messages_whose_payloads_can_be_cut_are_shared_by_servers():
     assert len(for_servers(SparseMerger(), payload, large, 1, seed=0)[0]) == 1
 
 
-@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("part", known_parts().values(), ids=known_parts())
 def test_only_selections_are_cut(part: type) -> None:
     """Codes of a quantiser are not: they are no list of elements."""
     assert issubclass(part, Cutting) == issubclass(part, SparseMerger)

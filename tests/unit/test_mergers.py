@@ -9,11 +9,17 @@ from testbed.base.errors import UsageError
 from testbed.compression.lockstep import Lockstep, carry_out
 from testbed.compression.protocol import Context
 from testbed.compression.quantize import Natural, Quantised
-from testbed.compression.registry import resolve_compressor
-from testbed.compression.server_merge import PARTS, build, can_describe, describe, encoder_of, merge
+from testbed.compression.server_merge import (
+    build,
+    can_describe,
+    describe,
+    encoder_of,
+    known_parts,
+    merge,
+)
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.compression.topk import TopK
-from tests.harness.compressors import SHAPES, SPECS, messages
+from tests.harness.compressors import SHAPES, SPECS, messages, resolve_compressor
 
 
 def rounds_of(spec, num_workers=2):
@@ -65,7 +71,7 @@ def test_every_dtype_comes_back(dtype):
 def test_every_part_is_used_by_a_compressor_or_within_one():
     used = json.dumps([describe(r[0].merger, 1, torch.float32) for s in SPECS
                        for r in rounds_of(s) if r[0].merger is not None])  # fmt: skip
-    assert all(f'\\"part\\": \\"{name}\\"' in used for name in PARTS)
+    assert all(f'\\"part\\": \\"{name}\\"' in used for name in known_parts())
 
 
 class Foreign(SparseMerger):
@@ -95,7 +101,7 @@ def words(**changes):
         (words(num_elements=-1), "-1 elements"),
         (words(dtype="int64"), "700 elements of int64"),
         (words(more=1), "more"),
-        (words(merger={}), "part is None; expected one of sparse, topk"),
+        (words(merger={}), "part is None; expected one of topk, sparse"),
         (words(merger={"part": "os.system"}), "part is 'os.system'"),
         (words(merger={"part": ["topk"]}), "part is"),
         (words(merger={"part": "levels", "bits": 4}), "part is 'levels'"),  # not a merger

@@ -231,7 +231,7 @@ def test_never_and_always():
 @pytest.mark.parametrize("spec", ["ef+topk:ratio=0.01", "powersgd", "gtopk:ratio=0.05", "none"])
 def test_measured_bytes_are_those_of_the_compressor(spec, merges, tmp_path):
     from testbed.compression.protocol import Context
-    from testbed.compression.registry import resolve_compressor
+    from tests.harness.compressors import resolve_compressor
 
     codec = measure_codec(spec, 3, sizes=(20_000, 2_000), merges=merges, repeats=2)
     compressor = resolve_compressor(spec)

@@ -14,7 +14,6 @@ import torch
 from testbed.base.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
 from testbed.compression.casts import Dense
 from testbed.compression.protocol import Context, Conversation, State
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.wrappers import ratio_of
 from testbed.training.compressed.spec import (
     Compression,
@@ -24,6 +23,7 @@ from testbed.training.compressed.spec import (
 )
 from testbed.training.compressed.work import DECODE, ENCODE
 from testbed.training.session import Session
+from tests.harness.compressors import resolve_compressor
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks, plan_of
 
 SCHEDULERS = ("wfbp", "dear", "bytescheduler")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.compression.common import num_bytes
 from testbed.compression.lockstep import Lockstep
-from testbed.compression.registry import resolve_compressor
 from testbed.studies.accuracy.plan import Outcome, Trial
 from testbed.training.evaluation import accuracy_of
 from testbed.training.replica import (
@@ -166,7 +166,7 @@ def _configuration(trial: Trial) -> RunConfig:
 
 def _messages(trial: Trial, replica: Replica) -> list[Lockstep]:
     """One for each parameter, with draws of its own."""
-    compressor = resolve_compressor(trial.compressor)
+    compressor = COMPRESSORS.resolve(trial.compressor).build()
     return [
         Lockstep(
             compressor,

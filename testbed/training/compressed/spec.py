@@ -9,12 +9,12 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.types import Op
 from testbed.compression.protocol import Compressor
-from testbed.compression.registry import resolve_compressor
 from testbed.compression.wrappers import ratio_of, with_ratio
 
 NO_COMPRESSOR = "none"
@@ -49,7 +49,7 @@ def compression_of(text: str, seed: int, compared_steps: int = 0) -> Compression
     """What a specification asks for; None = gradients travel as they are.
 
     Raises:
-        UnknownName, UsageError: see `resolve_compressor`.
+        UnknownName, UsageError: see `Axis.resolve`.
 
     Example:
         >>> compression_of("none", 1), compression_of("ef+topk:ratio=0.1", 1).text
@@ -57,7 +57,7 @@ def compression_of(text: str, seed: int, compared_steps: int = 0) -> Compression
     """
     if text == NO_COMPRESSOR:
         return None
-    return Compression(text, resolve_compressor(text), seed, compared_steps)
+    return Compression(text, COMPRESSORS.resolve(text).build(), seed, compared_steps)
 
 
 def compressors_of(
