@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import Finished, testbed
+from tests.harness.runs import answer, testbed
 
 PACKAGE = Path(__file__).parents[1] / "toy_plugin"
 
@@ -31,14 +32,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return into
 
 
-def with_plugin(site: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Finished:
-    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    return testbed(*arguments)
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process finds the package, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(site)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toy_plugin"]:
+        del sys.modules[name]
 
 
-def test_list_shows_its_parts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = with_plugin(site, monkeypatch, "list", "--json")
+@pytest.mark.usefixtures("installed")
+def test_list_shows_its_parts() -> None:
+    done = answer("list", "--json")
     assert done.status == 0, done.err
     document = json.loads(done.out)
     for family, name in (("backends", "toy-notes"), ("workloads", "toy-line")):
@@ -49,18 +54,12 @@ def test_list_shows_its_parts(site: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_run_trains_with_them(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    done = with_plugin(
-        *(site, monkeypatch, "run", "--workload", "toy-line:slope=3", "--workers", "2"),
-        *(
-            "--backend",
-            "toy-notes:patience_s=20",
-            "--steps",
-            "25",
-            "--momentum",
-            "0",
-            "--json",
-            str(record),
-        ),
+    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    done = testbed(
+        *("run", "--workload", "toy-line:slope=3", "--workers", "2"),
+        *("--backend", "toy-notes:patience_s=20", "--steps", "25", "--momentum", "0"),
+        *("--json", str(record)),
     )
     assert done.status == 0, done.err
     cell = json.loads(record.read_text())
@@ -71,15 +70,14 @@ def test_run_trains_with_them(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert cell["samples"]["loss"][-1] < cell["samples"]["loss"][0] / 10
 
 
-def test_its_options_are_checked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = with_plugin(
-        *(site, monkeypatch, "run", "--workload", "toy-line", "--backend", "toy-notes:pace=2"),
-    )
+@pytest.mark.usefixtures("installed")
+def test_its_options_are_checked() -> None:
+    done = answer("run", "--workload", "toy-line", "--backend", "toy-notes:pace=2")
     assert done.status == 2
     assert "patience_s" in done.err
 
 
 def test_without_it_the_names_are_unknown() -> None:
-    done = testbed("run", "--workload", "toy-line", "--steps", "1")
+    done = answer("run", "--workload", "toy-line", "--steps", "1")
     assert done.status == 2
     assert "toy-line" in done.err

@@ -1,16 +1,25 @@
-"""Starting the real `testbed` command from tests, under a deadline, leaving nothing behind."""
+"""Starting the real `testbed` command from tests, under a deadline, leaving nothing behind.
+
+`testbed` starts a process. `answer` calls the command line in this one: for what is refused, listed
+or only told, where nothing is started. `tests/integration/test_verbs.py` starts each verb once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
+import pytest
+
+from testbed.cli import main
 
 from testbed.forking import through_stub
 
@@ -61,6 +70,33 @@ def cell_of(path: Path) -> dict[str, Any]:
 def but_for(rank: int, variable: str) -> tuple[str, ...]:
     """What a launcher starts before a command that all ranks but one shall run."""
     return ("sh", "-c", f'[ "${variable}" = {rank} ] && exec sleep 100; exec "$@"', "sh")
+
+
+def answer(*arguments: str, **variables: str) -> Finished:
+    """What `testbed ...` says, called in this process; it must start none.
+
+    Args:
+        arguments: as a user writes them.
+        variables: of the environment, for this call.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    status: object = 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"COLUMNS": "120", **variables}.items():
+            patch.setenv(name, value)
+        patch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # else the command would leave it set
+        patch.setattr(os, "_exit", _no_rank)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                main(arguments)
+            except SystemExit as end:
+                status = end.code or 0
+    assert isinstance(status, int), status
+    return Finished(status, out.getvalue(), err.getvalue())
+
+
+def _no_rank(status: int) -> NoReturn:
+    raise AssertionError(f"it trained here and would have left with {status}; start a process")
 
 
 def end_family(pid: int) -> None:

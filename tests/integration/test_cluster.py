@@ -17,7 +17,7 @@ import pytest
 from testbed.cluster.access import lacking
 from testbed.cluster.system import NETNS_FOLDER, PREFIX
 from testbed.launch.allocation import GRACE_S
-from tests.harness.runs import FAULTY, end_family, testbed
+from tests.harness.runs import FAULTY, answer, end_family, testbed
 
 HARNESS = Path(__file__).parents[1] / "harness"
 HEADERS = 1514 / 1448  # Ethernet, IP and TCP with time stamps around 1448 bytes of payload
@@ -206,7 +206,7 @@ def test_cores_that_do_not_go_round_are_refused_when_asked_for() -> None:
     nodes = len(os.sched_getaffinity(0)) + 1
     if nodes == 2:
         pytest.skip("one core goes round any number of nodes")
-    done = testbed("cluster", "--spec", f"nodes={nodes},cores=pinned", "--", "true")
+    done = answer("cluster", "--spec", f"nodes={nodes},cores=pinned", "--", "true")
     assert done.status == 2
     assert f"cannot be dealt out evenly to {nodes} nodes" in done.err
     assert testbed("cluster", "--spec", f"nodes={nodes}", "--", "true").status == 0
@@ -306,5 +306,5 @@ def test_comm_shows_the_cluster_s_times_and_the_share_of_the_line(tmp_path: Path
 
 
 def test_a_cluster_that_cannot_be_is_refused_by_name() -> None:
-    done = testbed("run", "--cluster", "nodes=2,rate=fast")
+    done = answer("run", "--cluster", "nodes=2,rate=fast")
     assert (done.status, "rate is 'fast'" in done.err) == (2, True)

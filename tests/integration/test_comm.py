@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from testbed.records.comm import decode_comm
-from tests.harness.runs import end_family, testbed
+from tests.harness.runs import answer, end_family, testbed
 
 SMALL = ("--min", "4K", "--max", "64K", "--factor", "16", "--iters", "4", "--warmup", "1")
 
@@ -53,7 +53,7 @@ def test_a_launcher_is_joined():
     ],
 )
 def test_what_cannot_be_measured_is_a_usage_error(arguments, message):
-    done = testbed("comm", *arguments)
+    done = answer("comm", *arguments)
     assert done.status == 2
     assert message in done.err
 

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from testbed.cluster.access import lacking
-from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, WITHIN_S, but_for, cell_of, testbed
+from tests.harness.runs import (
+    FAULTY,
+    LATE,
+    MODEL,
+    ROOT,
+    WITHIN_S,
+    answer,
+    but_for,
+    cell_of,
+    testbed,
+)
 from tests.harness.slurm import absent
 
 BESIDE = Path(sys.executable).parent
@@ -120,17 +130,10 @@ def test_dedicated_servers_take_the_last_ranks(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_started_too_few_is_told_how_many() -> None:
-    environment = {"TESTBED_RANK": "0", "TESTBED_SIZE": "2"}
-    command = [sys.executable, "-m", "testbed", "run", "--backend", "gloo", "--workers", "3"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 2
-    assert "started 2 processes, but the run needs 3 workers" in done.stderr
+    launched = {"TESTBED_RANK": "0", "TESTBED_SIZE": "2"}
+    done = answer("run", "--backend", "gloo", "--workers", "3", **launched)
+    assert done.status == 2
+    assert "started 2 processes, but the run needs 3 workers" in done.err
 
 
 @pytest.mark.mpi

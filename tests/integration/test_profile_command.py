@@ -4,7 +4,7 @@ import pytest
 
 from testbed.base.files import load_link, load_trace
 from testbed.prediction.cross_iteration import forward_order
-from tests.harness.runs import testbed
+from tests.harness.runs import answer, testbed
 
 SMALL = ("--batch", "4", "--threads", "1", "--warmup", "1", "--repeats", "3")
 
@@ -42,7 +42,7 @@ def test_mixed_precision_sends_gradients_of_the_parameters_type(tmp_path):
     ],
 )
 def test_what_cannot_be_profiled_is_a_usage_error(arguments, message):
-    done = testbed("profile", *arguments)
+    done = answer("profile", *arguments)
     assert done.status == 2
     assert message in done.err
 
@@ -77,6 +77,6 @@ def test_a_backend_of_one_channel_is_fitted_with_a_note(tmp_path):
     ],
 )
 def test_what_cannot_be_fitted_is_a_usage_error(arguments, message):
-    done = testbed("comm", "--backend", "gloo", *arguments)
+    done = answer("comm", "--backend", "gloo", *arguments)
     assert done.status == 2
     assert message in done.err
