@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import torch
 import zmq
 
 from testbed.forking import SERVER, fork_server
@@ -56,7 +57,10 @@ def _libraries_are_warm() -> None:
     """What a library starts once and keeps for the life of the process is no test's leak.
 
     The first message that pyzmq sends without a copy starts the thread that frees such messages.
+    Torch computes with one thread, as it does on the ranks: with more of them, tests that run beside
+    each other wait for cores inside of operations that take microseconds.
     """
+    torch.set_num_threads(1)
     with zmq.Context() as context, context.socket(zmq.PAIR) as left:
         left.bind("inproc://warm")
         with context.socket(zmq.PAIR) as right:

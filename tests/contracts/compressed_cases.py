@@ -8,6 +8,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Group
 from testbed.base.plan import Plan
+from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep
 from testbed.scheduling.protocol import needs_profile
 from testbed.scheduling.under_compressor import overlapped
@@ -23,6 +24,7 @@ from tests.contracts.session_models import Recipe, build, losses, parameters_of
 from tests.harness.compressors import resolve_compressor
 
 SEED = 7
+EXCHANGES = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.MERGE)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def trained(
             last.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for event in sorted(session.events, key=lambda event: event.started_s):
-                if event.op in ("sum", "gather", "deliver", "merge"):
+                if event.op in EXCHANGES:
                     told = (event.op, event.key, event.step)
                     requests.setdefault(event.channel, []).append(told)
         session.close()

@@ -125,6 +125,7 @@ def carries(pools: PoolKeeper, job: Job, spec: str, texts: tuple[str, ...]) -> N
         if exact:
             wanted = alone(COMPLETE, spec, text, job.num_ranks)
             assert same(trained[0].parameters, wanted), f"{text} with {spec}"
+        assert trained[0].requests, text
         for rank in trained[1:]:
             assert rank.requests == trained[0].requests, f"{text} with {spec}"
         train(pools, job, AWKWARD, spec, text, held_up=True, plans_anew=True)
