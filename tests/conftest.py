@@ -57,8 +57,8 @@ def _libraries_are_warm() -> None:
     """What a library starts once and keeps for the life of the process is no test's leak.
 
     The first message that pyzmq sends without a copy starts the thread that frees such messages.
-    Torch computes with one thread, as it does on the ranks: with more of them, tests that run beside
-    each other wait for cores inside of operations that take microseconds.
+    Torch computes with one thread, as it does on the ranks: more of them spin while they wait for
+    each other, which costs more than they gain on tensors of tests.
     """
     torch.set_num_threads(1)
     with zmq.Context() as context, context.socket(zmq.PAIR) as left:
