@@ -85,7 +85,7 @@ def trace_of(recipe: Recipe) -> Trace:
 def link_of(name: str, num_workers: int) -> Link:
     latency_s, seconds_per_byte = LINKS[name]
     return Link(
-        backend="made up",
+        backend="mpi-ring",
         num_workers=num_workers,
         latency_s=latency_s,
         seconds_per_byte=seconds_per_byte,

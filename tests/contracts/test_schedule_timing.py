@@ -36,7 +36,7 @@ def plan_for(spec: str, sizes: dict[str, int]) -> Plan:
         for name, size in sizes.items()
     )
     trace = Trace(name="branches", device="cpu", batch_size=1, tensors=tensors)
-    link = Link(backend="made up", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-6)
+    link = Link(backend="mpi-ring", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-6)
     return make_plan(spec, trace, link)
 
 
