@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import zlib
 from collections.abc import Callable
 
 import msgspec
@@ -27,8 +28,8 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
-from testbed.backends.zmq_ps.worker_exchange import AllGatherExchange, Exchange, Layout, Ticket
-from testbed.backends.zmq_ps.worker_parts import AllToAllExchange, CutMergeExchange, MergeExchange
+from testbed.backends.zmq_ps.worker_exchange import Exchange, Layout, Ticket
+from testbed.backends.zmq_ps.worker_parts import AllGatherExchange, AllToAllExchange, MergeExchange
 from testbed.base.errors import Disagreement, RankLost, TestbedError
 from testbed.base.types import Op, Request, Traffic
 from testbed.compression.server_merge import build
@@ -44,7 +45,10 @@ def begin(request: Request, ticket: Ticket, layout: Layout, owners: Owners) -> E
         case Op.ALL_TO_ALL:
             return AllToAllExchange(request, ticket, layout)
         case Op.MERGE if request.parts:
-            return CutMergeExchange(request, ticket, layout)
+            # Selected elements may crowd in one range of every message, so that keys differ in
+            # which server has the first one.
+            first = zlib.crc32(request.key.encode())
+            return MergeExchange(request, ticket, layout, first)
         case Op.MERGE:
             num_bytes = build(request.note).dense_bytes
             owner = owners.owner(request.channel, request.key, num_bytes)

@@ -4,58 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.checks import DTYPES, NAMES
+from testbed.backends.checks import NAMES
 from testbed.backends.queue import PendingWork
 from testbed.backends.zmq_ps.frames import Bytes, bytes_of, copy_in
 from testbed.backends.zmq_ps.placement import Slice, place
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request, Result, Traffic
-
-# Parts of other workers as they come in, slice by slice, of sizes not known before.
-
-
-class IncomingParts:
-    """One part from each source; the first slice of a part tells its size.
-
-    Args:
-        sources: the workers from which a part is to come, if only an empty one.
-    """
-
-    def __init__(self, sources: Iterable[int]) -> None:
-        self._parts: dict[int, torch.Tensor] = {}
-        self._missing = dict.fromkeys(sources, 1)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all elements of all parts are here."""
-        return not any(self._missing.values())
-
-    def take(self, header: Header, payload: memoryview) -> None:
-        """A slice of the part of worker `header.root`.
-
-        Raises:
-            KeyError: no part is expected from there.
-        """
-        source = header.root
-        if source not in self._parts:
-            dtype = DTYPES[header.dtype]
-            self._parts[source] = torch.empty(header.total_elements, dtype=dtype)
-            self._missing[source] = header.total_elements
-        copy_in(bytes_of(self._parts[source]), header.offset * header.element_size, payload)
-        self._missing[source] -= header.num_elements
-
-    def with_own(self, rank: int, own: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """All parts in rank order, this rank's own among them."""
-        parts = {**self._parts, rank: own}
-        return tuple(parts[r] for r in sorted(parts))
-
 
 OPERATIONS = {op: Operation[op.name] for op in Op}
 
@@ -231,48 +192,3 @@ class Exchange:
             return None
         size = self.header.element_size
         return self._memory[piece.offset * size : (piece.offset + piece.num_elements) * size]
-
-
-class AnswersOfAnySize(Exchange):
-    """A request whose answers tell only at the end that they were the last ones."""
-
-    @property
-    def about_to_end(self) -> bool:
-        """Nobody knows."""
-        return False
-
-
-class AllGatherExchange(AnswersOfAnySize):
-    """An all-gather: this worker's part goes out, parts of sizes not known before come in."""
-
-    def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
-        super().__init__(request, ticket, layout)
-        self._incoming = IncomingParts(r for r in range(layout.size) if r != layout.rank)
-        self._counts = [
-            max(1, sum(piece.server == server for piece in self.slices))
-            for server in range(layout.num_servers)
-        ]
-        self._unconfirmed = sum(self._counts)
-
-    def messages(self) -> Iterator[tuple[int, Header, Bytes | None]]:
-        """Its slices, and for each server without a slice the word that there is none."""
-        for piece in self.slices:
-            header = replace(self._question(piece), frame_count=self._counts[piece.server])
-            yield piece.server, header, self._elements(piece)
-        for server in set(range(self.layout.num_servers)) - {p.server for p in self.slices}:
-            yield server, replace(self.header, frame_count=1), None
-
-    def take(self, header: Header, payload: memoryview) -> bool:
-        """A slice of another worker's part, or the word that one of ours arrived."""
-        if not header.flags & Flag.PAYLOAD:
-            self._unconfirmed -= 1
-        else:
-            self._incoming.take(header, payload)
-        return self._unconfirmed == 0 and self._incoming.complete
-
-    def result(self) -> Result:
-        """The parts of all ranks, this rank's own tensor among them."""
-        own = self.request.tensor
-        assert own is not None
-        parts = self._incoming.with_own(self.layout.rank, own)
-        return Result(tensor=own, parts=parts, traffic=self.traffic)
