@@ -37,7 +37,7 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
         name: all-gather name, topic, or words.
         turn: number of the all-gather under this name; `OTHERS_ALONE` for an announcement that does
             not come back to who made it.
-        members: how many take part in it, or hear an announcement.
+        members: how many take part in it, or receive an announcement.
         values: contributions, announcement, or the states of all members.
     """
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_some
 
-SAY_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 WRONG_TOKEN = (
     "the token is another than rank 0's; expected that of the same job: two jobs meet on this "
     "port, or TESTBED_TOKEN differs between the ranks"
@@ -33,7 +33,7 @@ class _Peer:
         self.connection = connection
         self.reader = FrameReader()
         self.member = -1
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         self.state = b""
 
 
@@ -69,27 +69,27 @@ class Hub:
         self._names: dict[int, str] = {}
         self._left: set[int] = set()
         self._loss: Frame | None = None
-        self._say_s = SAY_EVERY_S
+        self._report_s = REPORT_EVERY_S
         self._held: list[Frame] = []  # announcements made before all members had joined
-        self._told = threading.Event()
-        self._telling = threading.RLock()  # frames reach every member in one order
+        self._loss_sent = threading.Event()
+        self._sending = threading.RLock()  # frames reach every member in one order
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._wake_in, self._wake_out = socket.socketpair()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control-hub", daemon=True)
         self._thread.start()
 
-    def wait_told(self, timeout_s: float) -> None:
+    def wait_loss_sent(self, timeout_s: float) -> None:
         """Wait until the first loss was told to all members; the process may then end."""
-        self._told.wait(timeout_s)
+        self._loss_sent.wait(timeout_s)
 
     def announce(self, frame: Frame) -> None:
         """Pass an announcement on at once, from the thread of the member that hosts the hub."""
-        with self._telling:
+        with self._sending:
             if len(self._peers) < self._size:
                 self._held.append(frame)
             else:
-                self._tell(frame, _hearers(frame))
+                self._broadcast(frame, _receivers(frame))
 
     def close(self, timeout_s: float) -> None:
         """Wait until all members have left, at most so long, then end."""
@@ -137,7 +137,7 @@ class Hub:
 
     def _take(self, peer: _Peer, frame: Frame) -> bool:
         """Act on a frame; False: the connection is to be dropped."""
-        peer.heard_s = time.monotonic()
+        peer.received_s = time.monotonic()
         if peer.member < 0:
             return self._welcome(peer, frame)
         if frame.kind == "beat":
@@ -169,14 +169,14 @@ class Hub:
             return False
         peer.member = frame.member
         self._names[frame.member] = frame.name
-        with self._telling:
+        with self._sending:
             self._peers[frame.member] = peer
             self._send(peer, Frame("welcome", members=self._size))
             if self._loss is not None:
                 self._send(peer, self._loss)
             if len(self._peers) == self._size:
                 for held in self._held:
-                    self._tell(held, _hearers(held))
+                    self._broadcast(held, _receivers(held))
                 self._held.clear()
         return True
 
@@ -190,11 +190,13 @@ class Hub:
             return
         del self._values[(frame.name, frame.turn)]
         answer = tuple(values[m] for m in sorted(values))
-        self._tell(Frame("values", 0, frame.name, frame.turn, frame.members, answer), set(values))
+        self._broadcast(
+            Frame("values", 0, frame.name, frame.turn, frame.members, answer), set(values)
+        )
 
-    def _tell(self, frame: Frame, members: set[int] | None = None) -> None:
+    def _broadcast(self, frame: Frame, members: set[int] | None = None) -> None:
         data = encode(frame)
-        with self._telling:
+        with self._sending:
             for member, peer in list(self._peers.items()):
                 if (members is None or member in members) and member not in self._left:
                     self._send_bytes(peer, data)
@@ -217,20 +219,20 @@ class Hub:
         self._left.add(member)
         if self._loss is None:
             self._loss = Frame("loss", member, f"{self._names[member]}\n{why}")
-            self._tell(self._loss)
-            self._told.set()
+            self._broadcast(self._loss)
+            self._loss_sent.set()
 
     def _watch(self, started_s: float) -> None:
         now_s = time.monotonic()
         for member, peer in list(self._peers.items()):
-            silent_s = now_s - peer.heard_s
+            silent_s = now_s - peer.received_s
             if member not in self._left and silent_s > self._silence_s:
                 self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
         if self._loss is None and (absent := self._absent()):
             self._miss(absent, now_s - started_s)
         told = sorted((m, peer.state) for m, peer in self._peers.items() if peer.state)
         states = tuple(f"{self._names[m]}: {state.decode()}".encode() for m, state in told)
-        self._tell(Frame("beat", name=self._names.get(0, ""), values=states))
+        self._broadcast(Frame("beat", name=self._names.get(0, ""), values=states))
 
     def _miss(self, absent: list[int], waited_s: float) -> None:
         """Say now and then who has not joined, and in the end give them up."""
@@ -240,14 +242,14 @@ class Hub:
             self._lose(
                 absent[0], f"did not join within {self._start_s:.0f} s, what --start-deadline left"
             )
-        elif waited_s > self._say_s:
-            self._say_s = waited_s + SAY_EVERY_S
+        elif waited_s > self._report_s:
+            self._report_s = waited_s + REPORT_EVERY_S
             left_s = self._start_s - waited_s
             sys.stderr.write(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
             sys.stderr.flush()
 
 
-def _hearers(announcement: Frame) -> set[int]:
+def _receivers(announcement: Frame) -> set[int]:
     """The first so many members, but the announcer if it is for the others alone."""
     members = set(range(announcement.members))
     return members - {announcement.member} if announcement.turn == OTHERS_ALONE else members

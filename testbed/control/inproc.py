@@ -20,9 +20,9 @@ class InprocHub:
         self._changed = threading.Condition(threading.RLock())
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
         self._listeners: dict[str, list[tuple[int, Callable[[bytes], None]]]] = defaultdict(list)
-        # By topic: announcements, each with those who hear it.
+        # By topic: announcements, each with those who receive it.
         self._history: dict[str, list[tuple[frozenset[int], bytes]]] = defaultdict(list)
-        self._mourners: list[tuple[int, Callable[[Loss], None]]] = []
+        self._loss_callbacks: list[tuple[int, Callable[[Loss], None]]] = []
         self._loss: Loss | None = None
         self.members: dict[int, InprocControl] = {}
         self._shared: dict[str, Any] = {}
@@ -58,21 +58,21 @@ class InprocHub:
                 self._shared[name] = make()
             return self._shared[name]
 
-    def spread(self, topic: str, value: bytes, hearers: frozenset[int]) -> None:
-        """Call the listeners of a topic that shall hear it, one announcement after the other."""
+    def announce(self, topic: str, value: bytes, receivers: frozenset[int]) -> None:
+        """Call the listeners that are to receive it, one announcement after the other."""
         with self._changed:
-            self._history[topic].append((hearers, value))
-            for rank, hear in self._listeners[topic]:
-                if rank in hearers:
-                    hear(value)
+            self._history[topic].append((receivers, value))
+            for rank, callback in self._listeners[topic]:
+                if rank in receivers:
+                    callback(value)
 
-    def add_listener(self, rank: int, topic: str, hear: Callable[[bytes], None]) -> None:
-        """Hear what was announced so far, then what comes."""
+    def add_listener(self, rank: int, topic: str, callback: Callable[[bytes], None]) -> None:
+        """Call it with what was announced so far, then with what comes."""
         with self._changed:
-            for hearers, value in self._history[topic]:
-                if rank in hearers:
-                    hear(value)
-            self._listeners[topic].append((rank, hear))
+            for receivers, value in self._history[topic]:
+                if rank in receivers:
+                    callback(value)
+            self._listeners[topic].append((rank, callback))
 
     def lose(self, loss: Loss) -> None:
         """Tell everybody but the lost one."""
@@ -80,18 +80,18 @@ class InprocHub:
             if self._loss is not None:
                 return
             self._loss = loss
-            mourners = [hear for rank, hear in self._mourners if rank != loss.member]
+            callbacks = [callback for rank, callback in self._loss_callbacks if rank != loss.member]
             self._changed.notify_all()
-        for hear in mourners:
-            hear(loss)
+        for callback in callbacks:
+            callback(loss)
 
-    def add_mourner(self, rank: int, hear: Callable[[Loss], None]) -> None:
-        """Hear of the first loss."""
+    def add_loss_callback(self, rank: int, callback: Callable[[Loss], None]) -> None:
+        """Call it with the first loss."""
         with self._changed:
-            self._mourners.append((rank, hear))
+            self._loss_callbacks.append((rank, callback))
             loss = self._loss
         if loss is not None:
-            hear(loss)
+            callback(loss)
 
     @property
     def loss(self) -> Loss | None:
@@ -125,20 +125,20 @@ class InprocControl:
         self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
     ) -> None:
         """See `Control.announce`."""
-        hearers = set(range(members or self.size)) - ({self.rank} if others_alone else set())
-        self._hub.spread(topic, value, frozenset(hearers))
+        receivers = set(range(members or self.size)) - ({self.rank} if others_alone else set())
+        self._hub.announce(topic, value, frozenset(receivers))
 
-    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
+    def listen(self, topic: str, callback: Callable[[bytes], None]) -> None:
         """See `Control.listen`."""
-        self._hub.add_listener(self.rank, topic, hear)
+        self._hub.add_listener(self.rank, topic, callback)
 
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""
         self._hub.lose(Loss(self.rank, f"rank {self.rank}", why))
 
-    def on_loss(self, hear: Callable[[Loss], None]) -> None:
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""
-        self._hub.add_mourner(self.rank, hear)
+        self._hub.add_loss_callback(self.rank, callback)
 
     def describe(self) -> str:
         """See `Control.describe`."""

@@ -58,23 +58,23 @@ class Control(Protocol):
 
         Args:
             topic: what listeners name.
-            value: what they hear.
-            members: only the first so many hear it; None = all. What reaches a member that never
+            value: what they receive.
+            members: only the first so many receive it; None = all. What reaches a member that never
                 listens is kept for good.
             others_alone: it does not come back to this member.
         """
         ...
 
-    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
-        """Call `hear` for each announcement of the topic, in order, on the control thread."""
+    def listen(self, topic: str, callback: Callable[[bytes], None]) -> None:
+        """Call `callback` for each announcement of the topic, in order, on the control thread."""
         ...
 
     def report_failure(self, why: str) -> None:
         """Tell all others that this member is about to end, and why."""
         ...
 
-    def on_loss(self, hear: Callable[[Loss], None]) -> None:
-        """Call `hear` once, on the control thread, when a member is lost (or already is)."""
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        """Call `callback` once, on the control thread, when a member is lost (or already is)."""
         ...
 
     def describe(self) -> str:

@@ -46,7 +46,7 @@ class TcpControl:
         self._values: dict[tuple[str, int], list[bytes]] = {}
         self._early: dict[str, list[bytes]] = defaultdict(list)
         self._listeners: dict[str, Callable[[bytes], None]] = {}
-        self._mourners: list[Callable[[Loss], None]] = []
+        self._loss_callbacks: list[Callable[[Loss], None]] = []
         self._loss: Loss | None = None
         self.state = "starting"
         self._states: tuple[bytes, ...] = ()
@@ -88,26 +88,26 @@ class TcpControl:
         else:
             self._hub.announce(frame)
 
-    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
+    def listen(self, topic: str, callback: Callable[[bytes], None]) -> None:
         """See `Control.listen`; announcements that came before are heard first."""
         with self._changed:
             for value in self._early.pop(topic, []):
-                hear(value)
-            self._listeners[topic] = hear
+                callback(value)
+            self._listeners[topic] = callback
 
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""
         self._send(Frame("failure", self.rank, why))
         if self._hub is not None:
-            self._hub.wait_told(self._silence_s)
+            self._hub.wait_loss_sent(self._silence_s)
 
-    def on_loss(self, hear: Callable[[Loss], None]) -> None:
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""
         with self._changed:
-            self._mourners.append(hear)
+            self._loss_callbacks.append(callback)
             loss = self._loss
         if loss is not None:
-            hear(loss)
+            callback(loss)
 
     @property
     def loss(self) -> Loss | None:
@@ -138,7 +138,7 @@ class TcpControl:
 
     def _run(self) -> None:
         reader = FrameReader()
-        heard_s = beat_s = time.monotonic()
+        received_s = beat_s = time.monotonic()
         self._connection.settimeout(self._silence_s / 8)
         while not self._closed:
             try:
@@ -152,13 +152,13 @@ class TcpControl:
                 self._send(Frame("beat", self.rank, values=(self.state.encode(),)))
                 beat_s = now_s
             if data:
-                heard_s = now_s
+                received_s = now_s
                 for frame in reader.feed(data):
                     self._take(frame)
             elif data == b"":
                 return self._lose_hub("its process ended without a goodbye (killed or crashed)")
-            elif now_s - heard_s > self._silence_s:
-                return self._lose_hub(f"silent for {now_s - heard_s:.1f} s")
+            elif now_s - received_s > self._silence_s:
+                return self._lose_hub(f"silent for {now_s - received_s:.1f} s")
         return None
 
     def _take(self, frame: Frame) -> None:
@@ -168,11 +168,11 @@ class TcpControl:
                 self._changed.notify_all()
         elif frame.kind == "announce":
             with self._changed:
-                hear = self._listeners.get(frame.name)
-                if hear is None:
+                callback = self._listeners.get(frame.name)
+                if callback is None:
                     self._early[frame.name].append(frame.values[0])
                 else:
-                    hear(frame.values[0])
+                    callback(frame.values[0])
         elif frame.kind == "beat":
             self._states, self._hub_name = frame.values, frame.name or self._hub_name
         elif frame.kind == "loss":
@@ -188,10 +188,10 @@ class TcpControl:
             if self._loss is not None:
                 return
             self._loss = loss
-            mourners = list(self._mourners)
+            callbacks = list(self._loss_callbacks)
             self._changed.notify_all()
-        for hear in mourners:
-            hear(loss)
+        for callback in callbacks:
+            callback(loss)
 
 
 def host_control(

@@ -27,7 +27,7 @@ class MpiControl:
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.loss: Loss | None = None
         self._listeners: dict[str, list[Callable[[bytes], None]]] = defaultdict(list)
-        self._mourners: list[Callable[[Loss], None]] = []
+        self._loss_callbacks: list[Callable[[Loss], None]] = []
         self.failures: list[str] = []
         self._thread = threading.Thread(target=self._hear, daemon=True)
 
@@ -45,24 +45,24 @@ class MpiControl:
     ) -> None:
         self._upward.send((topic, value), dest=0, tag=1)
 
-    def listen(self, topic: str, hear: Callable[[bytes], None]) -> None:
-        self._listeners[topic].append(hear)
+    def listen(self, topic: str, callback: Callable[[bytes], None]) -> None:
+        self._listeners[topic].append(callback)
 
     def report_failure(self, why: str) -> None:
         self.failures.append(why)
 
-    def on_loss(self, hear: Callable[[Loss], None]) -> None:
-        self._mourners.append(hear)
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        self._loss_callbacks.append(callback)
 
     def lose(self, loss: Loss) -> None:
         self.loss = loss
-        for hear in self._mourners:
-            hear(loss)
+        for callback in self._loss_callbacks:
+            callback(loss)
 
     def forget(self) -> None:
         """Start the next case without the loss of the last one."""
         self.loss = None
-        self._mourners.clear()
+        self._loss_callbacks.clear()
 
     def close(self) -> None:
         """All ranks together, when nobody announces any more."""
@@ -76,8 +76,8 @@ class MpiControl:
             topic, value = self._receive()
             if topic == self.STOP:
                 return
-            for hear in self._listeners[topic]:
-                hear(value)
+            for callback in self._listeners[topic]:
+                callback(value)
 
     def _receive(self) -> tuple[str, bytes]:
         pause = threading.Event()

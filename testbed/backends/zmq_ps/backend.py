@@ -236,7 +236,7 @@ def serve(group: Group, raw_options: object) -> None:
     waker = Waker()
     losses: list[Loss] = []
 
-    def hear(loss: Loss) -> None:
+    def on_loss(loss: Loss) -> None:
         losses.append(loss)
         waker.wake()
 
@@ -250,7 +250,7 @@ def serve(group: Group, raw_options: object) -> None:
                     max(group.deadline_s, START_UP_S),
                     members=group.size + options.num_dedicated,
                 )
-                group.control.on_loss(hear)
+                group.control.on_loss(on_loss)
                 finished = server.run(waker.fd)
             finally:
                 server.close()

@@ -236,7 +236,7 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # The worker is gone, or has not connected yet and will hear when it asks.
+            # The worker is gone, or has not connected yet and will be told when it asks.
             self.refusals.add("Undeliverable", f"{header.operation.name} to rank {header.worker}")
             return
         self._sent[header.worker] += header.payload_bytes
