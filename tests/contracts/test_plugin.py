@@ -1,4 +1,4 @@
-"""A package of somebody else adds a backend and a workload without a change to the project."""
+"""A package of somebody else adds parts of each family without a change to the project."""
 
 from __future__ import annotations
 
@@ -41,12 +41,22 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+def for_children(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
 @pytest.mark.usefixtures("installed")
 def test_list_shows_its_parts() -> None:
     done = answer("list", "--json")
     assert done.status == 0, done.err
     document = json.loads(done.out)
-    for family, name in (("backends", "toy-notes"), ("workloads", "toy-line")):
+    for family, name in (
+        ("backends", "toy-notes"),
+        ("schedulers", "toy-doubling"),
+        ("compressors", "toy-int8"),
+        ("workloads", "toy-line"),
+    ):
         found = [part for part in document[family] if part["name"] == name]
         assert [part["available"] for part in found] == [True], document[family]
         assert found[0]["summary"]
@@ -54,8 +64,7 @@ def test_list_shows_its_parts() -> None:
 
 def test_run_trains_with_them(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    for_children(site, monkeypatch)
     done = testbed(
         *("run", "--workload", "toy-line:slope=3", "--workers", "2"),
         *("--backend", "toy-notes:patience_s=20", "--steps", "25", "--momentum", "0"),
@@ -68,6 +77,23 @@ def test_run_trains_with_them(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert cell["identical_work"] is True
     assert cell["wire_bytes_per_step"] == 2 * 4  # weight and bias, to one other rank
     assert cell["samples"]["loss"][-1] < cell["samples"]["loss"][0] / 10
+
+
+def test_its_scheduler_and_compressor_train_over_a_backend_of_ours(
+    site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = tmp_path / "cell.json"
+    for_children(site, monkeypatch)
+    done = testbed(
+        *("run", "--workload", "digits-mlp", "--backend", "gloo"),
+        *("--scheduler", "toy-doubling:first=2", "--compressor", "ef+toy-int8"),
+        *("--steps", "20", "--json", str(record)),
+    )
+    assert done.status == 0, done.err
+    cell = json.loads(record.read_text())
+    chosen = (cell["scheduler"], cell["config"]["compressor"])
+    assert chosen == ("toy-doubling:first=2", "ef+toy-int8")
+    assert cell["samples"]["loss"][-1] < cell["samples"]["loss"][0] / 2
 
 
 @pytest.mark.usefixtures("installed")

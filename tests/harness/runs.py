@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from testbed.cli import main
-
 from testbed.forking import through_stub
 
 HARNESS = Path(__file__).parent
