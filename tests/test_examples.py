@@ -125,3 +125,10 @@ def test_own_model_trains(tmp_path: Path) -> None:
     done = testbed("run", "--workload", workload, *arguments)
     assert done.status == 0, done.err
     assert cell_of(record)["backend"] == "gloo"
+
+
+def test_parts_on_the_page_are_those_that_are_tested() -> None:
+    page = (ROOT / "docs/adding-a-part.md").read_text()
+    package = ROOT / "tests/toy_plugin"
+    for name in ("pyproject.toml", "scheduler.py", "compressor.py", "backend.py", "workload.py"):
+        assert (package / name).read_text().rstrip("\n") in page, f"{name} differs from the page"

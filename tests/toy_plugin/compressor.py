@@ -38,8 +38,7 @@ class Int8:
         arrived = yield Round(Op.ALL_GATHER, (payload,), last=True)
         decoded = [decode(each, values) for each in arrived.parts]
         mean = sum(decoded[1:], decoded[0]) / context.num_workers
-        sent = decode(payload, values)
-        return Exchanged(mean, state, lambda given: given.sub_(sent))
+        return Exchanged(mean, state, lambda given: given.sub_(decode(payload, values)))
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """The same for all values."""
