@@ -36,19 +36,25 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tests.tools import call_cli, compared_commands
 from tests.tools.compared_commands import Command
 
-RENAMED: tuple[tuple[str, str], ...] = (("peer:ddp", "ddp"),)
-"""Words of the older checkout -> of the newer; what stands on the left is replaced before."""
+RENAMED: tuple[tuple[str, str], ...] = (
+    (r"peer:ddp", "ddp"),  # the backend
+    (r"\bpeer:(?=\s)", ""),  # where a narrow column wraps it
+    (r"\bpeer(?=\s+\d)|^peer$", "ddp"),  # its name without options, at an error of prediction
+    (r"(--backend ddp .* --json )\w{16}", r"\1KEY"),  # the digest of the configuration's words
+)
+"""Patterns of older words -> newer words, replaced on both sides: records keep what they said."""
 
-ADDED: frozenset[str] = frozenset()
-"""JSON keys that the newer checkout may write and the older does not know."""
+ADDED: Mapping[str, str] = {"start_deadline": "120.0", "memory": "none"}
+"""JSON keys that the newer checkout may write and the older does not know, with their value."""
 
 MATCHED = ("num_workers", "compressor", "scheduler")
 """JSON keys by which results of schedulers are matched."""
@@ -58,7 +64,8 @@ MEASURED = frozenset({"compute_s", "merge_s"})
 
 PARTS = ("plans", "compressors", "reports", "studies", "goldens")
 TIMEOUT_S = 3600.0
-SHOWN = 12  # differences of one command that are told in full
+SHOWN = 4  # differences of one kind that are told in full
+SHOWN_CHARACTERS = 240  # of a text that differs, around the first difference
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
@@ -83,11 +90,18 @@ class Difference:
 
     def __str__(self) -> str:
         kind = "FIGURES" if self.of_figures else "words"
-        return f"{kind}: {self.where}\n    old: {_short(self.old)}\n    new: {_short(self.new)}"
+        pairs = zip(self.old or "", self.new or "", strict=False)
+        begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        old, new = _short(self.old, begin), _short(self.new, begin)
+        return f"{kind}: {self.where}\n    old: {old}\n    new: {new}"
 
 
-def _short(text: str | None) -> str:
-    return "(nothing)" if text is None else text if len(text) <= 600 else f"{text[:600]} ..."
+def _short(text: str | None, begin: int) -> str:
+    if text is None:
+        return "(nothing)"
+    start = max(0, begin - SHOWN_CHARACTERS // 4)
+    stop = start + SHOWN_CHARACTERS
+    return f"{'... ' * (start > 0)}{text[start:stop]}{' ...' * (len(text) > stop)}"
 
 
 def _numbers(text: str) -> list[str]:
@@ -95,9 +109,9 @@ def _numbers(text: str) -> list[str]:
 
 
 def renamed(text: str) -> str:
-    """A text of the older checkout with the words of the newer."""
+    """A text with the newer words."""
     for old, new in RENAMED:
-        text = text.replace(old, new)
+        text = re.sub(old, new, text)
     return text
 
 
@@ -110,13 +124,30 @@ def differences_of_text(old: str, new: str, where: str) -> Iterator[Difference]:
     """
     olds, news = (
         [re.sub(r"[-\u2500\u2501]{2,}", "--", re.sub(r"\s+", " ", line)).strip() for line in lines]
-        for lines in (renamed(old).splitlines(), new.splitlines())
+        for lines in (renamed(old).splitlines(), renamed(new).splitlines())
     )
     for index in range(max(len(olds), len(news))):
         ours = olds[index] if index < len(olds) else None
         theirs = news[index] if index < len(news) else None
         if ours != theirs:
             yield Difference(f"{where}:{index + 1}", ours, theirs)
+
+
+def differences_of_tables(old: str, new: str, where: str) -> Iterator[Difference]:
+    """Tables and notes that are wrapped into a width: the same numbers in order, the same words.
+
+    A word of another length wraps the words around it anew, within its cell of the table.
+
+    Example:
+        >>> list(differences_of_tables("peer: ddp 1.5\\nddp   [1, 2]", "ddp ddp 1.5\\n[1, 2]", "x"))
+        []
+    """
+    olds, news = (
+        re.sub(r"[-\u2500\u2501]{2,}", " ", text).split() for text in map(renamed, (old, new))
+    )
+    numbers = [_numbers(" ".join(words)) for words in (olds, news)]
+    if sorted(olds) != sorted(news) or numbers[0] != numbers[1]:
+        yield from differences_of_text(old, new, where)
 
 
 def differences_of_json(old: Any, new: Any, where: str) -> Iterator[Difference]:
@@ -128,15 +159,18 @@ def differences_of_json(old: Any, new: Any, where: str) -> Iterator[Difference]:
         ['x.a']
     """
     if isinstance(old, dict) and isinstance(new, dict):
-        old = {renamed(key): value for key, value in old.items()}
-        for key in [*old, *(k for k in new if k not in old and k not in ADDED)]:
+        old, new = ({renamed(k): value for k, value in side.items()} for side in (old, new))
+        added = [k for k in new if k not in old and ADDED.get(k) != new[k]]
+        for key in [*old, *added]:
             if key in MEASURED and key in old and key in new:
                 continue
             yield from differences_of_json(old.get(key), new.get(key), f"{where}.{key}")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from differences_of_json(one, other, f"{where}[{index}]")
-    elif (renamed(old) if isinstance(old, str) else old) != new:
+    elif (renamed(old) if isinstance(old, str) else old) != (
+        renamed(new) if isinstance(new, str) else new
+    ):
         yield Difference(where, _written(old), _written(new))
 
 
@@ -159,6 +193,8 @@ def differences_of_folders(old: Path, new: Path, only: str = "*") -> Iterator[Di
 def _differences_of_files(old: Path, new: Path, name: str) -> Iterator[Difference]:
     if name.endswith(".json"):
         yield from differences_of_json(_read_json(old), _read_json(new), name)
+    elif name.endswith(".table"):
+        yield from differences_of_tables(old.read_text(), new.read_text(), name)
     else:
         yield from differences_of_text(old.read_text(), new.read_text(), name)
 
@@ -249,7 +285,7 @@ class Comparison:
         seen: Counter[str] = Counter()
         for difference in found:
             self.num_differences += 1
-            group = difference.where.rsplit("/", 1)[0]
+            group = re.sub(r"\[\d+\]|:\d+$", "[]", difference.where)
             seen[group] += 1
             if seen[group] <= SHOWN:
                 print(f"{title}: {difference}")

@@ -189,7 +189,8 @@ def reports(old: Path) -> Iterator[Command]:
         for format_ in REPORT_FORMATS:
             written = ["--format", format_, "--output", f"report.{format_}"]
             yield Command(f"reports/{name}/{format_}", ["report", *given, *written])
-        yield Command(f"reports/{name}/full", ["report", *given, "--format", "json", "--full"])
+        full = ["--format", "json", "--full", "--output", "full.json"]
+        yield Command(f"reports/{name}/full", ["report", *given, *full])
 
 
 def sweeps(old: Path) -> Iterator[Command]:
