@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,6 +12,9 @@ from testbed.base.errors import UsageError
 START_S = 120.0  # of a start deadline that nobody gave
 
 Precision = Literal["float32", "float64", "bf16", "fp16"]
+
+LATER: Final = frozenset({"start_deadline"})
+"""Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -100,6 +103,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             raise UsageError("--plan is a finished plan; leave out --trace and --link")
         if self.every is not None and self.checkpoint is None:
             raise UsageError("--every needs --checkpoint DIR: where are the checkpoints to go?")
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The values that name a run's records, in the order of the fields.
+
+    A configuration that does not use a younger field has the identity that it had before there was
+    the field, so that sweeps and studies that were begun then go on.
+
+    Example:
+        >>> identity(RunConfig()) == identity(RunConfig(start_deadline=60.0))
+        False
+        >>> "start_deadline" in identity(RunConfig())
+        False
+    """
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    default = RunConfig()
+    for name in LATER:
+        if getattr(config, name) == getattr(default, name):
+            del values[name]
+    return values
 
 
 def to_arguments(config: RunConfig) -> list[str]:

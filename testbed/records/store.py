@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from testbed.base.config import RunConfig
+from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
 from testbed.records.cell import Cell, decode_cell, encode_cell
 
@@ -76,14 +76,13 @@ def _go_on(point: str) -> None:
 
 
 def cell_key(config: RunConfig) -> str:
-    """The name of a cell's file: a digest of the configuration and its repeat.
+    """The name of a cell's file: a digest of the configuration's `identity`, its repeat included.
 
     Example:
         >>> cell_key(RunConfig()) == cell_key(RunConfig(repeat=1))
         False
     """
-    content = msgspec.json.encode(config, order="deterministic")
-    return hashlib.sha256(content).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(identity(config))).hexdigest()[:16]
 
 
 def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = _go_on) -> None:

@@ -199,6 +199,21 @@ def test_keys_differ_for_every_setting():
     assert len({cell_key(config) for config in configs}) == len(configs)
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "other-traces",
+        "compressors/table",
+        "compressors/break-evens",
+        "unseen",
+        "published/emulated",
+    ],
+)
+def test_committed_records_keep_their_names(folder: str) -> None:
+    plan = Store(Path(__file__).parent.parent.parent / "runs" / folder).read_plan()
+    assert [key for key, _ in plan.runs()] == [cell_key(config) for _, config in plan.runs()]
+
+
 def test_a_plan_that_is_no_plan_is_a_usage_error(tmp_path):
     store = new_store(tmp_path)
     (store.path / store_module.PLAN).write_text("{}")
