@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ import typer
 
 from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, STUDIES, WORKLOADS
 from testbed.base.config import RunConfig
-from testbed.base.errors import UsageError
-from testbed.base.spec import split_specs
+from testbed.base.errors import Unavailable, UsageError
+from testbed.base.spec import parse_options, parse_spec, split_specs
 from testbed.cluster.spec import parse_cluster
+from testbed.launch.processes import own_command
+from testbed.launch.slurm import array_script
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
 from testbed.reporting.aggregate import collect_cells
@@ -113,6 +116,22 @@ def sweep(
     hostfile: Annotated[
         Path | None, typer.Option(help="hosts to run on, one `host slots=N` per line")
     ] = None,
+    submit: Annotated[
+        str | None,
+        typer.Option(
+            help="slurm: write an sbatch script that shares the runs among the tasks of an array"
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(help="with --submit: how many tasks", show_default="one per cell"),
+    ] = None,
+    go: Annotated[
+        bool, typer.Option("--go", help="with --submit: hand the script to sbatch")
+    ] = False,
+    share: Annotated[
+        int | None, typer.Option(help="with --resume: only the runs of this task of an array")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the commands instead of running them")
     ] = False,
@@ -133,6 +152,8 @@ def sweep(
         testbed sweep --scheduler wfbp,mg-wfbp,dear --compressor none,ef+topk:ratio=0.01
 
         testbed sweep --resume
+
+        testbed sweep quick --submit slurm --tasks 2
 
         testbed sweep paper-shapes --output runs/published
 
@@ -157,7 +178,9 @@ def sweep(
     study = find_study(recipe)
     if study is not None:
         given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
+        given |= {"submit": submit, "share": share}
         raise typer.Exit(carry_out_study(study, output, json, given, sys.stdout))
+    _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
     wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
@@ -165,6 +188,9 @@ def sweep(
         if dry_run:
             _print_commands(store.read_plan())
             return
+        if submit is not None:
+            with store.locked():
+                store.write_plan(_shared_out(store.read_plan(), tasks))
     else:
         if wanted is None:
             raise UsageError(
@@ -175,9 +201,11 @@ def sweep(
         if dry_run:
             _print_commands(plan)
             return
-        store = begin(plan, output)
+        store = begin(plan if submit is None else _shared_out(plan, tasks), output)
+    if submit is not None:
+        raise typer.Exit(_submit(store, go, cell_timeout))
     with process_runner(store, cell_timeout, _given(context).get("environment")) as runner:
-        status = _finish(store, runner, json)
+        status = _finish(store, runner, json, share)
     raise typer.Exit(status)
 
 
@@ -301,9 +329,58 @@ def _print_commands(plan: SweepPlan) -> None:
         print(f"# {label(config)}\n{shlex.join(['testbed', *command[3:]])}")
 
 
-def _finish(store: Store, runner: Runner, json_path: Path | None) -> int:
+def _check_submission(
+    submit: str | None, tasks: int | None, go: bool, share: int | None, resume: bool
+) -> None:
+    if submit not in (None, "slurm"):
+        raise UsageError(f"--submit is {submit!r}; expected slurm, the one queue that is known")
+    if submit is None and (tasks is not None or go):
+        raise UsageError("--tasks and --go are for --submit slurm; give it too, or leave them out")
+    if share is not None and not (resume and submit is None):
+        raise UsageError("--share is for a task of an array: sweep --resume FOLDER --share NUMBER")
+
+
+def _num_processes(cell: RunConfig) -> int:
+    """How many processes a cell starts, with dedicated servers."""
+    spec = parse_spec(cell.backend)
+    kind = BACKENDS.load(spec.name)
+    servers: int = kind.num_servers(parse_options(spec.name, spec.options, kind.options))
+    return cell.workers + servers
+
+
+def _shared_out(plan: SweepPlan, tasks: int | None) -> SweepPlan:
+    if tasks is None:
+        tasks = plan.tasks if plan.tasks > 1 else len(plan.cells)
+    if not 1 <= tasks <= len(plan.order):
+        raise UsageError(f"--tasks is {tasks}; expected 1 .. {len(plan.order)}, the sweep's runs")
+    if plan.hostfile:
+        raise UsageError("--hostfile with --submit: a task runs on the node that Slurm gives it")
+    return msgspec.structs.replace(plan, tasks=tasks)
+
+
+def _submit(store: Store, go: bool, cell_timeout: float | None) -> int:
+    """Write the array's script into the sweep's folder, and hand it to sbatch if asked to."""
+    plan, folder = store.read_plan(), store.path.resolve()
+    command = own_command("sweep", "--resume", str(folder))
+    command += [] if cell_timeout is None else ["--cell-timeout", str(cell_timeout)]
+    processes = max(_num_processes(cell) for cell in plan.cells)
+    threads = max(cell.threads or 1 for cell in plan.cells)
+    script = folder / "array.sbatch"
+    text = array_script(f"testbed-{plan.name}", folder, command, plan.tasks, processes, threads)
+    write_atomically(script, text.encode())
+    if not go:
+        print(shlex.join(["sbatch", str(script)]))
+        return 0
+    try:
+        return subprocess.run(["sbatch", str(script)], check=False).returncode
+    except FileNotFoundError as error:
+        remedy = "go where Slurm's commands are, or leave out --go and submit the script there"
+        raise Unavailable("launcher", "sbatch", "no sbatch on PATH", remedy) from error
+
+
+def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | None) -> int:
     """Run what is missing, then show what is there."""
-    status = carry_out(store, runner)
+    status = carry_out(store, runner, share=share)
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))

@@ -15,16 +15,7 @@ MAX_FRAME_BYTES = 64 << 20
 OTHERS_ALONE = 1
 
 Kind = Literal[
-    "hello",
-    "welcome",
-    "refuse",
-    "value",
-    "values",
-    "announce",
-    "beat",
-    "failure",
-    "loss",
-    "bye",
+    "hello", "welcome", "refuse", "value", "values", "announce", "beat", "failure", "loss", "bye"
 ]
 
 

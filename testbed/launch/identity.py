@@ -68,13 +68,7 @@ _DIALECTS = (
     ),
     _Dialect("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _Dialect(
-        "pmix",
-        "PMIX_NAMESPACE",
-        "PMIX_RANK",
-        "SLURM_NTASKS",
-        "SLURM_LOCALID",
-        None,
-        begins="slurm.",
+        "pmix", "PMIX_NAMESPACE", "PMIX_RANK", "SLURM_NTASKS", "SLURM_LOCALID", None, "slurm."
     ),
     _Dialect("pmix", "PMIX_RANK", "PMIX_RANK", None, None, None),
     _Dialect("slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", None),
@@ -95,8 +89,9 @@ def identify(environment: Mapping[str, str]) -> Identity:
         if dialect.sign in environment and environment[dialect.sign].startswith(dialect.begins):
             found = _read(dialect, environment)
             # A step of one task is somebody's interactive shell, not a job of its own.
-            is_shell = found.launcher == "slurm" and found.size == 1
-            return Identity("alone", 0, 1, 0, 1, {}) if is_shell else found
+            if found.launcher == "slurm" and (found.size == 1 or slurm.is_own_step(environment)):
+                return Identity("alone", 0, 1, 0, 1, {})
+            return found
     return Identity("alone", 0, 1, 0, 1, {})
 
 

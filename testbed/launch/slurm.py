@@ -1,15 +1,26 @@
-"""What Slurm's variables tell a task: its step's nodes, where rank 0 listens, the step's secret."""
+"""Slurm: what its variables tell the task of a step, and the script of an array of tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from testbed.base.errors import UsageError
 
 # Below the ports that Linux hands to outgoing connections (32768 and above).
 FIRST_PORT, NUM_PORTS = 20000, 12000
+
+
+def is_own_step(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm made the step by itself, for a batch script or an interactive shell.
+
+    Such steps have the largest numbers that there are.
+    """
+    step = environment.get("SLURM_STEP_ID", "")
+    return step.isdigit() and int(step) >= 0xFFFFFFF0
 
 
 def control_port(environment: Mapping[str, str]) -> int:
@@ -113,3 +124,33 @@ def _expand_group(text: str) -> list[str]:
         last = int(high) if dash else int(low)
         numbers += [f"{n:0{len(low)}d}" for n in range(int(low), last + 1)]
     return [prefix + number + tail for number in numbers for tail in _expand_group(suffix or "")]
+
+
+def array_script(
+    name: str, folder: Path, command: Sequence[str], tasks: int, processes: int, threads: int
+) -> str:
+    """A script for sbatch, whose task K runs the command with `--share K` at its end.
+
+    Args:
+        name: of the job.
+        folder: absolute; task K's output is appended to `task-K.log` there.
+        command: program and arguments.
+        tasks: of the array.
+        processes: that a task starts at a time, at most.
+        threads: of each of them.
+    """
+    log = shlex.quote(str(folder / "task-").replace("%", "%%") + "%a.log")
+    return f"""#!/bin/sh
+# Each task measures its share of a sweep's runs. Submitted once more, it goes on with what is not
+# finished: all tasks, or one of them by `sbatch --array=K`.
+#SBATCH --job-name={shlex.quote(name)}
+#SBATCH --array=0-{tasks - 1}
+#SBATCH --nodes=1
+#SBATCH --ntasks={processes}
+#SBATCH --cpus-per-task={threads}
+#SBATCH --chdir={shlex.quote(os.getcwd())}
+#SBATCH --output={log}
+#SBATCH --open-mode=append
+#SBATCH --requeue
+exec {shlex.join(command)} --share "$SLURM_ARRAY_TASK_ID"
+"""

@@ -8,6 +8,9 @@
 <name>-<time>/scratch/            what a running cell writes; never read as a result
 <name>-<time>/hostfile            the hosts to run on, if the sweep was given any
 <name>-<time>/lock                held while a sweep is at work in the folder
+<name>-<time>/lock-<k>            held while task k of a Slurm array is at work on its share
+<name>-<time>/array.sbatch        the array's script, if the sweep was handed to Slurm
+<name>-<time>/task-<k>.log        what its task k told
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
+import itertools
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -32,6 +35,7 @@ from testbed.records.cell import Cell, decode_cell, encode_cell
 SWEEP_SCHEMA: Final = "testbed.sweep/1"
 RESULTS = Path("runs/results")
 PLAN = "sweep.json"
+KEY_LENGTH = 16
 
 
 class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -50,6 +54,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
+        tasks: how many tasks of a Slurm array share the runs.
     """
 
     schema: Literal["testbed.sweep/1"] = SWEEP_SCHEMA
@@ -64,10 +69,12 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     hostfile: str = ""
     environment: dict[str, Any] = {}
     command: str = ""
+    tasks: int = 1
 
-    def runs(self) -> Iterator[tuple[str, RunConfig]]:
-        """Key and configuration of each run, in order."""
-        for key, index, repeat in self.order:
+    def runs(self, share: int | None = None) -> Iterator[tuple[str, RunConfig]]:
+        """Key and configuration of each run, in order; of one task's share: every so many-th."""
+        own = self.order if share is None else self.order[share :: self.tasks]
+        for key, index, repeat in own:
             yield key, msgspec.structs.replace(self.cells[index], repeat=repeat)
 
 
@@ -82,7 +89,7 @@ def cell_key(config: RunConfig) -> str:
         >>> cell_key(RunConfig()) == cell_key(RunConfig(repeat=1))
         False
     """
-    return hashlib.sha256(msgspec.json.encode(identity(config))).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(identity(config))).hexdigest()[:KEY_LENGTH]
 
 
 def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = _go_on) -> None:
@@ -204,29 +211,38 @@ class Store:
     def _path(self, key: str) -> Path:
         return self.cells / f"{key}.json"
 
-    def clear_scratch(self) -> None:
-        """Drop what an earlier sweep that was killed left unfinished."""
-        if self.scratch.exists():
-            shutil.rmtree(self.scratch)
-        self.scratch.mkdir()
-        for folder in (self.path, self.cells, self.others):
-            for leftover in folder.glob(".*.partial"):
+    def clear_scratch(self, keys: Collection[str]) -> None:
+        """Drop what an earlier sweep that was killed left unfinished of these runs."""
+        self.scratch.mkdir(exist_ok=True)
+        places = (self.scratch.iterdir(), self.cells.glob(".*"), self.others.glob(".*"))
+        for leftover in itertools.chain(*places):
+            if leftover.name.removeprefix(".")[:KEY_LENGTH] in keys:
                 leftover.unlink()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, share: int | None = None) -> Iterator[None]:
         """Keep a second sweep out of the folder; the lock ends with the process, however it ends.
 
+        Args:
+            share: of a Slurm array's task: other tasks may be at work on theirs, but no second
+                process on this one, and no sweep on the whole folder.
+
         Raises:
-            UsageError: another sweep is at work in the folder.
+            UsageError: another sweep is at work in the folder, or on the share.
         """
-        with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another sweep is at work in {self.path}; wait for it or give another folder"
-                ) from None
+        locks = {"lock": fcntl.LOCK_EX}
+        if share is not None:
+            locks = {"lock": fcntl.LOCK_SH, f"lock-{share}": fcntl.LOCK_EX}
+        with ExitStack() as held:
+            for name, kind in locks.items():
+                file = held.enter_context((self.path / name).open("a+"))
+                try:
+                    fcntl.flock(file, kind | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UsageError(
+                        f"another sweep is at work in {self.path} ({name}); wait for it or give "
+                        "another folder"
+                    ) from None
             yield
 
 

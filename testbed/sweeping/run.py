@@ -20,6 +20,7 @@ from typing import NoReturn, TextIO
 import msgspec
 
 from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
@@ -119,7 +120,9 @@ def process_runner(
         yield ProcessRunner(command, timeout_s, environment=variables)
 
 
-def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
+def carry_out(
+    store: Store, runner: Runner, out: TextIO | None = None, share: int | None = None
+) -> int:
     """Run what the plan in the store asks for and is not finished there.
 
     A failed cell is recorded and the sweep goes on; a finished one is not run again, unless the
@@ -130,31 +133,38 @@ def carry_out(store: Store, runner: Runner, out: TextIO | None = None) -> int:
         store: a folder with a plan.
         runner: runs one cell.
         out: where progress is told; None: standard error.
+        share: the number of the Slurm task whose runs alone are carried out, while others may be
+            at work on theirs; None: all runs. What is run again is decided from all runs alone.
 
     Returns:
         0: all cells finished; 1: some failed; 130: interrupted by Ctrl-C or SIGTERM.
 
     Raises:
-        UsageError: the store holds no plan, or another sweep is at work in it.
+        UsageError: the store holds no plan or no such share, or another sweep is at work in it.
     """
     out = out or sys.stderr
     plan = store.read_plan()
+    if share is not None and not 0 <= share < plan.tasks:
+        raise UsageError(f"--share is {share}; expected one of 0 .. {plan.tasks - 1}")
+    runs = dict(plan.runs(share))
     begin_s = time.monotonic()
-    with store.locked():
-        store.clear_scratch()
-        finished = store.finished()
-        pending = [(key, config) for key, config in plan.runs() if key not in finished]
+    with store.locked(share):
+        store.clear_scratch(runs)
+        finished = store.finished() & runs.keys()
+        pending = [(key, config) for key, config in runs.items() if key not in finished]
         if finished:
-            print(f"{len(finished)} of {len(plan.order)} runs are there already", file=out)
+            print(f"{len(finished)} of {len(runs)} runs are there already", file=out)
         try:
             with _interruptible():
                 with reporting([config for _, config in pending], out) as reporter:
                     ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
-                longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
-                left = TimeLeft(begin_s, plan.again_within_min, longest_s)
-                _run_again(store, plan, runner, left, out)
+                if share is None:
+                    longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
+                    left = TimeLeft(begin_s, plan.again_within_min, longest_s)
+                    _run_again(store, plan, runner, left, out)
         except KeyboardInterrupt:
-            print(f"interrupted; go on with: testbed sweep --resume {store.path}", file=out)
+            own = "" if share is None else f" --share {share}"
+            print(f"interrupted; go on with: testbed sweep --resume {store.path}{own}", file=out)
             return INTERRUPTED
     return 1 if "failed" in [status for status, _ in ran.values()] else 0
 

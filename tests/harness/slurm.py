@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class Slurm:
     environment: Mapping[str, str]
 
     def run(self, *command: str, within_s: float = 100.0) -> Finished:
-        """A command of Slurm's, to its end; what it leaves in the queue is the caller's."""
+        """A command to its end; what it leaves in the queue is the caller's."""
         path = program(command[0])
         assert path is not None
         done = subprocess.run(
@@ -136,7 +137,8 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
         for name, value in os.environ.items()
         if not name.startswith(("SLURM", "SBATCH", "SRUN", "OMPI_", "PMI"))
     }
-    environment |= {"SLURM_CONF": str(configuration), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{SEARCHED}"
+    environment |= {"SLURM_CONF": str(configuration), "PATH": path, "OMP_NUM_THREADS": "1"}
     cluster = Slurm(folder, environment)
     control_port, node_port = free_ports(2)
     configuration.write_text(

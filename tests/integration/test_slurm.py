@@ -1,4 +1,4 @@
-"""Real Slurm: `testbed` as the tasks of a step, with PMIx and without, and sweeps in a job."""
+"""Real Slurm: `testbed` as the tasks of a step, with PMIx and without, and sweeps in jobs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import LATE, MODEL, but_for, cell_of
-from tests.harness.slurm import NODE, Slurm
+from testbed.records.store import Store
+from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, but_for, cell_of
+from tests.harness.slurm import NODE, Slurm, until
 
 RUN = (sys.executable, "-m", "testbed", "run", *MODEL)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
-def test_srun_without_mpi(backend: str, slurm: Slurm, tmp_path: Path) -> None:
+def test_srun_without_mpi(slurm: Slurm, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     step = ("srun", "--mpi=none", "--ntasks=2")
-    done = slurm.run(*step, *RUN, "--backend", backend, "--json", str(record))
+    done = slurm.run(*step, *RUN, "--backend", "gloo", "--json", str(record))
     assert done.status == 0, done.err
     assert "joined by slurm" in done.err
     assert cell_of(record)["num_workers"] == 2
@@ -58,3 +58,53 @@ def test_a_rank_that_pmix_lacks_is_named(slurm: Slurm) -> None:
     done = slurm.run(*step, *but_for(1, "SLURM_PROCID"), *RUN, *LATE)
     assert done.status != 0
     assert f"rank 1 (host {NODE})" in done.err
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_the_example_of_a_job(slurm: Slurm, tmp_path: Path) -> None:
+    """zmq-ps by srun without MPI, then a sweep inside the allocation."""
+    job = ("sbatch", "--wait", f"--chdir={tmp_path}", "--output=job.log")
+    example = (str(ROOT / "examples" / "slurm.sbatch"), "--workload", f"{FAULTY}:build")
+    done = slurm.run(*job, *example, "--steps", "10", within_s=280)
+    said = (tmp_path / "job.log").read_text()
+    assert done.status == 0, said
+    assert "joined by slurm" in said
+    assert cell_of(tmp_path / "cell.json")["backend"] == "zmq-ps"
+    cells = [cell_of(path) for path in (tmp_path / "results" / "cells").glob("*.json")]
+    assert sorted(cell["backend"] for cell in cells) == ["gloo", "mpi-ring"]
+
+
+@pytest.mark.timeout(300)
+def test_an_array_of_6_cells_in_2_tasks_one_killed_and_resumed_ends_whole(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    axes = ("--backend", "none", "--workers", "1", "--seed", "1,2,3,4,5,6", "--repeats", "1")
+    axes += ("--workload", f"{FAULTY}:build", "--steps", "8", "--output", str(folder))
+    submit = ("--submit", "slurm", "--tasks", "2", "--go")
+    done = slurm.run(sys.executable, "-m", "testbed", "sweep", *axes, *submit)
+    assert done.status == 0, done.err
+    job = done.out.split()[-1]
+    store = Store(folder)
+    shares = [dict(store.read_plan().runs(share)) for share in (0, 1)]
+    second = folder / "task-1.log"
+    until(lambda: second.exists() and "[2/3]" in second.read_text(), "second cell", within_s=100)
+    assert slurm.run("scancel", "--signal=KILL", "--full", f"{job}_1").status == 0
+    until(lambda: not slurm.queue(), "end of the array", within_s=100)
+    assert shares[0].keys() <= store.finished()
+    assert len(kept := store.finished() & shares[1].keys()) < 3
+    before = {key: (store.cells / f"{key}.json").stat().st_mtime_ns for key in store.finished()}
+
+    done = slurm.run("sbatch", "--wait", "--array=1", str(folder / "array.sbatch"))
+    assert done.status == 0, second.read_text()
+    assert store.finished() == shares[0].keys() | shares[1].keys()
+    assert (
+        before.items()
+        <= {
+            key: (store.cells / f"{key}.json").stat().st_mtime_ns for key in store.finished()
+        }.items()
+    ), "a finished cell was run again"
+    assert f"{len(kept)} of 3 runs are there already" in second.read_text()
+    assert (folder / "task-0.log").read_text().count(": ok in ") == 3
+    assert second.read_text().count(": ok in ") == 3

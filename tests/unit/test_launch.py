@@ -64,6 +64,12 @@ def test_a_batch_shell_is_no_task() -> None:
     assert identify(shell).launcher == "alone"
 
 
+def test_an_interactive_step_of_slurm_is_no_task_but_mpirun_in_it_counts() -> None:
+    shell = SLURM_TASK | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}
+    assert identify(shell).launcher == "alone"
+    assert identify(shell | OPENMPI).launcher == "openmpi"
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

@@ -3,13 +3,15 @@
 import csv
 import io
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
 
 from testbed.base.config import RunConfig
-from testbed.base.errors import UsageError
+from testbed.base.errors import Unavailable, UsageError
 from testbed.cli import make_app
+from testbed.records.store import Store
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import begin, make_plan
 
@@ -33,6 +35,50 @@ def test_dry_run_prints_every_command_and_makes_nothing(tmp_path):
     assert len(commands) == 8
     assert sum("--seed 2" in line for line in commands) == 4
     assert not list(tmp_path.iterdir())
+
+
+def test_an_array_s_script_shares_the_runs_and_can_be_written_anew(tmp_path):
+    axes = ["--backend", "none,zmq-ps:servers=dedicated:2", "--workers", "2,4", "--name", "50 %"]
+    words = [*axes, "--submit", "slurm", "--output", "my folder"]
+    (line,) = invoke("sweep", *words, "--cell-timeout", "9").splitlines()
+    script = tmp_path / "my folder" / "array.sbatch"
+    assert shlex.split(line) == ["sbatch", str(script)]
+    text = script.read_text()
+    assert text.startswith("#!/bin/sh\n")
+    given = [line.removeprefix("#SBATCH --") for line in text.splitlines() if "#SBATCH" in line]
+    options = dict("".join(shlex.split(option)).split("=", 1) for option in given if "=" in option)
+    assert (options["array"], options["ntasks"], options["chdir"]) == ("0-3", "6", str(tmp_path))
+    assert options["job-name"] == "testbed-50 %"
+    assert options["output"] == f"{tmp_path}/my folder/task-%a.log"
+    command = f"--resume '{tmp_path}/my folder' --cell-timeout 9.0 --share \"$SLURM_ARRAY_TASK_ID\""
+    assert text.endswith(f"{command}\n")
+    invoke("sweep", "--resume", "my folder", "--submit", "slurm", "--tasks", "12")
+    assert "--array=0-11" in script.read_text()
+    assert Store(script.parent).read_plan().tasks == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["quick", "--submit", "pbs"], "--submit is 'pbs'; expected slurm"),
+        (["quick", "--tasks", "2"], "are for --submit slurm"),
+        (["quick", "--go"], "are for --submit slurm"),
+        (["quick", "--share", "0"], "sweep --resume FOLDER --share NUMBER"),
+        (["quick", "--submit", "slurm", "--tasks", "11"], r"--tasks is 11; expected 1 \.\. 10"),
+    ],
+)
+def test_what_an_array_cannot_have_is_told(words, reason, tmp_path):
+    with pytest.raises(UsageError, match=reason):
+        invoke("sweep", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_sbatch_the_script_is_written_and_the_rest_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["quick", "--submit", "slurm", "--go", "--output", "here"]
+    result = CliRunner().invoke(make_app(), ["sweep", *words])
+    assert isinstance(result.exception, Unavailable)
+    assert (tmp_path / "here" / "array.sbatch").is_file()
 
 
 def test_schedulers_are_an_axis_whose_options_stay_with_them():

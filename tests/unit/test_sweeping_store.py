@@ -74,8 +74,8 @@ def new_store(path):
     return begin(make_plan(SWEEP), path / "store")
 
 
-def run(store, runner):
-    return carry_out(store, runner, io.StringIO())
+def run(store, runner, share=None):
+    return carry_out(store, runner, io.StringIO(), share)
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
@@ -181,6 +181,34 @@ def test_a_folder_takes_one_sweep_at_a_time(tmp_path):
         return finish_at_once(config, json_path, log_path)
 
     assert run(store, intrude) == 0
+
+
+def test_tasks_are_at_work_in_one_folder_each_on_its_own_share(tmp_path):
+    store = begin(msgspec.structs.replace(make_plan(SWEEP), tasks=2), tmp_path / "store")
+    others = Counting()
+
+    def beside(config, json_path, log_path):
+        json_path.write_text("half of a cel")
+        if not others.ran:
+            assert run(Store(store.path), others, share=1) == 0
+        assert json_path.read_text() == "half of a cel"
+        for share in (0, None):
+            with pytest.raises(UsageError, match="another sweep is at work"):
+                run(Store(store.path), finish_at_once, share)
+        return finish_at_once(config, json_path, log_path)
+
+    assert run(store, beside, share=0) == 0
+    own, theirs = (dict(store.read_plan().runs(share)) for share in (0, 1))
+    assert list(theirs) == [cell_key(config) for config in others.ran]
+    assert (len(own), len(theirs)) == (3, 3)
+    assert store.finished() == own.keys() | theirs.keys()
+    assert run(store, again := Counting()) == 0
+    assert again.ran == []
+
+
+def test_a_share_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"--share is 1; expected one of 0 \.\. 0"):
+        run(new_store(tmp_path), finish_at_once, share=1)
 
 
 def test_plan_is_readable_and_its_hosts_reach_the_cells(tmp_path):
