@@ -112,6 +112,21 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of all gradients."""
         return sum(t.num_bytes for t in self.tensors)
 
+    def stretched(self, factor: float) -> Trace:
+        """The trace with all times multiplied.
+
+        Example:
+            >>> Trace.from_backward([2, 1], num_elements=[4, 8]).stretched(10.0).backward_s
+            30.0
+        """
+        tensors = tuple(
+            msgspec.structs.replace(
+                t, forward_s=factor * t.forward_s, backward_s=factor * t.backward_s
+            )
+            for t in self.tensors
+        )
+        return msgspec.structs.replace(self, tensors=tensors)
+
     def ready_s(self) -> list[float]:
         """When each gradient (in forward order) is ready, from the start of backward.
 

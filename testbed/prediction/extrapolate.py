@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from testbed.base.errors import UsageError
 from testbed.base.link import Link, Piece
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, Ring
+
+T = TypeVar("T", Link, Piece)
 
 
 @dataclass(frozen=True)
@@ -171,22 +173,7 @@ def slowed(trace: Trace, factor: float) -> Trace:
         raise UsageError(
             f"the slowest worker's factor is {factor:g}; expected 1 or more and finite"
         )
-    return with_compute(trace, lambda _: factor, lambda _: factor)
-
-
-def with_compute(
-    trace: Trace, forward: Callable[[int], float], backward: Callable[[int], float]
-) -> Trace:
-    """The trace with each tensor's times multiplied by factors that depend on its index."""
-    tensors = tuple(
-        msgspec.structs.replace(
-            tensor,
-            forward_s=tensor.forward_s * forward(index),
-            backward_s=tensor.backward_s * backward(index),
-        )
-        for index, tensor in enumerate(trace.tensors)
-    )
-    return msgspec.structs.replace(trace, tensors=tensors)
+    return trace.stretched(factor)
 
 
 def _between_nodes(link: Link, node: Node) -> Link:
@@ -220,19 +207,13 @@ def _scaled(link: Link, algorithm: Algorithm, old: int, new: int, num_workers: i
 
 def each_piece(link: Link, change: Callable[[float, float], tuple[float, float]]) -> Link:
     """The link with start-up and time per byte changed, in each piece too."""
-    pieces = []
-    for piece in link.pieces or ():
-        latency_s, seconds_per_byte = change(piece.latency_s, piece.seconds_per_byte)
-        pieces.append(
-            Piece(max_bytes=piece.max_bytes, latency_s=latency_s, seconds_per_byte=seconds_per_byte)
-        )
-    latency_s, seconds_per_byte = change(link.latency_s, link.seconds_per_byte)
-    return msgspec.structs.replace(
-        link,
-        latency_s=latency_s,
-        seconds_per_byte=seconds_per_byte,
-        pieces=tuple(pieces) or None,
-    )
+
+    def changed(part: T) -> T:
+        latency_s, seconds_per_byte = change(part.latency_s, part.seconds_per_byte)
+        return msgspec.structs.replace(part, latency_s=latency_s, seconds_per_byte=seconds_per_byte)
+
+    pieces = tuple(map(changed, link.pieces or ())) or None
+    return msgspec.structs.replace(changed(link), pieces=pieces)
 
 
 # A link measured on one emulated cluster, converted to another.
@@ -354,23 +335,8 @@ def stretched_link(link: Link, factor: float) -> Link:
         extra["fit"] = {**extra["fit"], "sizes": [_row(r, factor) for r in extra["fit"]["sizes"]]}
     if "missing_s" in extra:
         extra["missing_s"] = [time_s * factor for time_s in extra["missing_s"]]
-    return Link(
-        backend=link.backend,
-        num_workers=link.num_workers,
-        latency_s=link.latency_s * factor,
-        seconds_per_byte=link.seconds_per_byte * factor,
-        concurrency_slowdown=link.concurrency_slowdown,
-        pieces=None if link.pieces is None else tuple(_piece(p, factor) for p in link.pieces),
-        extra=extra,
-    )
-
-
-def _piece(piece: Piece, factor: float) -> Piece:
-    return Piece(
-        max_bytes=piece.max_bytes,
-        latency_s=piece.latency_s * factor,
-        seconds_per_byte=piece.seconds_per_byte * factor,
-    )
+    stretched = each_piece(link, lambda a, b: (a * factor, b * factor))
+    return msgspec.structs.replace(stretched, extra=extra)
 
 
 def _row(row: dict[str, Any], factor: float) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from testbed.base.link import Link, phases_s
 from testbed.base.trace import Trace
 from testbed.base.units import format_seconds
+from testbed.prediction.extrapolate import each_piece
 from testbed.prediction.timeline import Backward, serial_end_s, serial_s
 
 
@@ -123,9 +122,7 @@ def _slowed(backward: Backward, stops: Sequence[int], overlap_slowdown: float) -
 
 
 def _without(link: Link, latency: bool) -> Link:
-    change = {"latency_s": 0.0} if latency else {"seconds_per_byte": 0.0}
-    pieces = link.pieces and tuple(msgspec.structs.replace(p, **change) for p in link.pieces)
-    return msgspec.structs.replace(link, pieces=pieces, **change)
+    return each_piece(link, lambda a, b: (0.0, b) if latency else (a, 0.0))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -108,14 +109,7 @@ def fit_link(
         seconds_per_byte=whole.seconds_per_byte,
         pieces=pieces if len(pieces) > 1 else None,
     )
-    return Link(
-        backend=backend,
-        num_workers=num_workers,
-        latency_s=link.latency_s,
-        seconds_per_byte=link.seconds_per_byte,
-        pieces=link.pieces,
-        extra={"fit": _residuals(link, sizes)},
-    )
+    return msgspec.structs.replace(link, extra={"fit": _residuals(link, sizes)})
 
 
 def fit_slowdown(link: Link, samples: Sequence[tuple[int, float, float]]) -> tuple[float, ...]:

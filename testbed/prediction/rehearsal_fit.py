@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from testbed.base.link import Link
-from testbed.prediction.extrapolate import stretched_link
+from testbed.prediction.extrapolate import each_piece, stretched_link
 
 AGREEMENT = 0.15
 LEAST_AGREEING = 4  # steps; fewer cannot show whether they agree
@@ -121,9 +121,4 @@ def with_missing(link: Link, missing: Sequence[float]) -> Link:
     if not missing:
         return link
     added_s = median(missing)
-    pieces = link.pieces and tuple(
-        msgspec.structs.replace(piece, latency_s=max(0.0, piece.latency_s + added_s))
-        for piece in link.pieces
-    )
-    latency_s = max(0.0, link.latency_s + added_s)
-    return msgspec.structs.replace(link, latency_s=latency_s, pieces=pieces)
+    return each_piece(link, lambda a, b: (max(0.0, a + added_s), b))

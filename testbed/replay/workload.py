@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 import torch
 
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
-from testbed.base.trace import Trace
 from testbed.replay.layout import owned
 from testbed.replay.model import ComputeCursor, RecordedModel
 from testbed.workloads.samples import TensorSamples
@@ -37,7 +35,7 @@ def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int
         raise UsageError(f"--data is {data_dir!r}, but a replayed trace has no data; leave it out")
     recorded = owned(find_trace(trace))
     cursor = ComputeCursor(time.perf_counter, time.sleep)
-    model = RecordedModel(stretched(recorded, dilation), cursor, seed)
+    model = RecordedModel(recorded.stretched(dilation), cursor, seed)
 
     def for_values() -> None:
         cursor.stop_waiting()
@@ -56,25 +54,4 @@ def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int
         for_values=for_values,
         recorded=recorded,
         data=f"replayed {recorded.name} of {recorded.device}",
-    )
-
-
-def stretched(trace: Trace, factor: float) -> Trace:
-    """The trace with all times multiplied.
-
-    Example:
-        >>> from testbed.base.trace import TraceTensor
-        >>> tensor = TraceTensor(name="a.w", num_elements=1, forward_s=1.0, backward_s=2.0)
-        >>> trace = Trace(name="t", device="cpu", batch_size=1, tensors=(tensor,))
-        >>> stretched(trace, 10.0).backward_s
-        20.0
-    """
-    return msgspec.structs.replace(
-        trace,
-        tensors=tuple(
-            msgspec.structs.replace(
-                t, forward_s=factor * t.forward_s, backward_s=factor * t.backward_s
-            )
-            for t in trace.tensors
-        ),
     )

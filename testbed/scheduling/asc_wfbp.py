@@ -13,7 +13,7 @@ from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.contention import Admitted, first_in_first_out
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.build import plan_of
+from testbed.scheduling.build import plan_of, streamed
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,8 @@ def asc_stops(backward: Backward, link: Link) -> list[int]:
         >>> asc_stops(Backward((2, 4, 7, 10, 15), (3, 4, 1, 1, 1)), link)
         [1, 3, 5]
     """
-    stops: list[int] = []
-    open_bytes, free_s = 0, 0.0
-    ready_s, last = backward.ready_s, len(backward) - 1
-    for position, size in enumerate(backward.num_bytes):
-        open_bytes += size
-        start_s = max(free_s, ready_s[position])
-        if position < last and ready_s[position + 1] < start_s:
-            continue
-        stops.append(position + 1)
-        free_s = start_s + link.time_s(open_bytes)
-        open_bytes = 0
-    return stops
+    ready_s = backward.ready_s
+    return streamed(backward, link, lambda j, start_s, *_: ready_s[j + 1] < start_s)
 
 
 def admit(backward: Backward, stops: Sequence[int], link: Link, num_channels: int) -> Admitted:

@@ -6,15 +6,17 @@ Stops [2, 5] of five tensors are the groups {4, 3}, {2, 1, 0} of forward indices
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
+from testbed.base.link import Link
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.prediction.cross_iteration import forward_order
+from testbed.prediction.timeline import Backward
 
 
 def add_then_close(
@@ -84,6 +86,33 @@ def close_on_timeout(
     return stops
 
 
+def streamed(
+    backward: Backward, link: Link, keep_open: Callable[[int, float, float, int], bool]
+) -> list[int]:
+    """Stops of groups that travel on one channel, formed in one pass over the gradients.
+
+        s = max(E, R_l);  where the group is closed E = s + T(bytes)
+
+    Args:
+        backward: ready times and sizes, in backward order.
+        link: gives T(M).
+        keep_open: whether the open group, which ends with gradient `position`, takes in the next
+            one, too: `keep_open(position, s, E, bytes)`.
+    """
+    stops: list[int] = []
+    open_bytes, free_s = 0, 0.0
+    last = len(backward) - 1
+    for position, size in enumerate(backward.num_bytes):
+        open_bytes += size
+        start_s = max(free_s, backward.ready_s[position])
+        if position < last and keep_open(position, start_s, free_s, open_bytes):
+            continue
+        stops.append(position + 1)
+        free_s = start_s + link.time_s(open_bytes)
+        open_bytes = 0
+    return stops
+
+
 def groups_of(stops: Sequence[int], num_tensors: int) -> list[list[int]]:
     """Forward indices of each group, in backward order.
 
@@ -150,15 +179,25 @@ def plan_of(
         for members in _by_dtype(trace, group):
             parts = tuple(TensorSlice(i, 0, trace.tensors[i].num_elements) for i in members)
             messages.append(Message(parts=parts, channel=channel))
+    return plan_for(
+        scheduler,
+        trace,
+        messages,
+        num_channels=num_channels,
+        after_backward=after_backward,
+        reason=reason,
+    )
+
+
+def plan_for(scheduler: str, trace: Trace, messages: Iterable[Message], **rules: Any) -> Plan:
+    """The plan of these messages for the tensors of a trace; `rules` are other fields of `Plan`."""
     return Plan(
         scheduler=scheduler,
         names=tuple(t.name for t in trace.tensors),
         num_elements=tuple(t.num_elements for t in trace.tensors),
         dtypes=tuple(t.dtype for t in trace.tensors),
         messages=tuple(messages),
-        num_channels=num_channels,
-        after_backward=after_backward,
-        reason=reason,
+        **rules,
     )
 
 
@@ -266,12 +305,10 @@ def priority_plan(
     reason: str,
 ) -> Plan:
     """A plan on one channel whose messages go by priority and may end during the next forward."""
-    return Plan(
-        scheduler=scheduler,
-        names=tuple(t.name for t in trace.tensors),
-        num_elements=tuple(t.num_elements for t in trace.tensors),
-        dtypes=tuple(t.dtype for t in trace.tensors),
-        messages=messages,
+    return plan_for(
+        scheduler,
+        trace,
+        messages,
         order="priority",
         credit_bytes=credit_bytes,
         crosses_iteration=True,

@@ -11,7 +11,7 @@ from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
 from testbed.prediction.cross_iteration import forward_order
-from testbed.scheduling.build import close_before_exceed, require_positive
+from testbed.scheduling.build import close_before_exceed, plan_for, require_positive
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,10 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         messages += [Message(parts=tuple(parts)) for parts in members.values()]
     # Folded in the order of readiness: a group is ready with its first tensor of the trace.
     messages.sort(key=lambda m: min(part.tensor for part in m.parts), reverse=True)
-    return Plan(
-        scheduler="dear",
-        names=tuple(t.name for t in trace.tensors),
-        num_elements=tuple(t.num_elements for t in trace.tensors),
-        dtypes=tuple(t.dtype for t in trace.tensors),
-        messages=tuple(messages),
+    return plan_for(
+        "dear",
+        trace,
+        messages,
         crosses_iteration=True,
         halves=True,
         reason=f"{len(messages)} groups of up to {format_bytes(limit_bytes)} in forward order, "

@@ -8,7 +8,7 @@ from testbed.base.parts import NoOptions, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.build import plan_of
+from testbed.scheduling.build import plan_of, streamed
 
 
 def merge_streaming(backward: Backward, link: Link) -> list[int]:
@@ -22,19 +22,8 @@ def merge_streaming(backward: Backward, link: Link) -> list[int]:
         >>> merge_streaming(Backward((2, 4, 7, 10, 15), (3, 4, 1, 1, 1)), link)
         [4, 5]
     """
-    gain_s = merge_gain_s(link)
-    stops: list[int] = []
-    open_bytes, free_s = 0, 0.0
-    ready_s, last = backward.ready_s, len(backward) - 1
-    for position, size in enumerate(backward.num_bytes):
-        open_bytes += size
-        start_s = max(free_s, ready_s[position])
-        if position < last and ready_s[position + 1] - start_s < gain_s:
-            continue
-        stops.append(position + 1)
-        free_s = start_s + link.time_s(open_bytes)
-        open_bytes = 0
-    return stops
+    gain_s, ready_s = merge_gain_s(link), backward.ready_s
+    return streamed(backward, link, lambda j, start_s, *_: ready_s[j + 1] - start_s < gain_s)
 
 
 def merge_recomputing(backward: Backward, link: Link) -> list[int]:

@@ -16,7 +16,7 @@ from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.factors import scaling
 from testbed.prediction.timeline import Backward
-from testbed.scheduling.build import add_then_close, plan_of
+from testbed.scheduling.build import add_then_close, plan_of, streamed
 from testbed.scheduling.optimal import optimal_stops
 
 Rule = Literal["global", "message", "schedule", "exact"]
@@ -71,22 +71,13 @@ def message_stops(backward: Backward, link: Link) -> list[int]:
     gain_s = merge_gain_s(link)
     ready_s, sizes = backward.ready_s, backward.num_bytes
 
-    stops: list[int] = []
-    open_bytes, free_s = 0, 0.0
-    for position, size in enumerate(sizes):
-        open_bytes += size
-        start_s = max(free_s, ready_s[position])
-        if position < len(backward) - 1:
-            next_s = ready_s[position + 1]
-            worth = next_s - start_s < gain_s
-            left_s = ready_s[-1] - ready_s[position]
-            covered = left_s >= link.time_s(open_bytes + sizes[position + 1])
-            if next_s <= free_s or (worth and covered):
-                continue
-        stops.append(position + 1)
-        free_s = start_s + link.time_s(open_bytes)
-        open_bytes = 0
-    return stops
+    def keep_open(j: int, start_s: float, free_s: float, open_bytes: int) -> bool:
+        left_s = ready_s[-1] - ready_s[j]
+        gains = ready_s[j + 1] - start_s < gain_s
+        covered = left_s >= link.time_s(open_bytes + sizes[j + 1])
+        return ready_s[j + 1] <= free_s or (gains and covered)
+
+    return streamed(backward, link, keep_open)
 
 
 def schedule_stops(backward: Backward, link: Link) -> list[int]:
@@ -97,21 +88,18 @@ def schedule_stops(backward: Backward, link: Link) -> list[int]:
     (t_b - R_j - a) / b. While the channel is busy a message stays open: that costs nothing.
     """
     gain_s, ready_s = merge_gain_s(link), backward.ready_s
-    stops: list[int] = []
-    limit, open_bytes, free_s = _bytes_in(gain_s, link), 0, 0.0
-    for position, size in enumerate(backward.num_bytes):
-        open_bytes += size
-        left_s = ready_s[-1] - ready_s[position] - gain_s
-        if position < len(backward) - 1 and (
-            ready_s[position + 1] <= free_s or open_bytes < min(limit, _bytes_in(left_s, link))
-        ):
-            continue
-        stops.append(position + 1)
-        if ready_s[position] >= free_s:
+    limit = _bytes_in(gain_s, link)
+
+    def keep_open(j: int, start_s: float, free_s: float, open_bytes: int) -> bool:
+        nonlocal limit
+        left_s = ready_s[-1] - ready_s[j] - gain_s
+        if ready_s[j + 1] <= free_s or open_bytes < min(limit, _bytes_in(left_s, link)):
+            return True
+        if ready_s[j] >= free_s:
             limit *= 2
-        free_s = max(free_s, ready_s[position]) + link.time_s(open_bytes)
-        open_bytes = 0
-    return stops
+        return False
+
+    return streamed(backward, link, keep_open)
 
 
 def _bytes_in(seconds: float, link: Link) -> float:
