@@ -11,7 +11,7 @@ import pytest
 
 from testbed.base.files import load_shipped_trace
 from testbed.base.link import Link
-from testbed.commands.simulate import ALL
+from testbed.commands.simulate import scheduler_specs
 from testbed.prediction.algorithms import Ring
 from testbed.prediction.extrapolate import extrapolate
 from testbed.scheduling.break_even import plan_and_predict
@@ -22,6 +22,7 @@ LINKS = {
     "InfiniBand": Link(backend="x", num_workers=16, latency_s=2.36e-4, seconds_per_byte=4.06e-10),
     "low latency": Link(backend="x", num_workers=16, latency_s=1e-6, seconds_per_byte=4.06e-10),
 }
+ALL = scheduler_specs("all")
 WITHOUT_FUSION = tuple("pace:window=1" if spec == "pace" else spec for spec in ALL)
 
 
