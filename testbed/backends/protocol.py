@@ -75,7 +75,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class ExternalFramework(Protocol):
+class ExternalFramework(Backend, Protocol):
     """A backend that is another framework: gradients are exchanged by its own hooks, not by plan.
 
     Its ops serve what surrounds the training: equal starts, and measuring the link.

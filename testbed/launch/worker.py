@@ -25,9 +25,10 @@ from testbed.launch.progress import freeze_long_lived, progress_of
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.spec import without_own_momentum
+from testbed.training.protocol import Run
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import Outcome, make_cell
-from testbed.training.trainer import Run, train
+from testbed.training.trainer import train
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
 

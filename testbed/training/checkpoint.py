@@ -14,38 +14,100 @@ from typing import Any
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.training.exchange.setup import AGREE_S, agree_on
+from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
 from testbed.training.replica import Replica
+from testbed.training.sampling import RunningDigest
 
 CHECKPOINT_SCHEMA = "testbed.checkpoint/1"
 
 
-def capture(
-    replica: Replica,
-    *,
-    step: int,
-    sample_digest: str,
-    order: list[str],
-    run: str,
-    compression: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The state of one rank before step `step`.
+class Checkpoints(Observer):
+    """Saves the state of all ranks every so many steps and at the end; resumes from a saved one.
 
     Args:
+        run: the rank's place in the job.
         replica: its model, optimizer and the like.
-        step: number of the next step.
-        sample_digest: of all samples so far.
-        order: what the plan was made from.
-        run: names what may resume from it.
-        compression: what this rank's compressor keeps, which differs from rank to rank.
+        session: what else the next step depends on.
+        digest: of all samples so far.
+        identity: what a resumed run must have in common with the one that was saved.
+        total: steps of the run.
     """
+
+    def __init__(
+        self,
+        run: Run,
+        replica: Replica,
+        session: TrainingSession,
+        digest: RunningDigest,
+        identity: str,
+        total: int,
+    ) -> None:
+        self._run = run
+        self._replica = replica
+        self._session = session
+        self._digest = digest
+        self._identity = identity
+        self._total = total
+
+    def reads_after(self, done: int) -> bool:
+        """See `Observer.reads_after`."""
+        config = self._run.config
+        due = done == self._total or bool(config.every and done % config.every == 0)
+        return config.checkpoint is not None and due
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        folder = self._run.config.checkpoint
+        if folder is None or not self.reads_after(record.done):
+            return
+        state = {
+            **self._session.state_dict(),
+            **capture(self._replica),
+            "schema": CHECKPOINT_SCHEMA,
+            "step": record.done,
+            "run": self._identity,
+            "sample_digest": self._digest.value,
+        }
+        place = save(Path(folder), self._run.rank, state)
+        size = self._run.backend.size
+        self._run.control.all_gather("checkpoint", b"", AGREE_S, members=size)
+        if self._run.rank == 0:
+            complete(place, size)
+
+    def resume(self) -> int:
+        """Go on from a checkpoint, if the run is to; returns the number of the first step.
+
+        Raises:
+            UsageError: there is none, or it is of another run, or at its end.
+            Disagreement: ranks have checkpoints of different steps.
+        """
+        source, size = self._run.config.resume_from, self._run.backend.size
+        if source is None:
+            return 0
+        state = load(Path(source), self._run.rank, size)
+        if state["run"] != self._identity:
+            raise UsageError(
+                f"checkpoint {source} belongs to another run: it was made with {state['run']}, and "
+                f"this is {self._identity}; resume with the same settings"
+            )
+        agree_on("checkpoints", [f"step {state['step']}"], self._run.control, size)
+        step = int(state["step"])
+        if step >= self._total:
+            raise UsageError(
+                f"checkpoint {source} is at step {step} and the run ends at {self._total}; "
+                "raise --steps or --epochs"
+            )
+        restore(self._replica, state)
+        self._session.load_state_dict(state)
+        self._digest.value = state["sample_digest"]
+        return step
+
+
+def capture(replica: Replica) -> dict[str, Any]:
+    """The state of a replica, and of the random generators."""
     cuda = torch.cuda.get_rng_state_all() if replica.device.type == "cuda" else []
     return {
-        "schema": CHECKPOINT_SCHEMA,
-        "step": step,
-        "run": run,
-        "sample_digest": sample_digest,
-        "order": order,
-        "compression": compression,
         "model": replica.model.state_dict(),
         "optimizer": replica.optimizer.state_dict(),
         "schedule": replica.schedule.state_dict(),
@@ -55,7 +117,7 @@ def capture(
 
 
 def restore(replica: Replica, state: dict[str, Any]) -> None:
-    """Put the state back."""
+    """Put the state back that `capture` gave."""
     replica.model.load_state_dict(state["model"])
     replica.optimizer.load_state_dict(state["optimizer"])
     replica.schedule.load_state_dict(state["schedule"])

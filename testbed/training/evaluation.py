@@ -1,4 +1,4 @@
-"""Test accuracy, from snapshots that the training loop took without stopping for them."""
+"""Test accuracy, from copies of the model that the training loop did not stop for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from testbed.records.cell import Accuracy
+from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import Replica
+from testbed.training.summary import Outcome
 
 SNAPSHOT_BUDGET_BYTES = 512 << 20
 
@@ -20,29 +23,62 @@ class Snapshot:
     tensors: tuple[torch.Tensor, ...]
 
 
-class Snapshots:
-    """Copies of the model at evaluation points.
+class Evaluation(Observer):
+    """Test accuracy in the course of the training, and at its end; on rank 0.
 
     Evaluating while the others train would make them wait (or, with asynchronous servers, run
-    ahead); so rank 0 only copies, and evaluates after the run. Copies are bounded in memory: the
-    ones that would exceed the budget are not taken, `due` says so beforehand.
+    ahead); so rank 0 only copies the model, and evaluates after the run. Copies that would exceed
+    a budget of memory are not made.
+
+    Args:
+        run: the rank's place in the job.
+        replica: that is trained.
+        every: steps from one copy to the next.
     """
 
-    def __init__(self, model: torch.nn.Module, every: int | None) -> None:
-        self._tensors = [*model.parameters(), *model.buffers()]
+    def __init__(self, run: Run, replica: Replica, every: int) -> None:
+        self._run = run
+        self._replica = replica
+        self._tensors = [*replica.model.parameters(), *replica.model.buffers()]
         self._every = every
-        self._size_bytes = sum(t.numel() * t.element_size() for t in self._tensors)
-        self.taken: list[Snapshot] = []
+        size_bytes = sum(t.numel() * t.element_size() for t in self._tensors)
+        self._left = SNAPSHOT_BUDGET_BYTES // size_bytes
+        self._snapshots: list[Snapshot] = []
 
-    def due(self, step: int) -> bool:
-        """Whether a copy belongs after this many steps, and fits."""
-        fits = (len(self.taken) + 1) * self._size_bytes <= SNAPSHOT_BUDGET_BYTES
-        return self._every is not None and step % self._every == 0 and fits
+    def reads_after(self, done: int) -> bool:
+        """See `Observer.reads_after`."""
+        concerned = self._run.rank == 0 or self._run.in_step
+        return concerned and self._left > 0 and done % self._every == 0
 
-    def take(self, step: int, time_s: float) -> None:
-        """Copy the model."""
-        copies = tuple(t.detach().clone() for t in self._tensors)
-        self.taken.append(Snapshot(step, time_s, copies))
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        if not self.reads_after(record.done):
+            return
+        self._left -= 1
+        if self._run.rank == 0:
+            copies = tuple(t.detach().clone() for t in self._tensors)
+            self._snapshots.append(Snapshot(record.done, record.time_s, copies))
+
+    def finish(self, outcome: Outcome) -> None:
+        """See `Observer.finish`."""
+        if self._run.rank != 0:
+            return
+        self._run.control.state = "evaluating"
+        for s in self._snapshots:
+            accuracy = self._accuracy_at(s)
+            if accuracy is not None:
+                accurate = Accuracy(step=s.step, time_s=s.time_s, accuracy=accuracy)
+                outcome.accuracy_curve.append(accurate)
+        outcome.test_accuracy = accuracy_of(self._replica)
+
+    def _accuracy_at(self, snapshot: Snapshot) -> float | None:
+        """Accuracy of the model as it was; the model is left as it was found."""
+        kept = tuple(t.detach().clone() for t in self._tensors)
+        with torch.no_grad():
+            _copy(self._tensors, snapshot.tensors)
+            accuracy = accuracy_of(self._replica)
+            _copy(self._tensors, kept)
+        return accuracy
 
 
 def accuracy_of(replica: Replica, batch_size: int = 256) -> float | None:
@@ -63,17 +99,6 @@ def accuracy_of(replica: Replica, batch_size: int = 256) -> float | None:
     return correct / len(test)
 
 
-def accuracy_at(replica: Replica, snapshot: Snapshot) -> float | None:
-    """Accuracy of the model as it was; the model is left as it was found."""
-    tensors = [*replica.model.parameters(), *replica.model.buffers()]
-    kept = [t.detach().clone() for t in tensors]
-    with torch.no_grad():
-        _copy(tensors, snapshot.tensors)
-        accuracy = accuracy_of(replica)
-        _copy(tensors, kept)
-    return accuracy
-
-
-def _copy(into: list[torch.Tensor], source: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> None:
+def _copy(into: list[torch.Tensor], source: tuple[torch.Tensor, ...]) -> None:
     for tensor, value in zip(into, source, strict=True):
         tensor.copy_(value)

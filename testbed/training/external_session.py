@@ -1,34 +1,38 @@
-"""The driver for a framework that exchanges gradients by itself: it only watches and measures."""
+"""The session of a framework that exchanges gradients by itself: watches and measures it."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
 from testbed.backends.protocol import ExternalFramework
 from testbed.base.errors import DeadlineExceeded, RankLost
+from testbed.base.types import Traffic
 from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
+from testbed.training.protocol import StepReport
 
 
 class ExternalSession:
-    """One rank's part in a training that another framework makes data-parallel; see `Session`.
+    """See `TrainingSession`: another framework makes the training data-parallel.
 
     The framework's own wait for messages lies at the end of `loss.backward()`: exposed time is
     what passes between the moment when the last gradient is ready and the optimizer's step.
 
     An exchange that stands still for `patience_s` (or twice this rank's slowest step, if that is
-    longer) makes the framework raise in the middle of a step: `why` tells what that means.
+    longer) makes the framework raise in the middle of a step; leaving the session raises what that
+    means instead.
 
     Args:
         model: trained; the framework makes all ranks start with rank 0's parameters.
         optimizer: of its parameters.
-        peer: opened.
+        framework: opened.
         control: told what this rank does, asked for what the others do.
         patience_s: how long an exchange may stand still when all ranks have been fast so far.
         on_resume: called whenever training goes on after it stood waiting for a message.
@@ -36,25 +40,19 @@ class ExternalSession:
     Attributes:
         model: what is to be called instead of the model.
         step: number of the step that is being computed.
-        staleness: always None: nobody runs ahead.
-        release_order: always empty: the framework keeps its order to itself.
     """
-
-    staleness: int | None = None
-    compressing: None = None
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        peer: ExternalFramework,
+        framework: ExternalFramework,
         control: Control,
         patience_s: float,
         on_resume: Callable[[], None] | None = None,
     ) -> None:
         self.step = 0
-        self.release_order: list[str] = []
-        self._peer = peer
+        self._framework = framework
         self._control = control
         self._on_resume = on_resume
         self._patience_s = patience_s
@@ -64,9 +62,10 @@ class ExternalSession:
         self._last_ready_s: float | None = None
         control.on_loss(self._on_loss)
         try:
-            self.model = peer.wrap(model, self._timeout_s)
+            self.model = framework.wrap(model, self._timeout_s)
         except RuntimeError as error:
-            raise self.why(error) from error
+            self._explain(error)
+            raise
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._num_trained = self._num_missing = len(trained)
         self._step_began_s: float | None = None
@@ -76,10 +75,24 @@ class ExternalSession:
         ]
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if isinstance(error, RuntimeError):
+            self._explain(error)
+
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         """Backward passes inside only add to the gradients."""
-        with self._peer.hold_back():
+        with self._framework.hold_back():
             yield
         self._num_missing = self._num_trained
 
@@ -92,55 +105,44 @@ class ExternalSession:
         self._learn_from_step(self._last_ready_s, now_s)
         self._last_ready_s = None
         self._num_missing = self._num_trained
-        self._peer.count_step()
+        self._framework.count_step()
         self.step += 1
         self._control.state = f"computing step {self.step}"
         if self._on_resume is not None:
             self._on_resume()
 
-    def flush(self) -> None:
-        """Nothing is ever pending."""
-
-    def take_awaited(self) -> bool:
-        """No step leaves anything to the next one."""
-        return False
-
-    def take_exposed_s(self) -> float:
-        """Seconds that this rank stood waiting since the last call."""
+    def end_step(self, *, flush: bool) -> StepReport:
+        """See `TrainingSession.end_step`; no update is ever pending."""
         exposed_s, self._exposed_s = self._exposed_s, 0.0
-        return exposed_s
+        return StepReport(exposed_s)
 
-    def resume(self, step: int, ready_names: Sequence[str]) -> None:
-        """Go on at a step."""
-        self.step = step
+    def traffic(self) -> Traffic:
+        """See `TrainingSession.traffic`."""
+        return self._framework.traffic()
 
-    def end_threads(self) -> None:
-        """There are none."""
+    def state_dict(self) -> dict[str, Any]:
+        """See `TrainingSession.state_dict`; the framework does not tell its order of gradients."""
+        return {"step": self.step, "order": []}
 
-    def close(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `TrainingSession.load_state_dict`."""
+        self.step = state["step"]
 
-    def why(self, error: RuntimeError) -> Exception:
-        """What an error out of a step means: who is lost, or late, if the exchange ended early.
-
-        The error itself, if it is none of the framework's exchange.
-        """
-        if not self._peer.broke(error):
-            return error
+    def _explain(self, error: RuntimeError) -> None:
+        """Raise what an error of the framework's exchange means: who is lost, or late."""
+        if not self._framework.broke(error):
+            return
         # A rank that ends breaks its connections just before the control plane hears of it.
         late = "Timed out" in str(error)
         self._lost.wait(0.0 if late else self._patience_s / 2)
         loss, what = self._control.loss, f"the exchange of gradients in step {self.step}"
         if loss is not None:
-            return RankLost(loss.who, loss.why, f"this rank was in {what}")
+            raise RankLost(loss.who, loss.why, f"this rank was in {what}") from error
         how = f"stood still for {self._timeout_s:g} s" if late else f"broke ({error})"
-        return DeadlineExceeded(
+        raise DeadlineExceeded(
             f"{what} {how}; no rank is known to be lost; raise --deadline if steps are that slow; "
             f"{self._control.describe()}"
-        )
+        ) from error
 
     def _on_loss(self, loss: Loss) -> None:
         self._lost.set()
@@ -151,7 +153,7 @@ class ExternalSession:
         wanted_s = self._patience_s if began_s is None else 2 * (ready_s - began_s)
         if began_s is None or wanted_s > self._timeout_s:
             self._timeout_s = wanted_s
-            self._peer.set_timeout(wanted_s)
+            self._framework.set_timeout(wanted_s)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._last_ready_s = time.perf_counter()

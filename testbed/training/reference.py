@@ -1,7 +1,7 @@
-"""The single-process reference: what n workers must arrive at, computed without any communication.
+"""The single-process reference: what n workers must arrive at, computed without communication.
 
-One process plays all workers in turn: each worker's gradient on its own samples, with its own
-buffers and random state, then the sum in rank order, divided by n, and one optimizer step.
+One process computes for all workers in turn: each worker's gradient on its own samples, with its
+own buffers and random state, then the sum in rank order, divided by n, and one optimizer step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
 from testbed.base.types import Op, Request
+from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import (
     Replica,
     backward,
@@ -22,7 +23,50 @@ from testbed.training.replica import (
     update,
 )
 from testbed.training.sampling import SampleCursor
+from testbed.training.summary import Outcome
 from testbed.workloads.workload import Workload
+
+
+class Verification(Observer):
+    """Proves that the run did the work of a single process: equal parameters after some steps.
+
+    Rank 0 copies its parameters after those steps, and trains alone, from the start, when the run
+    has ended.
+
+    Args:
+        run: the rank's place in the job.
+        model: that is trained.
+        num_steps: after which to compare.
+    """
+
+    def __init__(self, run: Run, model: torch.nn.Module, num_steps: int) -> None:
+        self._run = run
+        self._model = model
+        self._num_steps = num_steps
+        self._copies: list[torch.Tensor] = []
+
+    def reads_after(self, done: int) -> bool:
+        """See `Observer.reads_after`."""
+        return done == self._num_steps
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        if self.reads_after(record.done) and self._run.rank == 0:
+            self._copies = [p.detach().cpu().clone() for p in self._model.parameters()]
+
+    def finish(self, outcome: Outcome) -> None:
+        """See `Observer.finish`."""
+        if not self._copies:
+            return
+        run = self._run
+        run.control.state = "training alone, to compare"
+        random_state = torch.get_rng_state()
+        theirs = reference_parameters(run.build(), run.config, run.backend.size, self._num_steps)
+        torch.set_rng_state(random_state)
+        outcome.reference_steps = self._num_steps
+        outcome.reference_error = largest_error(self._copies, theirs)
+        pairs = zip(self._copies, theirs, strict=True)
+        outcome.bit_equal = all(torch.equal(a, b) for a, b in pairs)
 
 
 class _VirtualWorker:

@@ -1,63 +1,52 @@
-"""The driver: gradients leave as the plan says, and are means before parameters are updated."""
+"""The session: exchanges gradients as the plan says, and updates parameters with their means."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.plan import Plan, check_plan
-from testbed.base.types import Event, Op
+from testbed.base.types import Event, Op, Traffic
 from testbed.control.protocol import Control
-from testbed.training.compressed.engine import Compressing
+from testbed.training.compressed.engine import CompressionEngine
 from testbed.training.compressed.spec import Compression
-from testbed.training.exchange.buckets import GradientBuckets, describe_messages
-from testbed.training.exchange.hooks import (
-    ForwardHooks,
-    before_state_access,
-    refuse_closure,
-    refuse_unexchanged,
-)
-from testbed.training.exchange.reducer import Contribution, GradientReducer
-from testbed.training.exchange.refusals import halves_refused, read_unseen, unused_on_server
-from testbed.training.exchange.setup import (
-    AGREE_S,
-    Replan,
-    agree_on,
-    install,
-    replanner,
-    share_start,
-)
+from testbed.training.exchange.buckets import GradientBuckets
+from testbed.training.exchange.hooks import ForwardHooks, before_state_access
+from testbed.training.exchange.reducer import Phase, StepState
+from testbed.training.exchange.refusals import closure_refused, never_exchanged, read_unseen
+from testbed.training.exchange.setup import AGREE_S, Replan, agree_on, replanner, share_start
 from testbed.training.exchange.unused import UnusedParameters
 from testbed.training.exchange.update import (
     DeferredUpdate,
-    all_zero,
-    divide,
-    norms_of,
-    refuse_non_finite,
+    Delivery,
+    MeanGradients,
+    OwnGradients,
+    ServerParameters,
 )
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
+from testbed.training.protocol import StepReport
 from testbed.training.sampling import describe_tensors
-from testbed.training.waiting import Waiter
 
 
 class Session:
     """One rank's part in data-parallel training of a model.
 
-    Hooks itself to the model and the optimizer: `loss.backward()` sends messages as soon as the
-    plan lets them go, `optimizer.step()` first waits until all gradients are means over the
-    workers. Call `synchronize()` yourself only to see the means earlier (clipping, scaling).
+    Hooks itself to the model and the optimizer: `loss.backward()` submits messages as soon as the
+    plan allows, `optimizer.step()` first waits until all gradients are means over the workers.
+    Call `synchronize()` yourself only to see the means earlier (clipping, scaling).
 
     Under a plan that crosses the iteration `optimizer.step()` returns at once; each layer is then
     updated just before its next forward pass. `flush()` ends what is pending, and happens by itself
-    before a `state_dict()`.
+    before a `state_dict()` of the model or the optimizer.
 
-    With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead
-    of gradients, and `optimizer.step()` finds nothing left to do. `events` holds the exchanges of
-    the newest step whose exchanges have all ended, in the order in which they were waited for.
+    With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead of
+    gradients, and `optimizer.step()` finds nothing left to do.
 
     Args:
         model: built alike on all ranks; rank 0's parameters and buffers replace the others'.
@@ -72,6 +61,14 @@ class Session:
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
         on_resume: called whenever training goes on after it stood waiting for a message.
         compression: compresses every message; means then come from it. None = sums of all.
+
+    Attributes:
+        backend: as given.
+        model: as given.
+        plan: that is carried out.
+        engine: what compresses the messages, if anything does.
+        events: the exchanges of the newest step whose exchanges have all ended, in the order in
+            which they were waited for.
     """
 
     def __init__(
@@ -89,61 +86,65 @@ class Session:
         compression: Compression | None = None,
     ) -> None:
         self.backend = backend
+        self.model = model
         self.events: list[Event] = []
         self._control = control
         self._optimizer = optimizer
-        self._waiter = Waiter(control, patience_s, on_resume)
-        self._check_finite = check_finite
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
-        self._sending = True
-        self._synchronized = False
-        self._awaited = False
-        self._leave: Callable[[], None] | None = None
-        self._ready_names: list[str] = []
-        self._reads: ForwardHooks | None = None
+        self._step = StepState(control, patience_s, on_resume)
         self._pending: DeferredUpdate | None = None
-        self._applies = Op.APPLY in backend.capabilities.ops
-        drifts = backend.capabilities.consistency == "none"
-        self._divisor = 1 if drifts or compression else backend.size
-        # A sum over one worker is the gradient itself: nothing is sent and nothing is hooked.
-        self._alone = backend.size == 1 and not self._applies and not compression
+        self._is_steady = True
+        self._ready_names: list[str] = []
+        self._leave: Callable[[], None] | None = None
         agree_on("parameters", describe_tensors(self._named), control, backend.size)
-        self.compressing = (
+        self.engine = (
             None
             if compression is None
-            else Compressing(
+            else CompressionEngine(
                 *(compression, backend, control, self._named, optimizer),
                 check_finite=check_finite,
                 patience_s=patience_s,
             )
         )
-        self._replan = None if self._applies else replan
+        self._delivery: Delivery = self.engine or _delivery_of(backend, optimizer, check_finite)
         if plan is None:
             replan = replan or replanner("wfbp", self._named)
-            self._replan = None if self._applies else replan
             plan = replan([name for name, _ in reversed(self._named)])
+        self._replan = replan if self._delivery.may_replan else None
         share_start(model, backend)
         self._adopt(plan)
-        self._usage = UnusedParameters(
-            backend,
-            control,
-            self._waiter.wait,
-            self._parameters[0].device,
-            max(AGREE_S, patience_s),
-            self.compressing.conversations.submit if self.compressing else None,
+        self._reducer = self._delivery.reducer(self._step)
+        device, timeout_s = self._named[0][1].device, max(AGREE_S, patience_s)
+        self._unused = UnusedParameters(
+            *(backend, control, self._step, device, timeout_s), zeros_tell=compression is None
         )
+        self._forward: ForwardHooks | None = None
         self._handles: list[Any] = []
         self._hook(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._end_threads()
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         """Backward passes inside only add to the gradients; the first one outside sends them."""
-        self._sending = False
+        self._step.phase = Phase.ACCUMULATING
         try:
             yield
         finally:
-            self._sending = True
+            self._step.phase = Phase.EXCHANGING
 
     def synchronize(self) -> None:
         """Wait until every gradient is the mean over the workers.
@@ -154,68 +155,75 @@ class Session:
             NonFiniteGradient: a mean holds NaN or infinity.
             UsageError: a gradient was changed since its backward pass.
         """
-        if self._synchronized:
+        if self._step.phase is Phase.SYNCHRONIZED:
             return
         self._end_pending()
-        if not self._alone:
-            contribution = self._end_backward()
-            if self.plan.halves:
-                contribution.flight.spread()
-            contribution.flight.land_all(self._waiter.wait)
-            for tensor, parameter in enumerate(self._parameters):
-                parameter.grad = contribution.flight.collect(tensor)
-            if self.compressing is not None:
-                self.compressing.compare(contribution.flight, self._keys, self.step)
-        if self._applies:
-            self._take_parameters()
+        reducer, parameters = self._reducer, self._buckets.parameters
+        if self._delivery.exchanges:
+            self._finalize_backward()
+            reducer.spread()
+            reducer.land_all()
+            values = {tensor: reducer.collect(tensor) for tensor in range(len(parameters))}
         else:
-            self._take_means()
-        self.events = self._waiter.take_events()
-        self._end_step()
+            values = {i: p.grad for i, p in enumerate(parameters) if p.grad is not None}
+        unused = self._unused.now(reducer)
+        gradients = self._delivery.deliver(values, reducer.number, unused)
+        for tensor, gradient in gradients.items():
+            parameters[tensor].grad = gradient
+        self.events = self._step.take_events()
+        self._go_on()
 
     def flush(self) -> None:
         """Update every parameter whose update is still pending."""
-        self._awaited |= self._end_pending()
+        if self._end_pending():
+            self._is_steady = False
 
-    def take_awaited(self) -> bool:
-        """Whether a step since the last call awaited what it would have left to the next one.
-
-        First and compared steps do, and those before a `flush`; not a training that always waits.
-        """
-        awaited, self._awaited = self._awaited, False
-        return awaited
+    def end_step(self, *, flush: bool = False) -> StepReport:
+        """See `TrainingSession.end_step`."""
+        if flush:
+            self.flush()
+        is_steady, self._is_steady = self._is_steady, True
+        return StepReport(
+            exposed_s=self._step.take_waited_s(),
+            is_steady=is_steady,
+            excluded_s=0.0 if self.engine is None else self.engine.take_excluded_s(),
+            staleness=self._step.staleness,
+        )
 
     @property
     def step(self) -> int:
         """Number of the step that is being computed."""
-        return self._waiter.step
+        return self._step.number
 
-    @property
-    def staleness(self) -> int | None:
-        """Servers without a barrier: how many clocks the slowest worker was behind, last seen."""
-        return self._waiter.staleness
+    def traffic(self) -> Traffic:
+        """See `TrainingSession.traffic`."""
+        moved = self.backend.traffic()
+        return moved if self.engine is None else moved - self.engine.excluded_traffic
 
-    def take_exposed_s(self) -> float:
-        """Seconds that this rank stood waiting for messages since the last call."""
-        return self._waiter.take_waited_s()
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on, beside model and optimizer; differs from rank to rank.
 
-    @property
-    def release_order(self) -> list[str]:
-        """What the plan was made from after the first step; for checkpoints.
-
-        Names in the order in which gradients became ready; under a plan that crosses the iteration
-        the reverse of the order in which the forward pass needed the parameters.
+        Returns:
+            `step`: its number; `order`: what the plan was made from after the first step (names in
+            the order in which gradients became ready; if the plan crosses the iteration, the
+            reverse of the order in which the forward pass needed the parameters); `compression`:
+            what the compressor keeps. Tensors are those that the next step overwrites: save or
+            copy them before it.
         """
-        return list(self._ready_names)
+        kept = None if self.engine is None else self.engine.state_dict()
+        return {"step": self.step, "order": list(self._ready_names), "compression": kept}
 
-    def resume(self, step: int, ready_names: Sequence[str]) -> None:
-        """Go on at a step, with the plan of the run that was saved."""
-        self._waiter.step = step
-        if self._replan is not None and ready_names:
-            self._adopt(self._replan(ready_names))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a step, with the plan of the session that was saved."""
+        names: list[str] = state["order"]
+        self._step.number = state["step"]
+        if self._replan is not None and names:
+            self._adopt(self._replan(names))
             self._replan = None
-        self._ready_names = list(ready_names)
-        self._contribution = self._new_contribution()
+        self._ready_names = list(names)
+        if self.engine is not None:
+            self.engine.load_state_dict(state["compression"])
+        self._reducer = self._delivery.reducer(self._step)
 
     def on_close(self, leave: Callable[[], None]) -> None:
         """Call this once when the session is closed; for whoever opened the backend for it."""
@@ -228,185 +236,140 @@ class Session:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.end_threads()
+        self._end_threads()
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
 
-    def end_threads(self) -> None:
-        """End the threads that compress; for whoever gives up instead of closing the session."""
-        if self.compressing is not None:
-            self.compressing.conversations.close()
+    def _end_threads(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
 
     def _adopt(self, plan: Plan) -> None:
         sizes = [parameter.numel() for _, parameter in self._named]
         check_plan(plan, [name for name, _ in self._named], sizes)
-        lacking = {Op.FOLD, Op.SPREAD} - self.backend.capabilities.ops
-        if plan.halves and (lacking or self._applies) and self.compressing is None:
-            raise halves_refused(plan.scheduler)
         agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
         by_name = dict(self._named)
         self.plan = plan
-        self._parameters = [by_name[name] for name in plan.names]
-        self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._fusion = GradientBuckets(plan, self._parameters)
-        self._keys = describe_messages(plan)
-        if self.compressing is not None:
-            self.compressing.adopt(plan, self._keys, self._parameters)
-        if self._applies:
-            note = describe_optimizer(self._optimizer)
-            install(plan, self._parameters, self._keys, self.backend, note)
-        self._contribution = self._new_contribution()
-
-    def _new_contribution(self) -> Contribution:
-        optimizer = self._optimizer
-        if self.compressing is not None:
-            flight = self.compressing.flight(self.plan, self._fusion, self._keys, self.step)
-        else:
-            rate = (lambda: common_learning_rate(optimizer)) if self._applies else None
-            flight = GradientReducer(
-                self.plan, self._fusion, self._keys, self.backend, self.step, rate
-            )
-        return Contribution(flight, self._parameters, self.plan.names, self._waiter.first)
+        self._buckets = GradientBuckets(plan, [by_name[name] for name in plan.names])
+        self._index = {id(p): i for i, p in enumerate(self._buckets.parameters)}
+        self._defers = plan.crosses_iteration and self._delivery.exchanges
+        self._delivery.adopt(self._buckets)
 
     def _hook(self, model: torch.nn.Module) -> None:
-        watched = [] if self._alone else self._parameters
         self._handles += [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for p in watched
+            for p in self._buckets.parameters
+            if self._delivery.exchanges
         ]
         self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
-        if not self.plan.crosses_iteration or self._alone:
-            return
-        self._reads = ForwardHooks(model, self._about_to_read)
-        self._handles += self._reads.handles
-        self._handles += before_state_access(model, self._optimizer, self.flush)
+        if self._defers:
+            self._forward = ForwardHooks(model, self._about_to_read)
+            self._handles += self._forward.handles
+            self._handles += before_state_access(model, self._optimizer, self.flush)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         tensor = self._index[id(parameter)]
         if self._pending is not None and tensor in self._pending.left:
             raise read_unseen(self.plan.names[tensor], self.plan.scheduler)
-        if not self._sending:
-            self._contribution.keep(tensor)
-            return
-        self._contribution.give(tensor)
-        self._synchronized = False
-
-    def _end_backward(self) -> Contribution:
-        """The step's contribution, complete."""
-        contribution = self._contribution
-        contribution.complete()
-        if contribution.absent and self._applies:
-            raise unused_on_server(self.plan.names[min(contribution.absent)], self.step)
-        if self._waiter.first and not self._ready_names:
-            self._ready_names = [self.plan.names[i] for i in contribution.ready_order]
-        return contribution
+        if self._step.phase is Phase.ACCUMULATING:
+            self._reducer.accumulate(tensor)
+        else:
+            self._step.phase = Phase.EXCHANGING
+            self._reducer.mark_ready(tensor)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._in_deferred_step:
+        if self._is_updating:
             return
-        refuse_closure(args, kwargs)
-        if not self._alone:
-            refuse_unexchanged(optimizer, self._index, self._frozen)
-        crosses = self.plan.crosses_iteration and not self._waiter.first and not self._alone
-        if self.compressing is not None and self.compressing.comparison.due:
-            crosses = False
-        if crosses and not self._synchronized:
-            self._defer()
-            return
-        if self.plan.crosses_iteration and not self._synchronized and not self._alone:
-            self._awaited = True
+        if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+            raise closure_refused()
+        if self._delivery.exchanges:
+            self._refuse_unexchanged(optimizer)
+        if self._defers and self._step.phase is not Phase.SYNCHRONIZED:
+            if not self._step.is_first and self._reducer.may_defer:
+                self._defer()
+                return
+            self._is_steady = False
         self.synchronize()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._in_deferred_step:
-            self._synchronized = False
+        if not self._is_updating:
+            self._step.phase = Phase.EXCHANGING
+
+    def _refuse_unexchanged(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse gradients that the optimizer would use as they are on this rank."""
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.grad is not None and id(parameter) not in self._index:
+                    name = self._frozen.get(id(parameter))
+                    unnamed = f"parameter {place} of the optimizer's group {number}"
+                    raise never_exchanged(unnamed if name is None else repr(name))
 
     @property
-    def _in_deferred_step(self) -> bool:
-        return self._pending is not None and self._pending.stepping
+    def _is_updating(self) -> bool:
+        return self._pending is not None and self._pending.is_stepping
 
-    def _end_pending(self) -> bool:
-        if self._pending is None:
-            return False
-        self._take(list(self._pending.left))
-        self._usage.end()
-        self.events = self._waiter.take_events()
-        self._pending = None
-        return True
+    def _finalize_backward(self) -> None:
+        self._reducer.finalize_backward()
+        if self._step.is_first and not self._ready_names:
+            self._ready_names = [self.plan.names[i] for i in self._reducer.ready_order]
 
     def _defer(self) -> None:
-        """Remember the step; each parameter takes it when it is about to be read."""
+        """Let each layer take the step when it is about to be read."""
         self._end_pending()
-        contribution = self._end_backward()
-        unused = self._usage.prepare(len(self._parameters), contribution.absent, self.step)
-        if self.plan.halves:
-            contribution.flight.spread()
-        self._pending = DeferredUpdate(
-            *(contribution.flight, self._parameters, self.plan.names, self.step),
-            optimizer=None if self._applies else self._optimizer,
-            divisor=self._divisor,
-            unused=unused,
-            check_finite=self._check_finite,
-        )
-        for parameter in self._parameters:
+        self._finalize_backward()
+        reducer, buckets = self._reducer, self._buckets
+        unused = self._unused.later(reducer, len(buckets.parameters))
+        reducer.spread()
+        self._pending = DeferredUpdate(reducer, self._delivery, buckets, self._optimizer, unused)
+        for parameter in buckets.parameters:
             parameter.grad = None
-        self._end_step()
+        self._go_on()
 
     def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         if self._pending is not None and self._pending.left:
-            self._take([self._index[id(p)] for p in parameters if id(p) in self._index])
+            self._pending.take([self._index[id(p)] for p in parameters if id(p) in self._index])
 
-    def _take(self, tensors: Sequence[int]) -> None:
-        if self._pending is not None:
-            self._pending.take(tensors, self._waiter.wait)
+    def _end_pending(self) -> bool:
+        """Whether an update was pending."""
+        if self._pending is None:
+            return False
+        self._pending.take(list(self._pending.left))
+        self._unused.end()
+        self.events = self._step.take_events()
+        self._pending = None
+        return True
 
-    def _take_parameters(self) -> None:
-        with torch.no_grad():
-            for parameter in self._parameters:
-                assert parameter.grad is not None
-                parameter.copy_(parameter.grad)
-                parameter.grad = None
-        if self._check_finite:
-            norms = norms_of([p.detach() for p in self._parameters])
-            refuse_non_finite(self.plan.names, self._parameters, norms, self.step, "parameter")
-
-    def _take_means(self) -> None:
-        given = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None]
-        tensors, gradients = [i for i, _ in given], [g for _, g in given]
-        divide(gradients, self._divisor)
-        if self._alone and not self._check_finite:
-            return
-        norms = norms_of(gradients)
-        if self._check_finite:
-            refuse_non_finite([self.plan.names[i] for i in tensors], gradients, norms, self.step)
-        if self._alone:
-            return
-        # A mean that is zero everywhere may come from a parameter that no rank used: ask.
-        doubtful = [tensors[position] for position in all_zero(gradients, norms)]
-        if doubtful:
-            for tensor in self._usage.unused(doubtful, self._contribution.absent, self.step):
-                self._parameters[tensor].grad = None
-
-    def _end_step(self) -> None:
-        if self._waiter.first and not self._alone:
+    def _go_on(self) -> None:
+        """Begin the next step."""
+        if self._step.is_first and self._delivery.exchanges:
             self._learn_from_first_step()
-        self._synchronized = True
-        self._waiter.end_step()
-        self._contribution = self._new_contribution()
+        self._step.end()
+        self._reducer = self._delivery.reducer(self._step)
 
     def _learn_from_first_step(self) -> None:
         """Adopt rank 0's order of gradients; learn whether any rank leaves parameters unused."""
-        if self._reads is not None:
-            needed = [self._index[id(p)] for p in self._reads.learn() if id(p) in self._index]
+        if self._forward is not None:
+            needed = [self._index[id(p)] for p in self._forward.learn() if id(p) in self._index]
             if self._replan is not None:
                 self._ready_names = [self.plan.names[tensor] for tensor in reversed(needed)]
-        num_absent = len(self._contribution.absent)
-        mine = "\n".join([str(num_absent), *self._ready_names]).encode()
+        mine = "\n".join([str(len(self._reducer.absent)), *self._ready_names]).encode()
         answers = self._control.all_gather("order", mine, AGREE_S, members=self.backend.size)
-        self._usage.ask_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)
+        self._unused.ask_always = any(answer.split(b"\n")[0] != b"0" for answer in answers)
         names = answers[0].decode().split("\n")[1:]
         if self._replan is not None:
             self._adopt(self._replan(names))
         self._ready_names = names
+
+
+def _delivery_of(
+    backend: Backend, optimizer: torch.optim.Optimizer, check_finite: bool
+) -> Delivery:
+    if Op.APPLY in backend.capabilities.ops:
+        rate = partial(common_learning_rate, optimizer)
+        return ServerParameters(backend, describe_optimizer(optimizer), rate, check_finite)
+    if backend.size == 1:
+        return OwnGradients(backend, 1, check_finite)
+    independent = backend.capabilities.consistency == "none"
+    return MeanGradients(backend, 1 if independent else backend.size, check_finite)

@@ -80,7 +80,7 @@ def trained(
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: hold())
     requests: dict[int, list[tuple[str, str, int]]] = {}
-    try:
+    with session:
         for step in range(recipe.steps):
             optimizer.zero_grad(set_to_none=True)
             *early, last = losses(recipe, model, group.rank, step)
@@ -93,20 +93,16 @@ def trained(
                 if event.op in EXCHANGES:
                     told = (event.op, event.key, event.step)
                     requests.setdefault(event.channel, []).append(told)
-        session.close()
-    finally:
-        session.end_threads()
     meet(group, "trained with a compressor")
-    compressing = session.compressing
-    if compressing is None:
+    engine = session.engine
+    if engine is None:
         return Compressed(parameters_of(model), requests, Costs(), 0, [])
-    conversations = compressing.conversations
     return Compressed(
         parameters_of(model),
         requests,
-        sum(conversations.costs.values(), Costs()),
-        conversations.state_bytes,
-        compressing.comparison.relative_errors,
+        sum(engine.driver.costs.values(), Costs()),
+        engine.driver.state_bytes,
+        engine.probe.relative_errors,
     )
 
 

@@ -71,12 +71,8 @@ def on_two_ranks(
         group = Group(number, 2, member, deadline_s=WAIT_S, order=plan.order)
         backend = LOOPBACK.build(group, LOOPBACK.options())
         try:
-            session = Session(model, optimizer, backend, group.control, plan=plan, **options)
-            try:
+            with Session(model, optimizer, backend, group.control, plan=plan, **options) as session:
                 body(number, model, session, optimizer)
-                session.close()
-            finally:
-                session.end_threads()
         except BaseException as error:
             errors.append(error)
             group.control.report_failure(str(error))

@@ -127,7 +127,7 @@ def test_the_plan_follows_the_first_steps_forward_order(scheduler: str) -> None:
     def loop(rank: int, model: Swapped, session: Session, optimizer: torch.optim.Optimizer):
         step_once(model, optimizer)
         assert session.plan.names == ("lent.weight", "last.weight", "first.weight")
-        assert session.release_order == ["first.weight", "last.weight", "lent.weight"]
+        assert session.state_dict()["order"] == ["first.weight", "last.weight", "lent.weight"]
 
     on_two_ranks(loop, Swapped, scheduler, gentle, replan=replanner(scheduler, named))
 

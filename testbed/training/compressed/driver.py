@@ -96,12 +96,6 @@ class Conversations:
         self._plan, self._keys = plan, tuple(keys)
 
     @property
-    def adopted(self) -> tuple[Plan, tuple[str, ...]]:
-        """The plan that is carried out, and the names of its messages."""
-        assert self._plan is not None  # a session adopts a plan before it takes a step
-        return self._plan, self._keys
-
-    @property
     def state_bytes(self) -> int:
         """What is kept between steps."""
         return sum(map(num_bytes, self.states.values()))

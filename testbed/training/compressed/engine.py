@@ -1,4 +1,4 @@
-"""What a session has more where a compressor carries its messages."""
+"""Means that a compressor makes: the way to deliver gradients of a session with a compressor."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any
 import torch
 
 from testbed.backends.protocol import Backend
-from testbed.base.plan import Plan, decode_plan, encode_plan
+from testbed.base.plan import decode_plan, encode_plan
+from testbed.base.types import Traffic
 from testbed.control.protocol import Control
 from testbed.records.cell import CompressionResult
 from testbed.training.compressed.costs import summarise
 from testbed.training.compressed.driver import Conversations
-from testbed.training.compressed.reducer import Comparison, CompressedFlight, Shapes, shapes_of
+from testbed.training.compressed.reducer import CompressedReducer, ErrorProbe, Shapes, shapes_of
 from testbed.training.compressed.spec import Compression, refuse_unfit
 from testbed.training.compressed.state import carried, packed, unpacked
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.reducer import GradientReducer
+from testbed.training.exchange.reducer import GradientReducer, StepState
 from testbed.training.exchange.setup import agree_on
+from testbed.training.exchange.update import MeanGradients
 
 
-class Compressing:
-    """Conversations, and the comparison of their means with the true ones.
+class CompressionEngine(MeanGradients):
+    """See `Delivery`: a compressor exchanges the messages and makes their means.
 
     Args:
         compression: the compressor.
@@ -32,6 +34,10 @@ class Compressing:
         optimizer: theirs; its learning rate is told to the compressor.
         check_finite: see `Session`.
         patience_s: see `Session`.
+
+    Attributes:
+        driver: runs the compressor's rounds.
+        probe: compares means with the true ones.
 
     Raises:
         UsageError: see `refuse_unfit`.
@@ -49,72 +55,72 @@ class Compressing:
         check_finite: bool,
         patience_s: float,
     ) -> None:
+        super().__init__(backend, 1, check_finite)
         refuse_unfit(compression, backend, named, optimizer, check_finite)
         agree_on("compressors", [f"{compression.text} {compression.seed}"], control, backend.size)
-        self.conversations = Conversations(compression, backend, named[0][1].device)
-        self.comparison = Comparison(
-            backend,
-            control,
-            self.conversations.num_workers,
-            compression.compared_steps,
-            patience_s,
+        self._device = named[0][1].device
+        self.driver = Conversations(compression, backend, self._device)
+        self.probe = ErrorProbe(
+            *(backend, control, self.driver.num_workers, compression.compared_steps, patience_s)
         )
-        self._backend = backend
         self._optimizer = optimizer
         self._shapes: Sequence[Shapes] = ()
 
-    def adopt(self, plan: Plan, keys: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
-        """Carry out this plan from now on."""
-        self._shapes = shapes_of(plan, parameters)
-        self.conversations.adopt(plan, keys)
+    def adopt(self, buckets: GradientBuckets) -> None:
+        """See `Delivery.adopt`; halves are no matter, a compressor's rounds are exchanged whole."""
+        self._buckets = buckets
+        self._shapes = shapes_of(buckets.plan, buckets.parameters)
+        self.driver.adopt(buckets.plan, buckets.keys)
 
-    def flight(
-        self, plan: Plan, fusion: GradientBuckets, keys: Sequence[str], step: int
-    ) -> GradientReducer:
-        """The messages of a step."""
-        return CompressedFlight(
-            *(plan, fusion, keys, self._backend, step),
-            conversations=self.conversations,
+    def reducer(self, step: StepState) -> GradientReducer:
+        """See `Delivery.reducer`."""
+        return CompressedReducer(
+            *(self._buckets, self._backend, step),
+            driver=self.driver,
             shapes=self._shapes,
             rate=self._learning_rate,
-            keeps={} if self.comparison.due else None,
+            probe=self.probe,
         )
 
-    def saved(self) -> dict[str, Any]:
-        """What is kept between steps, for a checkpoint of this rank.
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept between steps, for a checkpoint of this rank."""
+        plan, keys = self._buckets.plan, self._buckets.keys
+        return {"states": packed(self.driver.states), "plan": encode_plan(plan), "keys": keys}
 
-        The tensors are those that the next step overwrites: save or copy them before it.
-        """
-        plan, keys = self.conversations.adopted
-        states = packed(self.conversations.states)
-        return {"states": states, "plan": encode_plan(plan), "keys": list(keys)}
-
-    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Go on with what `saved` gave.
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what `state_dict` gave.
 
         The plan may be another one by now (another scheduler, or a link measured anew): what was
         held back follows its elements, as when a plan is made anew in a run.
         """
-        states = unpacked(saved["states"], device)
-        old = decode_plan(saved["plan"], "checkpoint")
-        self.conversations.states = carried(states, old, saved["keys"], *self.conversations.adopted)
+        states = unpacked(saved["states"], self._device)
+        old, buckets = decode_plan(saved["plan"], "checkpoint"), self._buckets
+        self.driver.states = carried(states, old, saved["keys"], buckets.plan, buckets.keys)
 
-    def result(self, first_step: int) -> CompressionResult:
-        """The record of this rank, from the costs of all steps from `first_step`."""
-        conversations = self.conversations
-        steps = [c for step, c in sorted(conversations.costs.items()) if step >= first_step]
+    def result(self, num_steps: int) -> CompressionResult:
+        """The record of this rank, from the costs of the last `num_steps` steps."""
+        driver = self.driver
         return summarise(
-            conversations.compression.text,
-            steps,
-            self.comparison.relative_errors,
-            conversations.state_bytes,
-            conversations.compression.note,
+            driver.compression.text,
+            [costs for _, costs in sorted(driver.costs.items())][-num_steps:],
+            self.probe.relative_errors,
+            driver.state_bytes,
+            driver.compression.note,
         )
 
-    def compare(self, flight: GradientReducer, keys: Sequence[str], step: int) -> None:
-        """Compare a step's means with the true ones, if it is one of the first."""
-        if isinstance(flight, CompressedFlight):
-            self.comparison.compare(flight, keys, step)
+    @property
+    def excluded_traffic(self) -> Traffic:
+        """What was moved to compare means with the true ones."""
+        return self.probe.traffic
+
+    def take_excluded_s(self) -> float:
+        """Seconds that comparing took since the last call."""
+        spent_s, self.probe.spent_s = self.probe.spent_s, 0.0
+        return spent_s
+
+    def close(self) -> None:
+        """End the threads that compress; whatever is still under way fails."""
+        self.driver.close()
 
     def _learning_rate(self) -> float | None:
         rates = {float(group["lr"]) for group in self._optimizer.param_groups}

@@ -1,8 +1,8 @@
-"""A step's messages where a compressor carries them: the same plan, conversations instead of sums.
+"""A step's messages where a compressor exchanges them: the same plan, other requests.
 
-Plans in two halves: the whole conversation runs where the first half would, and is waited for where
-the second half would be, just before the layer's next forward. Compressed messages are not cut into
-halves: a gathered payload has no shard to fold.
+Plans in two halves: all rounds of a message run where the first half would, and are waited for
+where the second half would be, just before the layer's next forward pass. Compressed messages are
+not cut into halves: an all-gathered payload has no shard to fold.
 """
 
 from __future__ import annotations
@@ -18,66 +18,82 @@ from testbed.base.types import Op, Request, Traffic
 from testbed.control.protocol import Control
 from testbed.training.compressed.channel_order import made_on
 from testbed.training.compressed.driver import Conversations
-from testbed.training.compressed.work import Outgoing
+from testbed.training.compressed.work import CompressedWork, Outgoing
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.reducer import GradientReducer
+from testbed.training.exchange.reducer import GradientReducer, StepState
 from testbed.training.exchange.setup import AGREE_S
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class CompressedFlight(GradientReducer):
+class CompressedReducer(GradientReducer):
     """See `GradientReducer`; what is collected are means, not sums.
 
     Args:
-        plan: see `GradientReducer`, as are `fusion`, `keys`, `backend` and `step`.
-        conversations: carry the messages.
+        buckets: see `GradientReducer`, as are `backend` and `step`.
+        driver: runs the compressor's rounds.
         shapes: of the tensors in each message, see `shapes_of`.
         rate: the step's learning rate, None = there is no single one.
-        keeps: copies of what this rank gave, by message; None = nobody will ask.
+        probe: compares means with the true ones, if the step is one of the first.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        fusion: GradientBuckets,
-        keys: Sequence[str],
+        buckets: GradientBuckets,
         backend: Backend,
-        step: int,
+        step: StepState,
         *,
-        conversations: Conversations,
+        driver: Conversations,
         shapes: Sequence[Shapes],
         rate: Callable[[], float | None],
-        keeps: dict[int, torch.Tensor] | None,
+        probe: ErrorProbe,
     ) -> None:
-        super().__init__(plan, fusion, keys, backend, step, None)
-        self._conversations = conversations
+        super().__init__(buckets, backend, step)
+        self._driver = driver
         self._shapes = shapes
         self._rate = rate
-        self.kept = keeps
+        self._probe = probe
+        self.may_defer = not probe.is_due
+        self._given: dict[int, torch.Tensor] | None = {} if probe.is_due else None
 
     def spread(self) -> None:
-        """Nothing: the first half was the whole."""
+        """Nothing: all rounds run in the place of the first half."""
 
-    def delivered(self, number: int) -> torch.Tensor:
-        """The mean of a message that has landed."""
-        return self._fusion.payload(number, self._gradients).view(-1)
+    def land_all(self) -> None:
+        """See `GradientReducer.land_all`; then compare, if the step is one of the first."""
+        super().land_all()
+        given, self._given = self._given, None
+        if given is not None:
+            delivered = {number: self._values(number) for number in given}
+            self._probe.compare(given, delivered, self._buckets.keys, self.number)
+
+    def submit(self, request: Request) -> Work:
+        """See `GradientReducer.submit`."""
+        return self._driver.submit(request)
+
+    def _values(self, number: int) -> torch.Tensor:
+        return self._buckets.payload(number, self._gradients).view(-1)
 
     def _send(self, number: int) -> None:
-        message = self._plan.messages[number]
-        values = self._fusion.payload(number, self._gradients).view(-1)
-        if self.kept is not None:
-            self.kept[number] = values.clone()
+        message, key = self._plan.messages[number], self._buckets.keys[number]
+        values = self._values(number)
+        if self._given is not None:
+            self._given[number] = values.clone()
         outgoing = Outgoing(
             values,
-            self._conversations.context(
-                self._keys[number], self._step, self._shapes[number], self._rate()
-            ),
+            self._driver.context(key, self.number, self._shapes[number], self._rate()),
             message.priority,
             message.channel,
             made_on(values.device),
         )
-        self._works.setdefault(number, []).append(self._conversations.begin(outgoing))
+        self._works[number] = [self._driver.begin(outgoing)]
+
+    def _land(self, number: int) -> None:
+        works = self._works.get(number, ())
+        super()._land(number)
+        for work in works:
+            assert isinstance(work, CompressedWork)
+            self._step.add_events(work.details)
 
 
 def shapes_of(plan: Plan, parameters: Sequence[torch.Tensor]) -> list[Shapes]:
@@ -106,10 +122,10 @@ def _shapes(message: Message, parameters: Sequence[torch.Tensor]) -> Shapes:
 # How far delivered means are from the true ones, measured in a run's first steps.
 
 
-class Comparison:
-    """Sums what the ranks gave once more, uncompressed, and compares.
+class ErrorProbe:
+    """Sums the gradients of all ranks once more, uncompressed, and compares.
 
-    Such a step is neither hidden nor measured: the bytes are counted here, to be left out.
+    Such a step is neither hidden nor measured: bytes and time are counted here, to be left out.
 
     Args:
         backend: carries the sums, when nothing else is under way.
@@ -142,21 +158,32 @@ class Comparison:
         self._patience_s = max(AGREE_S, patience_s)
 
     @property
-    def due(self) -> bool:
-        """Whether the step under way is compared."""
+    def is_due(self) -> bool:
+        """Whether the step that begins now is compared."""
         return self._left > 0
 
-    def compare(self, flight: CompressedFlight, keys: Sequence[str], step: int) -> None:
-        """Compare a step's means, all of which have landed; nothing once enough were."""
-        if flight.kept is None:
-            return
+    def compare(
+        self,
+        given: dict[int, torch.Tensor],
+        delivered: dict[int, torch.Tensor],
+        keys: Sequence[str],
+        step: int,
+    ) -> None:
+        """Compare a step's means with the true ones.
+
+        Args:
+            given: by message, copies of this rank's values; overwritten.
+            delivered: the means that the compressor has made of them.
+            keys: names of the messages.
+            step: its number.
+        """
         self._left -= 1
         began_s = time.perf_counter()
         before = self._meet()
         wrong = true = 0.0
-        for number in sorted(flight.kept):
-            mean = self._sum(flight.kept.pop(number), keys[number], step) / self._num_workers
-            wrong += _square(flight.delivered(number) - mean)
+        for number in sorted(given):
+            mean = self._sum(given.pop(number), keys[number], step) / self._num_workers
+            wrong += _square(delivered[number] - mean)
             true += _square(mean)
         self.relative_errors.append((wrong / true) ** 0.5 if true else 0.0)
         self.traffic += self._meet() - before

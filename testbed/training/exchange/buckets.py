@@ -1,4 +1,4 @@
-"""Between gradients and messages: which bytes of which gradient lie where in which message."""
+"""Between gradients and messages: which elements of which gradient lie where in which message."""
 
 from __future__ import annotations
 
@@ -15,71 +15,77 @@ class GradientBuckets:
     """The messages of a plan as tensors.
 
     A message that is a whole gradient, or one slice of it, is a view: nothing is copied. A fused
-    message has a buffer of its own, allocated once; gradients are copied in as they become ready
-    and copied out when the sum has arrived.
+    message (a bucket) has a buffer of its own, allocated once; gradients are copied in as they
+    become ready and copied out when the result has arrived.
 
     Args:
         plan: its tensors are those of `parameters`, in the same order.
         parameters: shapes, dtype and device of the gradients.
 
+    Attributes:
+        keys: name of each message, unique, equal on all ranks.
+        num_tensors: for each message, of how many tensors it holds elements.
+        messages_of: for each tensor, the messages that hold elements of it.
+        messages_on: for each channel, its messages in the plan's order.
+
     Raises:
         UsageError: a message mixes dtypes.
     """
 
-    def __init__(self, plan: Plan, parameters: Sequence[torch.Tensor]) -> None:
-        self._messages = plan.messages
-        self._buffers: list[torch.Tensor | None] = [
-            self._allocate(message, plan, parameters) for message in plan.messages
-        ]
+    def __init__(self, plan: Plan, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.plan, self.parameters = plan, parameters
+        self.keys = describe_messages(plan)
+        # For each message and tensor: (first in the message, end, first in the tensor, end).
+        self._places: list[dict[int, list[tuple[int, int, int, int]]]] = []
         self.messages_of: list[list[int]] = [[] for _ in parameters]
         for number, message in enumerate(plan.messages):
-            for tensor in dict.fromkeys(part.tensor for part in message.parts):
+            places: dict[int, list[tuple[int, int, int, int]]] = {}
+            offset = 0
+            for part in message.parts:
+                end = offset + part.stop - part.start
+                places.setdefault(part.tensor, []).append((offset, end, part.start, part.stop))
+                offset = end
+            for tensor in places:
                 self.messages_of[tensor].append(number)
+            self._places.append(places)
+        self.messages_on = [
+            [number for number, message in enumerate(plan.messages) if message.channel == channel]
+            for channel in range(plan.num_channels)
+        ]
+        self.num_tensors = [len(places) for places in self._places]
+        self._buffers = [self._allocate(message) for message in plan.messages]
 
     def put(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
-        """The gradient of a tensor is ready: copy its share into the message's buffer."""
+        """Copy the tensor's share of a message into the message's buffer, if it has one."""
         buffer = self._buffers[number]
         if buffer is not None:
-            for start, part_start, part_stop in self._places(number, tensor):
-                length = part_stop - part_start
-                buffer[start : start + length].copy_(gradient.view(-1)[part_start:part_stop])
+            for low, high, start, stop in self._places[number][tensor]:
+                buffer[low:high].copy_(gradient.view(-1)[start:stop])
 
     def payload(self, number: int, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """The tensor that travels for a message whose gradients are all ready."""
+        """The tensor to be exchanged for a message whose gradients are all ready."""
         buffer = self._buffers[number]
         if buffer is not None:
             return buffer
-        (part,) = self._messages[number].parts
+        (part,) = self.plan.messages[number].parts
         gradient = gradients[part.tensor]
         assert gradient is not None
         whole = part.start == 0 and part.stop == gradient.numel()
         return gradient if whole else gradient.view(-1)[part.start : part.stop]
 
     def take(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
-        """The sum has arrived: copy a tensor's share out of the message's buffer."""
+        """Copy the tensor's share of a message out of the message's buffer, if it has one."""
         buffer = self._buffers[number]
         if buffer is not None:
-            for start, part_start, part_stop in self._places(number, tensor):
-                length = part_stop - part_start
-                gradient.view(-1)[part_start:part_stop].copy_(buffer[start : start + length])
+            for low, high, start, stop in self._places[number][tensor]:
+                gradient.view(-1)[start:stop].copy_(buffer[low:high])
 
-    def _places(self, number: int, tensor: int) -> list[tuple[int, int, int]]:
-        """(offset in the message, first element, end) of each of the tensor's parts in it."""
-        places, offset = [], 0
-        for part in self._messages[number].parts:
-            if part.tensor == tensor:
-                places.append((offset, part.start, part.stop))
-            offset += part.stop - part.start
-        return places
-
-    def _allocate(
-        self, message: Message, plan: Plan, parameters: Sequence[torch.Tensor]
-    ) -> torch.Tensor | None:
+    def _allocate(self, message: Message) -> torch.Tensor | None:
         if len(message.parts) == 1:
             return None
-        owners = [parameters[part.tensor] for part in message.parts]
+        owners = [self.parameters[part.tensor] for part in message.parts]
         if len({owner.dtype for owner in owners}) > 1:
-            names = ", ".join(plan.names[part.tensor] for part in message.parts[:4])
+            names = ", ".join(self.plan.names[part.tensor] for part in message.parts[:4])
             raise UsageError(
                 f"the plan fuses tensors of different dtypes ({names}, ...) into one message; plan "
                 "each dtype by itself"

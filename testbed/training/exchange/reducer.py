@@ -1,276 +1,314 @@
-"""One step's messages: what is ready, what has left, what has arrived."""
+"""One step of a session: its state, and its gradients on their way through the backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import enum
+import time
+from collections.abc import Callable
 
 import torch
 
 from testbed.backends.protocol import Backend, Work
-from testbed.base.plan import Plan
-from testbed.base.types import Op, Request, Result
+from testbed.base.errors import DeadlineExceeded
+from testbed.base.types import Event, Op, Request, Result
+from testbed.control.protocol import Control
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.refusals import changed_gradient, second_gradient, sparse_gradient
+from testbed.training.exchange.refusals import (
+    changed_gradient,
+    second_gradient,
+    sparse_gradient,
+    unused_on_server,
+)
+from testbed.training.exchange.setup import AGREE_S
 
-# In which order gradients leave: the same on every rank, whatever order they become ready in.
-#
-# A ring matches messages by position, so a rank must not send what the others do not expect. The
-# gradients therefore leave in one agreed order; each as soon as it and all before it are ready.
-
-
-class InOrderRelease:
-    """Releases items in a fixed order.
-
-    Example:
-        >>> release = InOrderRelease([5, 3, 4])
-        >>> release.ready(3), release.ready(5), release.ready(4)
-        ([], [5, 3], [4])
-    """
-
-    def __init__(self, order: Sequence[int]) -> None:
-        self._order = tuple(order)
-        self._ready: set[int] = set()
-        self._next = 0
-
-    def ready(self, item: int) -> list[int]:
-        """The item is ready; returns what may leave now, in order.
-
-        Raises:
-            ValueError: the item was ready before.
-        """
-        if item in self._ready:
-            raise ValueError(f"item {item} is ready for the second time")
-        self._ready.add(item)
-        start = self._next
-        while self._next < len(self._order) and self._order[self._next] in self._ready:
-            self._next += 1
-        return list(self._order[start : self._next])
+PROBE_ELEMENTS = 4096
+"""Gradients of up to this size are compared with copies of themselves in the first step."""
 
 
-Wait = Callable[[Work, str], Result]
-"""Waits for an exchange; given its message's name, for words."""
+class Phase(enum.Enum):
+    """How far a step is."""
+
+    ACCUMULATING = enum.auto()  # backward passes add to the gradients; nothing is exchanged
+    EXCHANGING = enum.auto()  # a gradient is exchanged as soon as it is ready
+    SYNCHRONIZED = enum.auto()  # gradients are means; the optimizer has not stepped yet
 
 
-class GradientReducer:
-    """Carries out a plan for one step, on one rank.
+class StepState:
+    """The step that is being computed: how far it is, and what it has waited for.
 
     Args:
-        plan: what travels together, and in which order.
-        fusion: where each gradient lies in each message.
-        keys: name of each message, equal on all ranks.
-        backend: opened with the plan's order and channels.
-        step: number of the step.
-        learning_rate: of this step, for servers that run the optimizer; None = they do not.
+        control: told what this rank waits for; asked what the others do.
+        patience_s: how long to wait for a message when all ranks have been fast so far.
+        on_resume: called after every wait for a message that had not arrived yet.
+
+    Attributes:
+        number: of the step.
+        is_first: it is the first one of this session.
+        phase: how far it is.
+        staleness: servers without a barrier: how many clocks the slowest worker was behind, last
+            seen; None = not known.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        fusion: GradientBuckets,
-        keys: Sequence[str],
-        backend: Backend,
-        step: int,
-        learning_rate: Callable[[], float] | None,
+        self, control: Control, patience_s: float, on_resume: Callable[[], None] | None = None
     ) -> None:
+        self.number = 0
+        self.is_first = True
+        self.phase = Phase.EXCHANGING
+        self.staleness: int | None = None
+        self._control = control
+        self._patience_s = patience_s
+        self._on_resume = on_resume
+        self._slowest_step_s = 0.0
+        self._began_s = time.perf_counter()
+        self._waited_s = 0.0
+        self._step_waited_s = 0.0
+        self._events: list[Event] = []
+
+    def wait(self, work: Work, name: str) -> Result:
+        """The result of an exchange.
+
+        Raises:
+            RankLost: a rank was lost.
+            DeadlineExceeded: all ranks are alive, but one did not come; says what each one does.
+        """
+        late = not work.done()
+        if late:
+            self._control.state = f"waiting for the exchange of {name!r} in step {self.number}"
+        before_s = time.perf_counter()
+        # A rank that computes for long does not hang: what was slow may be slow again.
+        limit_s = max(self._patience_s, 2 * self._slowest_step_s)
+        if self.is_first:
+            limit_s = max(limit_s, AGREE_S)  # first steps compile, allocate and connect
+        try:
+            result = work.wait(limit_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; {self._control.describe()}") from error
+        waited_s = time.perf_counter() - before_s
+        if late and self._on_resume is not None:
+            self._on_resume()
+        self._waited_s += waited_s
+        self._step_waited_s += waited_s
+        if result.staleness is not None:
+            self.staleness = result.staleness
+        self._events.append(work.event)
+        return result
+
+    def add_events(self, events: list[Event]) -> None:
+        """Note the parts of an exchange that was waited for."""
+        self._events += events
+
+    def end(self) -> None:
+        """All gradients have been exchanged or handed to a deferred update: go on to the next."""
+        now_s = time.perf_counter()
+        if not self.is_first:
+            own_s = now_s - self._began_s - self._step_waited_s
+            self._slowest_step_s = max(self._slowest_step_s, own_s)
+        self._began_s, self._step_waited_s, self.is_first = now_s, 0.0, False
+        self.number += 1
+        self.phase = Phase.SYNCHRONIZED
+        self._control.state = f"computing step {self.number}"
+
+    def take_waited_s(self) -> float:
+        """Seconds waited since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def take_events(self) -> list[Event]:
+        """Exchanges that were waited for since the last call."""
+        events, self._events = self._events, []
+        return events
+
+
+class GradientReducer:
+    """Reduces the gradients of one rank in one step, as a plan says.
+
+    Every gradient is marked ready once; a message is submitted when its last gradient is. A ring
+    matches requests by position, so the messages of a channel are submitted in the plan's order on
+    all ranks, each as soon as it and all before it are complete; with order `priority` at once.
+
+    A gradient that is being exchanged must not be changed. It is submitted as an alias with a
+    version counter of its own, so that the gradient's counter tells whether anybody else writes to
+    it. A gradient scaler writes without counting: in the first step, copies of small gradients are
+    submitted, and the gradients compared with them.
+
+    Args:
+        buckets: where each gradient lies in each message.
+        backend: opened with the plan's order and channels.
+        step: the step.
+        learning_rate: of this step, for servers that run the optimizer; None = gradients are
+            summed.
+
+    Attributes:
+        may_defer: the optimizer may be run layer by layer in the next forward pass.
+        number: of the step.
+        absent: tensors that this rank has not used in this step; zeros are exchanged for them.
+        ready_order: tensors in the order in which their gradients became ready.
+    """
+
+    may_defer = True
+
+    def __init__(
+        self,
+        buckets: GradientBuckets,
+        backend: Backend,
+        step: StepState,
+        learning_rate: Callable[[], float] | None = None,
+    ) -> None:
+        self.number = step.number
+        self.absent: set[int] = set()
         self.ready_order: list[int] = []
-        self._works: dict[int, list[Work]] = {}
-        self._landed: set[int] = set()
-        self._gradients: list[torch.Tensor | None] = [None] * len(plan.names)
-        self._plan = plan
-        self._fusion = fusion
-        self._keys = keys
+        self._buckets, self._plan = buckets, buckets.plan
         self._backend = backend
         self._step = step
         self._learning_rate = learning_rate
-        self._release = [
-            InOrderRelease([n for n, m in enumerate(plan.messages) if m.channel == channel])
-            for channel in range(plan.num_channels)
-        ]
-        self._missing = [len({p.tensor for p in m.parts}) for m in plan.messages]
+        self._gradients: list[torch.Tensor | None] = [None] * len(buckets.parameters)
+        self._accumulated: set[int] = set()
+        self._missing = list(buckets.num_tensors)
+        self._released = [0] * self._plan.num_channels
+        self._works: dict[int, list[Work]] = {}
+        self._versions: dict[int, tuple[torch.Tensor, int]] = {}
+        self._probes: dict[int, torch.Tensor] = {}
+        self._probe_elements = -1
+        if step.is_first:
+            sizes = [p.numel() for p in buckets.parameters if p.numel()]
+            self._probe_elements = max(PROBE_ELEMENTS, min(sizes, default=0))
 
-    def has(self, tensor: int) -> bool:
-        """Whether the tensor's gradient was given."""
-        return self._gradients[tensor] is not None
+    def accumulate(self, tensor: int) -> None:
+        """A gradient of an earlier micro-batch: more will be added to it."""
+        self._accumulated.add(tensor)
 
-    def give(self, tensor: int, gradient: torch.Tensor) -> None:
-        """A gradient is ready; whatever may leave now leaves."""
-        self._gradients[tensor] = gradient
+    def mark_ready(self, tensor: int) -> None:
+        """A gradient is final: submit the messages that it completes.
+
+        Raises:
+            UsageError: it was marked before, or it is sparse.
+        """
+        if self._gradients[tensor] is not None:
+            raise second_gradient(self._plan.names[tensor])
+        gradient = self._gradients[tensor] = self._gradient(tensor)
         self.ready_order.append(tensor)
-        for number in self._fusion.messages_of[tensor]:
-            self._fusion.put(number, tensor, gradient)
+        for number in self._buckets.messages_of[tensor]:
+            self._buckets.put(number, tensor, gradient)
             self._missing[number] -= 1
             if self._missing[number] == 0 and not self._plan.after_backward:
-                self._offer(number)
+                self._release(number)
 
-    def end_backward(self) -> None:
-        """All gradients were given: send what waited for that."""
+    def finalize_backward(self) -> None:
+        """The backward pass has ended: mark the gradients that it did not make, submit the rest.
+
+        A parameter that was used in an earlier micro-batch has that gradient; one that was not
+        used counts as zero where others used it, and is `absent` here.
+
+        Raises:
+            UsageError: a gradient was changed after it was marked ready, or is absent though a
+                server runs the optimizer.
+        """
+        self._refuse_changed()
+        parameters = self._buckets.parameters
+        late = [i for i, gradient in enumerate(self._gradients) if gradient is None]
+        self.absent = {i for i in late if i not in self._accumulated or parameters[i].grad is None}
+        if self.absent and self._learning_rate is not None:
+            raise unused_on_server(self._plan.names[min(self.absent)], self.number)
+        for tensor in reversed(late):
+            parameter = parameters[tensor]
+            if tensor in self.absent:
+                parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+            self.mark_ready(tensor)
         if self._plan.after_backward:
             for number in range(len(self._plan.messages)):
                 self._send(number)
 
     def spread(self) -> None:
-        """Start the second halves, all at once, in forward order (the plan's order of tensors).
+        """Submit the second halves, if the plan has halves, in forward order (the plan's tensors).
 
-        Each channel carries them back to back behind its first halves.
+        Each channel runs them behind its first halves.
         """
-        begun: set[int] = set()
-        for messages in self._fusion.messages_of:
-            for number in messages:
-                if number not in begun:
-                    begun.add(number)
-                    self._submit(number, Op.SPREAD)
+        if self._plan.halves:
+            for number in dict.fromkeys(n for each in self._buckets.messages_of for n in each):
+                self._submit(number, Op.SPREAD)
 
-    def land(self, number: int, wait: Wait) -> None:
-        """Wait until a message (both its halves, if it has two) has ended; once is enough."""
-        if number in self._landed:
-            return
-        for work in self._works[number]:
-            wait(work, self._keys[number])
-        self._landed.add(number)
+    def land(self, tensor: int) -> None:
+        """Wait for the messages that hold elements of a tensor."""
+        for number in self._buckets.messages_of[tensor]:
+            self._land(number)
 
-    def land_all(self, wait: Wait) -> None:
-        """Wait for all messages, in the order in which they left."""
-        for number in self._works:
-            self.land(number, wait)
+    def land_all(self) -> None:
+        """Wait for all messages, in the order in which they were submitted."""
+        for number in list(self._works):
+            self._land(number)
 
     def collect(self, tensor: int) -> torch.Tensor:
-        """The tensor's gradient after the exchange; its messages must have landed."""
+        """What the exchange has made of the tensor's gradient; its messages have landed."""
         gradient = self._gradients[tensor]
         assert gradient is not None
-        for number in self._fusion.messages_of[tensor]:
-            self._fusion.take(number, tensor, gradient)
+        for number in self._buckets.messages_of[tensor]:
+            self._buckets.take(number, tensor, gradient)
         return gradient
 
-    def messages_of(self, tensor: int) -> list[int]:
-        """The messages that carry parts of a tensor."""
-        return self._fusion.messages_of[tensor]
+    def submit(self, request: Request) -> Work:
+        """Submit a request that is none of the plan's messages, behind those submitted so far."""
+        return self._backend.submit(request)
 
-    def _offer(self, number: int) -> None:
+    def _release(self, number: int) -> None:
+        """Submit a complete message, or as many of its channel's as may be submitted now."""
         if self._plan.order == "priority":
             self._send(number)
             return
-        for released in self._release[self._plan.messages[number].channel].ready(number):
-            self._send(released)
+        channel = self._plan.messages[number].channel
+        line = self._buckets.messages_on[channel]
+        at = self._released[channel]
+        while at < len(line) and self._missing[line[at]] == 0:
+            self._released[channel] = at = at + 1
+            self._send(line[at - 1])
 
     def _send(self, number: int) -> None:
         if self._learning_rate is not None:
-            op = Op.APPLY
+            self._submit(number, Op.APPLY, self._learning_rate())
         else:
-            op = Op.FOLD if self._plan.halves else Op.ALL_REDUCE
-        self._submit(number, op)
+            self._submit(number, Op.FOLD if self._plan.halves else Op.ALL_REDUCE)
 
-    def _submit(self, number: int, op: Op) -> None:
+    def _submit(self, number: int, op: Op, learning_rate: float = 0.0) -> None:
         message = self._plan.messages[number]
         request = Request(
             op,
-            self._fusion.payload(number, self._gradients),
-            key=self._keys[number],
-            step=self._step,
+            self._buckets.payload(number, self._gradients),
+            key=self._buckets.keys[number],
+            step=self.number,
             priority=message.priority,
             channel=message.channel,
-            learning_rate=self._learning_rate() if self._learning_rate is not None else 0.0,
+            learning_rate=learning_rate,
         )
         self._works.setdefault(number, []).append(self._backend.submit(request))
 
-
-# What one rank gives to a step: gradients as its backward passes make them, zeros for the rest.
-
-PROBE_ELEMENTS = 4096
-"""Gradients up to this size are compared with themselves in the first step."""
-
-
-class Contribution:
-    """The gradients of one rank in one step.
-
-    A gradient that was given belongs to the exchange. It travels as an alias with a version of its
-    own, so that the gradient's version tells whether anybody else writes to it. A gradient scaler
-    does so without a new version: `probing` finds it by value.
-
-    Args:
-        flight: takes each gradient as soon as it is final.
-        parameters: in the plan's order; their `.grad` is looked at.
-        names: theirs.
-        probing: let copies of small gradients travel, and look whether the gradients stay as they
-            are; for one step, as a loop that changes them does so in each.
-    """
-
-    def __init__(
-        self,
-        flight: GradientReducer,
-        parameters: Sequence[torch.Tensor],
-        names: Sequence[str],
-        probing: bool = False,
-    ) -> None:
-        self.flight = flight
-        self.absent: set[int] = set()
-        self.ready_order: tuple[int, ...] = ()
-        self._parameters = parameters
-        self._names = names
-        self._kept: set[int] = set()
-        self._given: dict[int, tuple[torch.Tensor, int]] = {}
-        self._probes: dict[int, torch.Tensor] = {}
-        sizes = [p.numel() for p in parameters if p.numel()]
-        self._probe_elements = max(PROBE_ELEMENTS, min(sizes, default=0)) if probing else -1
-
-    def keep(self, tensor: int) -> None:
-        """A gradient of an earlier micro-batch: more is to be added to it."""
-        self._kept.add(tensor)
-
-    def give(self, tensor: int) -> None:
-        """The gradient is final.
-
-        Raises:
-            UsageError: it was given before, or it is sparse.
-        """
-        if self.flight.has(tensor):
-            raise second_gradient(self._names[tensor])
-        self.flight.give(tensor, self._gradient(tensor))
-
-    def complete(self) -> None:
-        """Backward has ended: give what did not come in its last pass.
-
-        A parameter that was used in an earlier micro-batch gives that gradient; one that was not
-        used counts as zero where others used it, and is `absent` here.
-
-        Raises:
-            UsageError: a gradient was changed after it was given.
-        """
-        self._refuse_changed()
-        observed = list(self.flight.ready_order)
-        late = [i for i in range(len(self._parameters)) if not self.flight.has(i)]
-        for tensor in reversed(late):
-            parameter = self._parameters[tensor]
-            if tensor not in self._kept or parameter.grad is None:
-                self.absent.add(tensor)
-                parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-            self.flight.give(tensor, self._gradient(tensor))
-        self.flight.end_backward()
-        self.ready_order = (*observed, *reversed(late))
+    def _land(self, number: int) -> None:
+        for work in self._works.pop(number, ()):
+            self._step.wait(work, self._buckets.keys[number])
 
     def _gradient(self, tensor: int) -> torch.Tensor:
-        """The parameter's gradient, laid out so that it can travel as it is."""
-        parameter = self._parameters[tensor]
+        """The parameter's gradient, contiguous, as an alias that the exchange may overwrite."""
+        parameter = self._buckets.parameters[tensor]
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
-            raise sparse_gradient(self._names[tensor])
+            raise sparse_gradient(self._plan.names[tensor])
         if not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
-        self._given[tensor] = (gradient, gradient._version)
+        self._versions[tensor] = (gradient, gradient._version)
         alias = gradient.data
-        if gradient.numel() <= self._probe_elements:
+        if alias.numel() <= self._probe_elements:
             self._probes[tensor] = alias.clone()
             return alias.clone()
         return alias
 
     def _refuse_changed(self) -> None:
-        for tensor, (gradient, version) in self._given.items():
-            replaced = self._parameters[tensor].grad is not gradient
+        for tensor, (gradient, version) in self._versions.items():
+            replaced = self._buckets.parameters[tensor].grad is not gradient
             if replaced or gradient._version != version:
-                raise changed_gradient(self._names[tensor])
+                raise changed_gradient(self._plan.names[tensor])
         for tensor, before in self._probes.items():
-            gradient, _ = self._given[tensor]
+            gradient, _ = self._versions[tensor]
             # As bytes: NaN is no change.
             if not torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (gradient.data, before))):
-                raise changed_gradient(self._names[tensor])
+                raise changed_gradient(self._plan.names[tensor])
         self._probes.clear()

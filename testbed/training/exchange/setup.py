@@ -14,6 +14,7 @@ from testbed.base.trace import Trace, TraceTensor
 from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
 from testbed.scheduling.protocol import make_plan
+from testbed.training.exchange.buckets import GradientBuckets
 
 # What ranks must agree on before the first step: a difference is an error, not a hang.
 
@@ -64,31 +65,21 @@ def share_start(model: torch.nn.Module, backend: Backend) -> None:
             tensor.copy_(plain)
 
 
-def install(
-    plan: Plan,
-    parameters: Sequence[torch.Tensor],
-    keys: Sequence[str],
-    backend: Backend,
-    note: str,
-) -> None:
-    """Give the servers the parameters, laid out as the plan's messages.
+def install(buckets: GradientBuckets, backend: Backend, optimizer: str) -> None:
+    """Send the parameters to the servers, laid out as the plan's messages.
 
     Args:
-        plan: whose messages will carry gradients there.
-        parameters: in the plan's order.
-        keys: name of each message.
+        buckets: the messages that will carry gradients there.
         backend: whose servers run the optimizer.
-        note: the optimizer in words.
+        optimizer: in words that the servers understand.
     """
-    for number, message in enumerate(plan.messages):
+    for key, message in zip(buckets.keys, buckets.plan.messages, strict=True):
         pieces = [
-            parameters[part.tensor].detach().reshape(-1)[part.start : part.stop]
+            buckets.parameters[part.tensor].detach().reshape(-1)[part.start : part.stop]
             for part in message.parts
         ]
-        values = torch.cat(pieces)
-        backend.submit(Request(Op.INSTALL, values, key=keys[number], step=-1, note=note)).wait(
-            AGREE_S
-        )
+        request = Request(Op.INSTALL, torch.cat(pieces), key=key, step=-1, note=optimizer)
+        backend.submit(request).wait(AGREE_S)
 
 
 # Plans for a model at hand: from a scheduler's name and the order in which gradients come.

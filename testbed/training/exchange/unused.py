@@ -1,8 +1,9 @@
-"""Which parameters were used by any rank: those that were not keep no gradient and are skipped."""
+"""Which parameters no rank has used in a step: they get no gradient and stay as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import functools
+from collections.abc import Collection, Sequence
 
 import msgspec
 import torch
@@ -10,97 +11,99 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.base.types import Op, Request
 from testbed.control.protocol import Control
-from testbed.training.exchange.reducer import Wait
+from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.update import Unused
 
 KEY = "(parameters in use)"
 
 
 class UnusedParameters:
-    """Asks all ranks which parameters nobody used.
+    """Finds out which parameters no rank has used.
 
-    A mean that is zero everywhere may come from such a parameter. All ranks hold the same means bit
-    for bit, so that all of them ask about the same step, if one does.
+    A mean that is zero everywhere may be that of such a parameter. All ranks hold the same means
+    bit for bit, so that either all of them ask about a step or none.
 
     Args:
-        backend: carries the votes where they can take their place among the messages.
-        control: carries them where they may not.
-        wait: waits for an exchange.
+        backend: opened.
+        control: asked where a request might meet one of another kind on other ranks.
+        step: waits for votes.
         device: where votes lie if the backend takes no CPU tensors.
         timeout_s: how long to wait for the other ranks on the control plane.
-        submit: instead of the backend's, where votes must take their turn among conversations.
-            Then means come from a compressor, which makes many of them zero: a parameter counts as
+        zeros_tell: False where a compressor makes many means zero: then a parameter counts as
             unused only where the first step has shown that some are.
+
+    Attributes:
+        ask_always: some were unused in the first step.
     """
 
     def __init__(
         self,
         backend: Backend,
         control: Control,
-        wait: Wait,
+        step: StepState,
         device: torch.device,
         timeout_s: float,
-        submit: Callable[[Request], Work] | None = None,
+        zeros_tell: bool,
     ) -> None:
-        self.ask_always = submit is not None  # until the first step tells
-        self._zeros_tell = submit is None
-        self._backend = backend
-        self._submit_request = submit or backend.submit
+        self.ask_always = not zeros_tell  # until the first step has shown it
+        self._zeros_tell = zeros_tell
+        self._independent = backend.capabilities.consistency == "none"
+        self._size = backend.size
         self._control = control
-        self._wait = wait
+        self._step = step
         self._device = device if "cpu" not in backend.capabilities.device_types else None
         self._timeout_s = timeout_s
         self._under_way: Work | None = None
 
-    def unused(self, tensors: Sequence[int], absent: Collection[int], step: int) -> set[int]:
-        """Those of these tensors that no rank used; all ranks must ask about the same ones.
+    def now(self, reducer: GradientReducer) -> Unused:
+        """For a step whose messages have all ended: votes are exchanged when they are asked for."""
 
-        Args:
-            tensors: about which to ask.
-            absent: tensors that this rank did not use.
-            step: the step.
-        """
-        if not (self._zeros_tell or self.ask_always):
-            return set()
-        return self._counted(tensors, self._submit(tensors, absent, step))
-
-    def prepare(self, num_tensors: int, absent: set[int], step: int) -> Callable[[], set[int]]:
-        """How to learn later which tensors no rank used in this step.
-
-        Where unused parameters were seen before, the votes leave at once; else they are asked for
-        beside the messages, by whoever meets a mean that is zero everywhere.
-        """
-        if self._backend.capabilities.consistency == "none":
-            return lambda: absent  # the means differ from rank to rank, and so would the questions
-        if self.ask_always:
-            tensors = range(num_tensors)
-            votes = self._under_way = self._submit(tensors, absent, step)
-            return lambda: self._counted(tensors, votes)
-        if not self._zeros_tell:
-            return set
-
-        def ask() -> set[int]:
-            self.ask_always = True
-            mine = msgspec.msgpack.encode(sorted(absent))
-            size = self._backend.size
-            everybody = self._control.all_gather(KEY, mine, self._timeout_s, members=size)
-            sets = [set(msgspec.msgpack.decode(answer, type=list[int])) for answer in everybody]
-            return set.intersection(*sets)
+        def ask(tensors: Sequence[int]) -> set[int]:
+            if not (self._zeros_tell or self.ask_always):
+                return set()
+            return self._counted(tensors, self._submit(tensors, reducer))
 
         return ask
 
+    def later(self, reducer: GradientReducer, num_tensors: int) -> Unused:
+        """For a step whose messages are on their way.
+
+        Where parameters were unused before, votes are submitted at once; else they go over the
+        control plane when they are asked for.
+        """
+        if self._independent:  # the means differ from rank to rank, and so do the questions
+            return reducer.absent.intersection
+        if self.ask_always:
+            tensors = range(num_tensors)
+            votes = self._under_way = self._submit(tensors, reducer)
+            found = functools.cache(lambda: self._counted(tensors, votes))
+        elif self._zeros_tell:
+            found = functools.cache(lambda: self._all_gathered(reducer.absent))
+        else:
+            return lambda doubtful: set()
+        return lambda doubtful: found().intersection(doubtful)
+
     def end(self) -> None:
-        """Leave no votes under way."""
+        """Wait for votes that nobody has asked for."""
         votes, self._under_way = self._under_way, None
         if votes is not None and not votes.done():
-            self._wait(votes, KEY)
+            self._step.wait(votes, KEY)
 
-    def _submit(self, tensors: Sequence[int], absent: Collection[int], step: int) -> Work:
-        votes = torch.tensor([0 if i in absent else 1 for i in tensors], dtype=torch.int32)
+    def _all_gathered(self, absent: set[int]) -> set[int]:
+        self.ask_always = True
+        mine = msgspec.msgpack.encode(sorted(absent))
+        everybody = self._control.all_gather(KEY, mine, self._timeout_s, members=self._size)
+        sets = [set(msgspec.msgpack.decode(answer, type=list[int])) for answer in everybody]
+        return set.intersection(*sets)
+
+    def _submit(self, tensors: Sequence[int], reducer: GradientReducer) -> Work:
+        votes = torch.tensor([0 if i in reducer.absent else 1 for i in tensors], dtype=torch.int32)
         if self._device is not None:
             votes = votes.to(self._device)
-        return self._submit_request(Request(Op.ALL_REDUCE, votes, key=KEY, step=step, priority=-1))
+        number = reducer.number
+        return reducer.submit(Request(Op.ALL_REDUCE, votes, key=KEY, step=number, priority=-1))
 
-    def _counted(self, tensors: Sequence[int], votes: Work) -> set[int]:
-        counts = self._wait(votes, KEY).tensor
+    def _counted(self, tensors: Collection[int], votes: Work) -> set[int]:
+        counts = self._step.wait(votes, KEY).tensor
         assert counts is not None
         return {i for i, count in zip(tensors, counts.tolist(), strict=True) if count == 0}

@@ -1,29 +1,235 @@
-"""A step whose update is still to be taken: each layer takes its share before it is read again."""
+"""The end of a step: what the optimizer is given, at once or layer by layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from testbed.backends.protocol import Backend
 from testbed.base.errors import NonFiniteGradient
-from testbed.training.exchange.reducer import GradientReducer, Wait
+from testbed.base.types import Op
+from testbed.training.exchange.buckets import GradientBuckets
+from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.refusals import halves_refused
+from testbed.training.exchange.setup import install
 
-# The optimizer's step in portions: each layer is updated when its own gradients have arrived.
+Unused = Callable[[Sequence[int]], Collection[int]]
+"""Those of the given tensors that no rank has used in the step."""
+
+Gradients = dict[int, torch.Tensor | None]
+"""By tensor, the gradient for the optimizer; None = it is to leave the parameter alone."""
+
+
+class Delivery(Protocol):
+    """What becomes of a step's gradients; chosen once, when a session is made.
+
+    Attributes:
+        exchanges: whether gradients leave this rank.
+        may_replan: whether another plan may be adopted after the first step.
+    """
+
+    exchanges: bool
+    may_replan: bool
+
+    def adopt(self, buckets: GradientBuckets) -> None:
+        """Carry out another plan from now on.
+
+        Raises:
+            UsageError: a plan in halves, where they are not possible.
+        """
+        ...
+
+    def reducer(self, step: StepState) -> GradientReducer:
+        """What takes the gradients of this step."""
+        ...
+
+    def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
+        """What the optimizer is to use.
+
+        Args:
+            values: by tensor, what the exchange has brought; this rank's gradients without one.
+            step: number of the step.
+            unused: asked once at most, about means that are zero everywhere.
+
+        Raises:
+            NonFiniteGradient: a value holds NaN or infinity; no parameter has been changed.
+        """
+        ...
+
+
+class MeanGradients:
+    """Sums over the workers become means; each worker runs the optimizer.
+
+    Args:
+        backend: opened.
+        divisor: number of workers that a mean is over.
+        check_finite: report NaN and infinity.
+    """
+
+    exchanges = True
+    may_replan = True
+
+    def __init__(self, backend: Backend, divisor: int, check_finite: bool) -> None:
+        self._backend = backend
+        self._divisor = divisor
+        self._check_finite = check_finite
+        self._buckets: GradientBuckets
+
+    def adopt(self, buckets: GradientBuckets) -> None:
+        """See `Delivery.adopt`."""
+        if buckets.plan.halves and not self._backend.capabilities.ops >= {Op.FOLD, Op.SPREAD}:
+            raise halves_refused(buckets.plan.scheduler)
+        self._buckets = buckets
+
+    def reducer(self, step: StepState) -> GradientReducer:
+        """See `Delivery.reducer`."""
+        return GradientReducer(self._buckets, self._backend, step)
+
+    def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
+        """See `Delivery.deliver`; divides in place."""
+        tensors, sums = list(values), list(values.values())
+        divide(sums, self._divisor)
+        norms = norms_of(sums)
+        if self._check_finite:
+            refuse_non_finite([self._buckets.plan.names[t] for t in tensors], sums, norms, step)
+        # A mean that is zero everywhere may be that of a parameter that no rank has used.
+        doubtful = [tensors[position] for position in all_zero(sums, norms)]
+        return {**values, **dict.fromkeys(unused(doubtful) if doubtful else ())}
+
+
+class OwnGradients(MeanGradients):
+    """A worker that is alone: its gradients are the means, and nothing is exchanged."""
+
+    exchanges = False
+
+    def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
+        """See `Delivery.deliver`."""
+        if self._check_finite:
+            gradients = list(values.values())
+            names = [self._buckets.plan.names[tensor] for tensor in values]
+            refuse_non_finite(names, gradients, norms_of(gradients), step)
+        return dict(values)
+
+
+class ServerParameters:
+    """Servers run the optimizer; updated parameters come back, and nothing is left to do here.
+
+    Args:
+        backend: opened, with servers that run optimizers (`Op.APPLY`).
+        optimizer: in words that the servers understand.
+        learning_rate: of the step that is being computed.
+        check_finite: report NaN and infinity.
+    """
+
+    exchanges = True
+    may_replan = False  # servers hold the parameters as the plan's messages
+
+    def __init__(
+        self,
+        backend: Backend,
+        optimizer: str,
+        learning_rate: Callable[[], float],
+        check_finite: bool,
+    ) -> None:
+        self._backend = backend
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._check_finite = check_finite
+        self._buckets: GradientBuckets
+
+    def adopt(self, buckets: GradientBuckets) -> None:
+        """See `Delivery.adopt`."""
+        if buckets.plan.halves:
+            raise halves_refused(buckets.plan.scheduler)
+        install(buckets, self._backend, self._optimizer)
+        self._buckets = buckets
+
+    def reducer(self, step: StepState) -> GradientReducer:
+        """See `Delivery.reducer`."""
+        return GradientReducer(self._buckets, self._backend, step, self._learning_rate)
+
+    def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
+        """See `Delivery.deliver`; `values` are parameters, which are put in their places."""
+        if self._check_finite:
+            arrived = list(values.values())
+            names = [self._buckets.plan.names[tensor] for tensor in values]
+            refuse_non_finite(names, arrived, norms_of(arrived), step, "parameter")
+        with torch.no_grad():
+            for tensor, value in values.items():
+                self._buckets.parameters[tensor].copy_(value)
+        return dict.fromkeys(values)
+
+
+class DeferredUpdate:
+    """A step that each layer takes just before it is used again.
+
+    Args:
+        reducer: of the step; all its messages have been submitted.
+        delivery: makes gradients of what arrives.
+        buckets: of the step's plan.
+        optimizer: takes the step, with the settings that it has now.
+        unused: see `Delivery.deliver`.
+
+    Attributes:
+        left: tensors whose parameters have not been updated yet.
+        is_stepping: the optimizer is being run for some of them.
+    """
+
+    def __init__(
+        self,
+        reducer: GradientReducer,
+        delivery: Delivery,
+        buckets: GradientBuckets,
+        optimizer: torch.optim.Optimizer,
+        unused: Unused,
+    ) -> None:
+        self.left = dict.fromkeys(range(len(buckets.parameters)))
+        self.is_stepping = False
+        self._reducer = reducer
+        self._delivery = delivery
+        self._parameters = buckets.parameters
+        self._unused = unused
+        self._step = DeferredStep(optimizer)
+
+    def take(self, tensors: Sequence[int]) -> None:
+        """Update those of these tensors that are left, once their messages have ended.
+
+        Raises:
+            NonFiniteGradient: a value holds NaN or infinity.
+        """
+        chosen = [tensor for tensor in tensors if tensor in self.left]
+        if not chosen:
+            return
+        for tensor in chosen:
+            del self.left[tensor]
+            self._reducer.land(tensor)
+        values = {tensor: self._reducer.collect(tensor) for tensor in chosen}
+        gradients = self._delivery.deliver(values, self._reducer.number, self._unused)
+        used = {tensor: g for tensor, g in gradients.items() if g is not None}
+        if not used:
+            return
+        self.is_stepping = True
+        try:
+            self._step.take([self._parameters[tensor] for tensor in used], list(used.values()))
+        finally:
+            self.is_stepping = False
+
+
+# One step of any torch optimizer, for some parameters at a time.
 
 
 class DeferredStep:
     """One step of any torch optimizer, taken for some parameters at a time.
 
     A torch optimizer keeps its state by parameter and skips parameters that it is not given, so
-    that a step over all equals steps over disjoint portions, with the parameter groups and their
+    that a step over all equals steps over disjoint subsets, with the parameter groups and their
     settings (learning rate, momentum, ...) that held when the step was asked for.
 
     Args:
         optimizer: asked to step now.
-        gradients: of the parameters that take part; emptied from the parameters by the caller.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -34,9 +240,9 @@ class DeferredStep:
         ]
 
     def take(
-        self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor | None]
+        self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
     ) -> None:
-        """Update these parameters alone; those without a gradient are left as they are."""
+        """Update these parameters with these gradients, and no other parameter."""
         chosen = {id(parameter) for parameter in parameters}
         groups = self._optimizer.param_groups
         kept = [dict(group) for group in groups]
@@ -53,8 +259,8 @@ class DeferredStep:
         finally:
             for group, before in zip(groups, kept, strict=True):
                 group.update(before)
-            for parameter, gradient in zip(parameters, own, strict=True):
-                parameter.grad = gradient
+            for parameter, before_it in zip(parameters, own, strict=True):
+                parameter.grad = before_it
 
 
 def _frozen(value: Any) -> Any:
@@ -135,103 +341,3 @@ def refuse_non_finite(
             f"{what} of {name!r} has {bad} after the exchange of step {step}; expected finite "
             "numbers; lower the learning rate or clip with --clip-norm"
         )
-
-
-class DeferredUpdate:
-    """The parameters of one step that have not been updated yet.
-
-    Args:
-        flight: brings the sums (or, from servers that run the optimizer, the parameters).
-        parameters: in the plan's order.
-        names: theirs.
-        step: its number.
-        optimizer: takes the step, with the settings that it has now; None = servers have taken it.
-        divisor: number of workers that a mean is over.
-        unused: tells which tensors no rank used in this step; asked once, and only when a mean is
-            zero everywhere.
-        check_finite: report NaN and infinity.
-    """
-
-    def __init__(
-        self,
-        flight: GradientReducer,
-        parameters: Sequence[torch.nn.Parameter],
-        names: Sequence[str],
-        step: int,
-        *,
-        optimizer: torch.optim.Optimizer | None,
-        divisor: int,
-        unused: Callable[[], set[int]],
-        check_finite: bool,
-    ) -> None:
-        self.left = dict.fromkeys(range(len(parameters)))
-        self.stepping = False
-        self._flight = flight
-        self._parameters = parameters
-        self._names = names
-        self._step = step
-        self._deferred = None if optimizer is None else DeferredStep(optimizer)
-        self._divisor = divisor
-        self._ask_unused = unused
-        self._unused: set[int] | None = None
-        self._check_finite = check_finite
-
-    def take(self, tensors: Sequence[int], wait: Wait) -> None:
-        """Update those of these tensors that are left, once their messages have ended.
-
-        Raises:
-            NonFiniteGradient: a mean (or a parameter from a server) holds NaN or infinity.
-        """
-        chosen = [tensor for tensor in tensors if tensor in self.left]
-        if not chosen:
-            return
-        for tensor in chosen:
-            del self.left[tensor]
-            for number in self._flight.messages_of(tensor):
-                self._flight.land(number, wait)
-        arrived = [self._flight.collect(tensor) for tensor in chosen]
-        if self._deferred is None:
-            self._replace(chosen, arrived)
-        else:
-            self._update(chosen, arrived, self._deferred)
-
-    def _replace(self, tensors: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        if self._check_finite:
-            self._refuse_non_finite(tensors, values, norms_of(values), "parameter")
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                self._parameters[tensor].copy_(value)
-
-    def _update(
-        self, tensors: Sequence[int], sums: Sequence[torch.Tensor], deferred: DeferredStep
-    ) -> None:
-        divide(sums, self._divisor)
-        norms = norms_of(sums)
-        if self._check_finite:
-            self._refuse_non_finite(tensors, sums, norms, "gradient")
-        unused = self._unused_of(tensors, all_zero(sums, norms))
-        means = [None if t in unused else g for t, g in zip(tensors, sums, strict=True)]
-        self.stepping = True
-        try:
-            deferred.take([self._parameters[t] for t in tensors], means)
-        finally:
-            self.stepping = False
-
-    def _unused_of(self, tensors: Sequence[int], zeros: Sequence[int]) -> set[int]:
-        """Those that no rank used: their means are zero, but so may others be."""
-        doubtful = [tensors[position] for position in zeros]
-        if not doubtful:
-            return set()
-        if self._unused is None:
-            self._unused = self._ask_unused()
-        return self._unused.intersection(doubtful)
-
-    def _refuse_non_finite(
-        self,
-        tensors: Sequence[int],
-        values: Sequence[torch.Tensor],
-        norms: Sequence[float],
-        what: str,
-    ) -> None:
-        names = [self._names[tensor] for tensor in tensors]
-        refuse_non_finite(names, values, norms, self._step, what)

@@ -1,0 +1,155 @@
+"""What the trainer is given and talks to: a run, a session that trains, observers of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from testbed.backends.protocol import Backend
+from testbed.base.config import RunConfig
+from testbed.base.plan import Plan
+from testbed.base.types import Traffic
+from testbed.control.protocol import Control
+from testbed.training.exchange.setup import Replan
+from testbed.training.summary import Outcome
+from testbed.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a rank needs to train.
+
+    Attributes:
+        config: of the run.
+        backend: opened with the plan's order and channels.
+        control: the job's control plane.
+        build: makes another workload like the one that is trained, for the reference.
+        plan: see `Session`, as is `replan`.
+        dilation: how many times slower than on the emulated cluster everything happens here.
+    """
+
+    config: RunConfig
+    backend: Backend
+    control: Control
+    build: Callable[[], Workload]
+    plan: Plan | None = None
+    replan: Replan | None = None
+    dilation: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """This worker."""
+        return self.backend.rank
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks take each step together, so that one that pauses delays the others."""
+        return self.backend.size > 1 and self.backend.capabilities.consistency == "bsp"
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a session says of the step that has just ended.
+
+    Attributes:
+        exposed_s: seconds that this rank stood waiting for messages.
+        is_steady: False where the step waited for updates that it would have left to the next one.
+        excluded_s: seconds of it that do not belong to training (see `ErrorProbe`).
+        staleness: servers without a barrier: how many clocks the slowest worker was behind, last
+            seen; None = not known.
+    """
+
+    exposed_s: float
+    is_steady: bool = True
+    excluded_s: float = 0.0
+    staleness: int | None = None
+
+
+class TrainingSession(Protocol):
+    """One rank's part in the training of a model, whoever exchanges the gradients.
+
+    A context manager; when it is left by an error, nobody is waited for.
+
+    Attributes:
+        model: to be called instead of the model that was given.
+    """
+
+    model: torch.nn.Module
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Backward passes inside only add to the gradients."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is the mean over the workers."""
+        ...
+
+    def end_step(self, *, flush: bool) -> StepReport:
+        """After `optimizer.step()`: what the step waited for.
+
+        Args:
+            flush: parameters will be read, so that no update may be pending.
+        """
+        ...
+
+    def traffic(self) -> Traffic:
+        """What this rank has sent and received for training."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on, beside model and optimizer; differs from rank to rank."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state_dict` gave."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step as observers see it.
+
+    Attributes:
+        done: steps since the run's first one, this one included.
+        loss: mean over this rank's samples.
+        step_s: wall time of the step.
+        time_s: training time, this step included; what observers take does not count.
+        is_steady: neither this step nor the one before it waited for updates that it would have
+            left to the next one, and nothing was done between the two.
+        report: of the session.
+    """
+
+    done: int
+    loss: float
+    step_s: float
+    time_s: float
+    is_steady: bool
+    report: StepReport
+
+
+class Observer:
+    """Sees each step of a run, outside of measured time; does nothing unless it is overridden."""
+
+    def reads_after(self, done: int) -> bool:
+        """Whether `after_step` will read parameters; in step with each other, all ranks agree."""
+        return False
+
+    def after_step(self, record: StepRecord) -> None:
+        """A step has ended."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """The last step has ended: add to what this rank brings home."""
