@@ -68,7 +68,7 @@ def distribute(
         scheduler: `name[:key=value,...]`, as on the command line.
         compressor: `name[:key=value,...]`, as on the command line; wrappers before it with `+`
             (`ef+topk:ratio=0.01`). What it keeps from step to step is
-            `session.compressing.saved()`, to be saved by each rank for itself.
+            `session.state_dict()`, to be saved by each rank for itself.
         seed: of what a compressor draws.
         trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
             `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.

@@ -228,9 +228,7 @@ def test_no_function_changes_a_global() -> None:
 
 def test_files_hold_one_idea() -> None:
     lengths = {s.short: len(s.text.splitlines()) for s in sources().values()}
-    # Its states are about to be parted.
-    limits = {"testbed/training/session.py": 420}
-    assert {p: n for p, n in lengths.items() if n > limits.get(p, MAX_LINES_OF_FILE)} == {}
+    assert {p: n for p, n in lengths.items() if n > MAX_LINES_OF_FILE} == {}
 
 
 def test_there_is_no_more_to_hold_than_before() -> None:

@@ -27,9 +27,10 @@ class StepSamples(msgspec.Struct, kw_only=True):
         loss: training loss of rank 0, every step from the first.
         cores_stolen: share of the cores' time that a virtual machine's host took in each step, of
             the rank that lost most.
-        unsteady: whether the step, or the one before it, awaited in some rank what it would have
-            left to the next one, so that it is unlike the others. Medians are over the steps that
-            count: the quietest of the steady ones (`steady_steps`).
+        unsteady: whether the step is unlike the others: it, or the one before it, waited in some
+            rank for updates that it would have left to the next step; or it followed a pause
+            (comparing parameters, an evaluation's snapshot, a checkpoint). Medians are over the
+            steps that count: the quietest of the steady ones (`steady_steps`).
         staleness: server consistency: clocks that the slowest worker was behind, rank 0, each step.
     """
 

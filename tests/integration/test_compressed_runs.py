@@ -89,7 +89,7 @@ def test_a_checkpoint_of_another_compressor_is_refused(tmp_path: Path) -> None:
     [
         (("--compressor", "topkk"), "did you mean 'topk'"),
         (("--compressor", "topk:ration=0.1"), "has no option 'ration'; known options: ratio"),
-        (("--compressor", "ef"), "write ef+topk"),
+        (("--compressor", "ef"), "write ef+NAME"),
         (("--compressor", "topk", "--backend", "ddp"), "exchanges gradients by itself"),
         (("--compressor", "topk", "--backend", "zmq-ps:update=server"), "use update=worker"),
         (("--compressor", "dgc", "--optimizer", "adam"), "does the momentum of SGD itself"),
