@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.family import belongs, descendants
 from tests.harness.runs import FAULTY, end_family, testbed
 
 DEADLINE_S = "6"
@@ -116,7 +118,13 @@ def test_ctrl_c_of_a_run_with_a_stopped_rank_leaves_nothing(tmp_path: Path) -> N
 
 
 def statuses(pid: int) -> list[str]:
-    return [process.status() for process in psutil.Process(pid).children(recursive=True)]
+    """Of what a process started, and of what was forked for it."""
+    found = []
+    for member in descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if belongs(member, frozenset({pid})):
+                found.append(psutil.Process(member).status())
+    return found
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
