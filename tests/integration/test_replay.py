@@ -100,7 +100,9 @@ def test_steps_that_await_what_they_would_have_left_to_the_next_are_told(
     crossing = run(tmp_path, trace, *given, "dear:mib=0.1")
     # Two steps warm up; the parameters are looked at after the fifth and after the last.
     assert crossing.samples.unsteady == [False] * 2 + [True] * 2 + [False] * 5 + [True]
-    assert not any(run(tmp_path, trace, *given, "wfbp").samples.unsteady)
+    # A plan that ends with the step has nothing to wait for, but the step after the look is marked.
+    ending = run(tmp_path, trace, *given, "wfbp")
+    assert ending.samples.unsteady == [False] * 3 + [True] + [False] * 6
     # The first step learns the order of what is read, and so must wait.
     cold = run(tmp_path, trace, *given, "dear:mib=0.1", "--warmup", "0")
     assert cold.samples.unsteady == [True] * 2 + crossing.samples.unsteady
