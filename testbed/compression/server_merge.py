@@ -80,6 +80,7 @@ def can_describe(merger: object) -> bool:
     """Whether `describe` knows a merger or codec; others can only be gathered.
 
     Example:
+        >>> from testbed.compression.topk import TopK
         >>> can_describe(TopK(0.1)), can_describe(object())
         (True, False)
     """
@@ -102,6 +103,7 @@ def describe(
         UsageError: a merger that no server knows, or a dtype that is no floating point.
 
     Example:
+        >>> from testbed.compression.sparse_mean import SparseMerger
         >>> describe(SparseMerger(), 700, torch.float32).partition(", ")[0]
         '{"merger": {"part": "sparse"}'
     """
@@ -146,6 +148,7 @@ def build(text: str | bytes) -> Merging:
         UsageError: no JSON of this form, an unknown part or option, or a value out of range.
 
     Example:
+        >>> from testbed.compression.topk import TopK
         >>> build(describe(TopK(0.5), 10, torch.bfloat16)).merger
         TopK(ratio=0.5)
     """
@@ -172,6 +175,8 @@ def encoder_of(merger: Merger) -> Codec | None:
     """The merger as the codec that makes such payloads; None where it only combines them.
 
     Example:
+        >>> from testbed.compression.topk import TopK
+        >>> from testbed.compression.sparse_mean import SparseMerger
         >>> encoder_of(TopK(0.1)), encoder_of(SparseMerger())
         (TopK(ratio=0.1), None)
     """
@@ -282,7 +287,8 @@ def merge(
         Tang et al., 2019, ICML (DoubleSqueeze) for the second compression.
 
     Example:
-        >>>         >>> codec, like = TopK(0.5), torch.zeros(2)
+        >>> from testbed.compression.topk import TopK
+        >>> codec, like = TopK(0.5), torch.zeros(2)
         >>> parts = tuple(codec.encode(torch.tensor(v), Context()).payload
         ...               for v in ([2.0, 1.0], [0.0, 4.0]))
         >>> pulled, _ = merge(codec, parts, like, {}, Context())
