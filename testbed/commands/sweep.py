@@ -16,7 +16,7 @@ import typer
 from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, STUDIES, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
-from testbed.base.spec import parse_options, parse_spec, split_specs
+from testbed.base.spec import split_specs
 from testbed.cluster.spec import parse_cluster
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
@@ -342,10 +342,7 @@ def _check_submission(
 
 def _num_processes(cell: RunConfig) -> int:
     """How many processes a cell starts, with dedicated servers."""
-    spec = parse_spec(cell.backend)
-    kind = BACKENDS.load(spec.name)
-    servers: int = kind.num_servers(parse_options(spec.name, spec.options, kind.options))
-    return cell.workers + servers
+    return cell.workers + BACKENDS.resolve(cell.backend).facts.num_servers
 
 
 def _shared_out(plan: SweepPlan, tasks: int | None) -> SweepPlan:
