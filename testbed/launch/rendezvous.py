@@ -6,11 +6,16 @@ else then goes over the control plane.
 
 from __future__ import annotations
 
+import array
+import atexit
 import contextlib
+import fcntl
 import os
 import secrets
 import socket
 import struct
+import sys
+import termios
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -223,7 +228,7 @@ def roll_call(identity: Identity, environment: Mapping[str, str], start_s: float
                     here[int.from_bytes(connection.recv(4), "big")] = connection
                 except TimeoutError:
                     absent = [f"{kind} {r}" for r in range(identity.local_size) if r not in here]
-                    _abort_hydra(environment)
+                    atexit.register(_abort_hydra, dict(environment))  # once the error is told
                     raise DeadlineExceeded(f"{', '.join(absent)} {late}") from None
             for rank in range(1, identity.local_size):
                 here[rank].send(b"all")
@@ -251,10 +256,19 @@ def _answer(own: socket.socket, name: str, identity: Identity, end_s: float, lat
 def _abort_hydra(environment: Mapping[str, str]) -> None:
     """Ask MPICH's launcher to end the job: a process that ends before MPI_Init is no failure to it.
 
-    A line of PMI-1, its wire protocol.
+    A line of PMI-1, its wire protocol. The launcher ends this process at once, and loses what it
+    has not yet read of its output; so it is asked when the pipe is empty, or after a second.
     """
-    if _hydra_proxy(environment) is not None:
-        os.write(int(environment["PMI_FD"]), b"cmd=abort exitcode=1\n")
+    if _hydra_proxy(environment) is None:
+        return
+    sys.stderr.flush()
+    end_s, unread = time.monotonic() + 1.0, array.array("i", [0])
+    with contextlib.suppress(OSError):  # not a pipe: nothing can be lost there
+        while not fcntl.ioctl(2, termios.FIONREAD, unread) and unread[0]:
+            if time.monotonic() > end_s:
+                break
+            time.sleep(0.005)
+    os.write(int(environment["PMI_FD"]), b"cmd=abort exitcode=1\n")
 
 
 def _hydra_proxy(environment: Mapping[str, str]) -> str | None:
