@@ -12,7 +12,7 @@ from testbed.backends.checks import one_dtype
 from testbed.backends.protocol import Group
 from testbed.base.axes import BackendFacts
 from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import NoOptions, Part
 from testbed.base.types import (
     SERVERLESS_OPS,
     Capabilities,
@@ -24,11 +24,6 @@ from testbed.base.types import (
 )
 from testbed.control.inproc import InprocControl
 from testbed.control.protocol import Loss
-
-
-class LoopbackOptions:
-    """This backend has no options."""
-
 
 Given = tuple[torch.Tensor, ...]  # one tensor, or for an all-to-all one part for each rank
 
@@ -129,9 +124,48 @@ def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
+def open_loopback(group: Group, options: NoOptions) -> LoopbackBackend:
+    """`loopback`: the ranks are threads of one process, and every op is a copy in memory.
+
+        all-reduce: every rank gets x_0 + x_1 + ... + x_(n-1), added in rank order
+
+    Cost: no network, so that no time is predicted; each rank copies n tensors and adds n - 1. An op
+    of M bytes counts as one message and 2 M local bytes.
+
+    Args:
+        group: the job; its control plane must be that of threads (`InprocControl`).
+        options: none.
+
+    Raises:
+        UsageError: the ranks are processes, or an option is given; there are none.
+        RankLost: of a request: another rank failed.
+        DeadlineExceeded: of a request: another rank did not submit it within `group.deadline_s`
+            seconds.
+
+    Example:
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from testbed.control.inproc import InprocHub
+        >>> hub = InprocHub(2)
+        >>> def run_rank(rank: int) -> list[float]:
+        ...     backend = open_loopback(Group(rank, 2, hub.member(rank)), NoOptions())
+        ...     work = backend.submit(Request(Op.ALL_REDUCE, torch.tensor([1.0, rank])))
+        ...     tensor = work.wait().tensor
+        ...     backend.close()
+        ...     return tensor.tolist()
+        >>> with ThreadPoolExecutor() as ranks:
+        ...     list(ranks.map(run_rank, range(2)))
+        [[2.0, 1.0], [2.0, 1.0]]
+
+    Reference:
+        MPI Forum, 2021, MPI 4.0, chapter 6: what each op must do. Departs: an all-gather takes
+        tensors of different sizes, and their sizes need not be known before.
+    """
+    return LoopbackBackend(group)
+
+
 LOOPBACK = Part(
     name="loopback",
     summary="threads of one process: the reference for tests",
-    build=lambda group, options: LoopbackBackend(group),
+    build=open_loopback,
     facts=lambda options: BackendFacts(in_process=True),
 )

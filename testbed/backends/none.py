@@ -8,7 +8,7 @@ from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
 from testbed.backends.queue import PendingWork
 from testbed.base.axes import BackendFacts
-from testbed.base.parts import Part
+from testbed.base.parts import NoOptions, Part
 from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result, Traffic
 
 
@@ -51,10 +51,41 @@ class NoBackend:
         """Nothing to end."""
 
 
+def open_none(group: Group, options: NoOptions) -> NoBackend:
+    """`none`: no op moves anything, so that a step takes what compute alone takes.
+
+        all-reduce: every rank keeps its own x_r;  T(M) = 0 s for any M bytes
+
+    Efficiency in tables is the step time (s) of this backend over that of another. Workers drift
+    apart, so that their work is never the same as that of a backend which exchanges.
+
+    Args:
+        group: the job.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+
+    Example:
+        >>> from testbed.control.inproc import InprocHub
+        >>> backend = open_none(Group(0, 2, InprocHub(2).member(0)), NoOptions())
+        >>> backend.submit(Request(Op.ALL_REDUCE, torch.ones(2))).wait().tensor
+        tensor([1., 1.])
+        >>> backend.traffic().sent_bytes
+        0
+
+    Reference:
+        Linear scaling, the usual upper bound, as Zhang et al., 2017, USENIX ATC (Poseidon) draw it.
+        Departs: it is measured with all workers at work on the same machines, not computed from a
+        run of one.
+    """
+    return NoBackend(group)
+
+
 NONE = Part(
     name="none",
     summary="no communication: the upper bound (workers drift apart)",
-    build=lambda group, options: NoBackend(group),
+    build=open_none,
     facts=lambda options: BackendFacts(
         consistency="none",
         device_types=frozenset({"cpu", "cuda"}),

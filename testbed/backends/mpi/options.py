@@ -12,13 +12,40 @@ MAX_SEGMENT_KIB = 1 << 20  # MPI counts bytes in 32 bits
 
 @dataclass(frozen=True)
 class RingOptions:
-    """Options of the ring all-reduce.
+    """`mpi-ring`: a ring all-reduce in segments over MPI messages; doubling for small sums.
+
+        ring:          T(M) = 2 (n - 1) (alpha + beta M / n)
+        doubling:      T(M) = log2(n) (alpha + beta M)      where M <= switch_bytes
+        levels=2:      2 (h - 1) / (h g) M bytes of each rank between h hosts of g ranks
+
+    n ranks, M bytes; alpha: seconds of one start-up; beta: seconds per byte of a link in one
+    direction. Doubling takes 2 (alpha + beta M) more where n is no power of two. Start-ups of
+    segments overlap with transfers and are not in the model, nor are additions, which are made
+    while the next segment arrives.
 
     Attributes:
         segment_kib: size of a message in KiB; adding one overlaps receiving the next.
         switch_bytes: sums up to this size (`64K`) go by recursive doubling; `auto` = measured.
         levels: 1 = one ring over all ranks; 2 = inside hosts, between hosts, inside hosts.
         group_size: for `levels=2`: consecutive ranks that count as one host; None = real hosts.
+
+    Raises:
+        UsageError: a value outside of that; when it is opened: hosts with different numbers of
+            ranks under `levels=2`.
+        Unavailable: mpi4py is not installed, or MPI allows one thread only.
+        RankLost, DeadlineExceeded: of a request: a rank was lost, or is late.
+
+    Example:
+        >>> from testbed.backends.mpi.flow import flat_groups, sum_flows
+        >>> from testbed.base.types import Op
+        >>> (flow,) = sum_flows(flat_groups(4), rank=0, num_elements=8, segment=1, op=Op.ALL_REDUCE)
+        >>> sum(end - begin for begin, end in flow.sends)  # 2 (n - 1) / n of 8 elements
+        12
+
+    Reference:
+        Patarasuk and Yuan, 2009, J. Parallel Distrib. Comput. (ring); Thakur, Rabenseifner and
+        Gropp, 2005, Int. J. High Perform. Comput. Appl. (recursive doubling). Departs: each hop is
+        cut into segments, and a segment is passed on as soon as it has been added.
     """
 
     segment_kib: int = 512
@@ -54,11 +81,33 @@ class RingOptions:
 
 @dataclass(frozen=True)
 class LibraryOptions:
-    """Options of the MPI library's own collectives.
+    """`mpi`: the MPI library's own collectives.
+
+        all-reduce: MPI_Iallreduce(MPI_IN_PLACE, x, MPI_SUM), tested until it is complete
+
+    The library chooses the algorithm by itself. It is predicted as a ring, T(M) = 2 (n - 1) (alpha
+    + beta M / n) for M bytes over n ranks (alpha in s, beta in s/byte), and traffic is counted as a
+    ring's, 2 (n - 1) / n of the bytes each way: the least that any all-reduce needs.
 
     Attributes:
         blocking: call `MPI_Allreduce` and its like instead of starting `MPI_Iallreduce` and testing
             it; the backend's thread then waits inside the library, on one channel only.
+
+    Raises:
+        UsageError: `blocking` is neither 0 nor 1; when it is opened: `blocking=1` on several
+            channels.
+        Unavailable: mpi4py is not installed, or MPI allows one thread only.
+        RankLost, DeadlineExceeded: of a request: a rank was lost, or is late.
+
+    Example:
+        >>> from testbed.base.axes import BACKENDS
+        >>> library = BACKENDS.resolve("mpi:blocking=1")
+        >>> library.options, library.facts.algorithm, library.facts.bus_factor(4)
+        (LibraryOptions(blocking=True), 'ring', 1.5)
+
+    Reference:
+        MPI Forum, 2021, MPI 4.0, chapter 6 (collectives, also nonblocking ones). Departs: 16-bit
+        floats, which MPI cannot add, are summed in float32, so that 32 bits of each travel.
     """
 
     blocking: bool = False

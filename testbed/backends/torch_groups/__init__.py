@@ -30,13 +30,32 @@ BUCKET_MIB, FIRST_BUCKET_MIB = 25, 1
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """Options of `ddp`, which are those of DistributedDataParallel.
+    """`ddp`: PyTorch's DistributedDataParallel over Gloo, in place of a plan and its exchange.
+
+        for bucket k in the order of the backward pass: when its last gradient is ready, all-reduce
+
+    Each bucket of M bytes is predicted as a ring's all-reduce over n ranks, T(M) = 2 (n - 1) (alpha
+    + beta M / n) with alpha in s and beta in s/byte, the buckets as those of the scheduler `bucket`
+    with the same sizes.
 
     Attributes:
         bucket_mib: size of every bucket (`bucket_cap_mb`) in MiB; None = torch's own: 25, and 1 for
             the first bucket, so that sending begins early.
         bucket_view: gradients are views into the buckets (`gradient_as_bucket_view`), which saves
             their memory once and a copy each way.
+
+    Raises:
+        UsageError: a size that is not above 0; a scheduler or a compressor is given, too.
+        Unavailable: torch is not installed, or was built without Gloo.
+        RankLost, DeadlineExceeded: in a step: a rank was lost, or is late.
+
+    Example:
+        >>> _schedule(DdpOptions()).like, _schedule(DdpOptions(bucket_mib=10)).like
+        ('bucket:mib=25,first_mib=1', 'bucket:mib=10,first_mib=10')
+
+    Reference:
+        Li et al., 2020, VLDB (PyTorch Distributed). Departs: only by process groups of its own, so
+        that the user's default group is left alone.
     """
 
     bucket_mib: float | None = None
@@ -51,12 +70,69 @@ class DdpOptions:
 
 
 def _open_gloo(group: Group, options: object) -> Backend:
+    """`gloo`: the collectives of torch.distributed over TCP, by Gloo.
+
+        all-reduce:  T(M) = 2 (n - 1) (alpha + beta M / n)
+        fold, spread (a ring of our own):  half of that each
+
+    n ranks, M bytes; alpha: seconds of one start-up; beta: seconds per byte of a link in one
+    direction. What Gloo does inside cannot be seen from Python and is taken for a ring.
+
+    Args:
+        group: the job; one process group is made for each channel.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+        Unavailable: torch is not installed, or was built without Gloo.
+        RankLost, DeadlineExceeded: of a request: a rank was lost, or is late.
+
+    Example:
+        >>> import torch
+        >>> from testbed.base.types import Op, Request
+        >>> from testbed.control.inproc import InprocHub
+        >>> backend = _open_gloo(Group(0, 1, InprocHub(1).member(0)), None)  # one rank alone
+        >>> backend.submit(Request(Op.ALL_REDUCE, torch.ones(2))).wait().tensor
+        tensor([1., 1.])
+        >>> backend.close()
+
+    Reference:
+        Li et al., 2020, VLDB (PyTorch Distributed); Patarasuk and Yuan, 2009, J. Parallel Distrib.
+        Comput. (ring). Departs: fold and spread are a ring over send and recv, because Gloo's own
+        reduce-scatter moves twice the bytes.
+    """
     from testbed.backends.torch_groups.backend import open_gloo
 
     return open_gloo(group)
 
 
 def _open_nccl(group: Group, options: object) -> Backend:
+    """`nccl`: the collectives of torch.distributed between GPUs, by NCCL.
+
+        all-reduce:  T(M) = 2 (n - 1) (alpha + beta M / n)
+
+    n ranks, M bytes; alpha: seconds of one start-up; beta: seconds per byte of a link in one
+    direction. NCCL chooses between rings and trees by itself; a ring is predicted and counted.
+
+    Args:
+        group: the job; one communicator is made for each channel. Several channels may wait for
+            each other for ever, see the module.
+        options: none.
+
+    Raises:
+        UsageError: an option is given; there are none.
+        Unavailable: torch has no NCCL, no GPU is visible, or ranks share a GPU and NCCL refuses it.
+        RankLost, DeadlineExceeded: of a request: a rank was lost, or is late.
+
+    Example:
+        >>> facts = NCCL.facts(None)
+        >>> facts.algorithm, facts.bus_factor(4), sorted(facts.device_types)
+        ('ring', 1.5, ['cuda'])
+
+    Reference:
+        Li et al., 2020, VLDB (PyTorch Distributed); NVIDIA, NCCL and nccl-tests, 2016 to 2025 (bus
+        bandwidth). Departs: all-gathers of different sizes are padded to the longest.
+    """
     from testbed.backends.torch_groups.nccl import open_nccl
 
     return open_nccl(group)
@@ -76,12 +152,7 @@ def _probe_nccl() -> tuple[str, str] | None:
 
 
 def _schedule(options: object) -> OwnSchedule:
-    """As `bucket`: torch's sizes, or one size for all.
-
-    Example:
-        >>> _schedule(DdpOptions()).like, _schedule(DdpOptions(bucket_mib=10)).like
-        ('bucket:mib=25,first_mib=1', 'bucket:mib=10,first_mib=10')
-    """
+    """As `bucket`: torch's sizes, or one size for all."""
     assert isinstance(options, DdpOptions)
     size, first = options.bucket_mib or BUCKET_MIB, options.bucket_mib or FIRST_BUCKET_MIB
     return OwnSchedule("ddp", f"bucket:mib={size:g},first_mib={first:g}")

@@ -13,7 +13,15 @@ MAX_SLICE_KIB = 1 << 20
 
 @dataclass(frozen=True)
 class ZmqPsOptions:
-    """How many servers stand where, what they hold and how closely the workers keep together.
+    """`zmq-ps`: parameter servers over ZeroMQ; where they are, what they hold, their consistency.
+
+        colocated:  T(M) = 2 alpha + (n + S - 2) / S beta M
+        dedicated:  T(M) = 2 alpha + max(1, n / S) beta M
+        ssp:s:      the worker that pushed clock c goes on when c - min over all clocks <= s
+
+    n workers, S servers that hold M / S bytes each; alpha: seconds of one start-up; beta: seconds
+    per byte of a link in one direction; one slice is pushed while another is pulled. With S = n
+    colocated servers a link carries 2 (n - 1) / n M, as a ring's.
 
     Attributes:
         servers: `colocated` (one beside every worker), `colocated:S` (beside the first S workers)
@@ -28,11 +36,23 @@ class ZmqPsOptions:
             without loss. Compressors that only combine (dgc) are not encoded again.
 
     Raises:
-        UsageError: a value that none of these words describes, or update=worker without bsp.
+        UsageError: a value that none of these words describes, or update=worker without bsp; when
+            it is opened: more colocated servers than workers, or a GPU as device.
+        Unavailable: pyzmq is not installed.
+        RankLost, DeadlineExceeded: of a request: a worker or a server was lost, or is late.
 
     Example:
+        >>> from testbed.backends.zmq_ps.placement import busiest_link_bytes
+        >>> [busiest_link_bytes(64, 4, ZmqPsOptions(f"colocated:{s}")) for s in (1, 2, 4)]
+        [192.0, 128.0, 96.0]
         >>> ZmqPsOptions(servers="dedicated:2", consistency="ssp:4").update_on_server
         True
+
+    Reference:
+        Li et al., 2014, OSDI (parameter server); Ho et al., 2013, NeurIPS (ssp); Jiang et al.,
+        2020, OSDI (BytePS: colocated servers). Departs: every tensor is cut evenly over the
+        servers, not by consistent hashing of keys; servers add in rank order, so that results do
+        not depend on timing.
     """
 
     servers: str = "colocated"
