@@ -1,4 +1,4 @@
-"""Traces and links as JSON files; keys that this version does not know survive the round trip."""
+"""Records, traces and links as JSON; of traces and links keys that are not known here survive."""
 
 from __future__ import annotations
 
@@ -16,13 +16,53 @@ from testbed.base.link import LINK_SCHEMA, Link, Piece
 from testbed.base.trace import TRACE_SCHEMA, Trace, TraceTensor
 
 
+def to_json(value: Any) -> bytes:
+    r"""A record as it is written to a file: JSON, indented by one, with a line feed at the end.
+
+    Example:
+        >>> to_json({"a": 1})
+        b'{\n "a": 1\n}\n'
+    """
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a file that was named by the user.
+
+    Raises:
+        UsageError: it cannot be read; says why.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); give an existing file"
+        ) from None
+
+
+def read_object(data: bytes, schema: str, where: str) -> dict[str, Any]:
+    """A JSON object of a schema, its keys not checked yet.
+
+    Raises:
+        UsageError: no JSON, or of another schema; `where` names the source.
+    """
+    try:
+        raw = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{where} is no JSON ({error}); expected a {schema} file") from error
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise UsageError(f"{where}: key 'schema' is {found!r}; expected {schema!r}")
+    return raw
+
+
 def load_trace(path: str | Path) -> Trace:
     """A trace from a `testbed.trace/1` file.
 
     Raises:
         UsageError: no such file, no JSON, or a key is missing or wrong; names file and key.
     """
-    return decode_trace(_read(path), str(path))
+    return decode_trace(read_file(path), str(path))
 
 
 def decode_trace(data: bytes, where: str = "trace") -> Trace:
@@ -30,7 +70,7 @@ def decode_trace(data: bytes, where: str = "trace") -> Trace:
 
     Unknown keys of a tensor are kept as a list under the key `tensors` of `Trace.extra`.
     """
-    raw = _object(data, TRACE_SCHEMA, where)
+    raw = read_object(data, TRACE_SCHEMA, where)
     trace: Trace = _convert(raw, Trace, where, inner={"tensors": TraceTensor})
     problem = _trace_problem(trace)
     if problem:
@@ -54,7 +94,7 @@ def load_link(path: str | Path) -> Link:
     Raises:
         UsageError: no such file, no JSON, or a key is missing or wrong; names file and key.
     """
-    return decode_link(_read(path), str(path))
+    return decode_link(read_file(path), str(path))
 
 
 def decode_link(data: bytes, where: str = "link") -> Link:
@@ -65,7 +105,7 @@ def decode_link(data: bytes, where: str = "link") -> Link:
         ...             b'"latency_s":1e-4,"seconds_per_byte":1e-9}').time_s(1000)
         0.000101
     """
-    raw = _object(data, LINK_SCHEMA, where)
+    raw = read_object(data, LINK_SCHEMA, where)
     link: Link = _convert(raw, Link, where, inner={"pieces": Piece})
     problem = _link_problem(link)
     if problem:
@@ -83,26 +123,6 @@ def encode_link(link: Link) -> bytes:
 def save_link(link: Link, path: str | Path) -> None:
     """Write a `testbed.link/1` file."""
     Path(path).write_bytes(encode_link(link))
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); give an existing file"
-        ) from None
-
-
-def _object(data: bytes, schema: str, where: str) -> dict[str, Any]:
-    try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{where} is no JSON ({error}); expected a {schema} file") from error
-    if not isinstance(raw, dict) or raw.get("schema") != schema:
-        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
-        raise UsageError(f"{where}: key 'schema' is {found!r}; expected {schema!r}")
-    return raw
 
 
 def _convert(
@@ -139,7 +159,7 @@ def _encode(schema: str, value: Any, inner: tuple[str, ...], optional: tuple[str
     for key in optional:
         if raw[key] is None:
             del raw[key]
-    return msgspec.json.format(msgspec.json.encode({**raw, **extra}), indent=1) + b"\n"
+    return to_json({**raw, **extra})
 
 
 def _trace_problem(trace: Trace) -> str | None:

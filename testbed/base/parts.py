@@ -230,19 +230,6 @@ class Axis(Registry, Generic[F]):
                 return f"{name}:{rest}" if rest else name
         return text
 
-    def check_names(self, text: str) -> None:
-        """Refuse what names no part, without loading any.
-
-        Raises:
-            UnknownName: the message lists the known names.
-            UsageError: it is no specification.
-        """
-        if self._own(text) is None:
-            known = self.paths()
-            for link in self.links(text):
-                if link.name not in known:
-                    raise UnknownName(self.what, link.name, known)
-
     def resolve(self, text: str) -> Resolved[F]:
         """The part that a specification names, with its options; not yet asked whether it can run.
 

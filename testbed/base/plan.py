@@ -16,6 +16,7 @@ import msgspec
 
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
+from testbed.base.files import read_file, read_object, to_json
 
 MIN_PERIOD_S: Final = 1e-6  # shorter ones would be lost in the rounding of times
 
@@ -131,7 +132,7 @@ def to_builtins(plan: Plan) -> dict[str, Any]:
 def encode_plan(plan: Plan) -> bytes:
     """The plan as indented JSON."""
     raw: dict[str, Any] = {"schema": PLAN_SCHEMA, **to_builtins(plan)}
-    return msgspec.json.format(msgspec.json.encode(raw), indent=1) + b"\n"
+    return to_json(raw)
 
 
 def decode_plan(data: bytes, where: str = "plan") -> Plan:
@@ -140,13 +141,8 @@ def decode_plan(data: bytes, where: str = "plan") -> Plan:
     Raises:
         UsageError: no JSON, a wrong key, or a plan that cannot be executed; names the place.
     """
-    try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{where} is no JSON ({error}); expected a {PLAN_SCHEMA} file") from error
-    schema = raw.pop("schema", None) if isinstance(raw, dict) else type(raw).__name__
-    if schema != PLAN_SCHEMA:
-        raise UsageError(f"{where}: key 'schema' is {schema!r}; expected {PLAN_SCHEMA!r}")
+    raw = read_object(data, PLAN_SCHEMA, where)
+    del raw["schema"]
     try:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as error:
@@ -163,13 +159,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         UsageError: no such file, or see `decode_plan`.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); give an existing file"
-        ) from None
-    return decode_plan(data, str(path))
+    return decode_plan(read_file(path), str(path))
 
 
 def plan_problem(plan: Plan) -> str | None:

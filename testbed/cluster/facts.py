@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 
 VARIABLE: Final = "TESTBED_CLUSTER"
 
@@ -55,5 +56,5 @@ def find_facts(environment: Mapping[str, str] = os.environ) -> Facts | None:
 def write_facts(path: Path, facts: Facts) -> None:
     """Write them so that a reader finds the old ones or the new ones, never half of either."""
     draft = path.with_suffix(".new")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    draft.write_bytes(to_json(facts))
     draft.replace(path)

@@ -14,6 +14,7 @@ import typer
 
 from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 from testbed.base.spec import split_specs
 from testbed.base.units import parse_bytes, parse_seconds
 from testbed.cluster.facts import find_facts
@@ -26,7 +27,7 @@ from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, bus_factor_of, resolve, together
-from testbed.records.comm import CommConfig, CommRecord, CommResult, encode_comm
+from testbed.records.comm import CommConfig, CommRecord, CommResult
 from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
 
@@ -242,7 +243,7 @@ def _write(
         environment=environment,
         command=reproduce(config),
     )
-    write_atomically(path, encode_comm(record))
+    write_atomically(path, to_json(record))
 
 
 def _arguments(

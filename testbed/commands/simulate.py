@@ -11,11 +11,12 @@ import typer
 
 from testbed.base.axes import SCHEDULERS
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
-from testbed.records.simulation import Simulation, encode_simulation
+from testbed.records.simulation import Simulation
 from testbed.records.store import write_atomically
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
 
@@ -151,7 +152,7 @@ def simulate(
         _save_plans(plan_out, simulation, outcomes)
     if plot is not None:
         write_atomically(plot, curves_page(wanted, simulation, plot.suffix).encode())
-    encoded = encode_simulation(simulation)
+    encoded = to_json(simulation)
     if json == "-":
         sys.stdout.write(encoded.decode())
         return

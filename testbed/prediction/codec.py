@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 
 CODECS_SCHEMA: Final = "testbed.codecs/1"
 FormName = Literal["sum", "gather", "deliver"]
@@ -143,7 +144,7 @@ class Codecs(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_codecs(costs: Sequence[CodecCost]) -> bytes:
     """The costs as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(Codecs(costs=tuple(costs))), indent=1) + b"\n"
+    return to_json(Codecs(costs=tuple(costs)))
 
 
 def load_codecs(path: Path) -> tuple[CodecCost, ...]:

@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.base.axes import BACKENDS
 from testbed.base.config import RunConfig
+from testbed.base.files import to_json
 
 CELL_SCHEMA: Final = "testbed.cell/1"
 
@@ -207,7 +208,7 @@ class Cell(msgspec.Struct, kw_only=True):
 
 def encode_cell(cell: Cell) -> bytes:
     """The cell as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(cell), indent=1) + b"\n"
+    return to_json(cell)
 
 
 def decode_cell(data: bytes) -> Cell:

@@ -178,17 +178,3 @@ class CommRecord(msgspec.Struct, kw_only=True):
     cluster: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
     command: str = ""
-
-
-def encode_comm(record: CommRecord) -> bytes:
-    """The record as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-
-
-def decode_comm(data: bytes) -> CommRecord:
-    """A record from JSON.
-
-    Raises:
-        msgspec.ValidationError: the JSON is no `testbed.comm/1`; the message names the key.
-    """
-    return msgspec.json.decode(data, type=CommRecord)

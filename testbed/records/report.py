@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.files import to_json
 from testbed.records.cell import Cell
 
 REPORT_SCHEMA: Final = "testbed.report/1"
@@ -143,13 +144,4 @@ def encode_report(report: Report, *, full: bool = False) -> bytes:
         for cell in content["cells"]:
             for key in BULK:
                 del cell[key]
-    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
-
-
-def decode_report(data: bytes) -> Report:
-    """A report from JSON.
-
-    Raises:
-        msgspec.ValidationError: the JSON is no `testbed.report/1`; the message names the key.
-    """
-    return msgspec.json.decode(data, type=Report)
+    return to_json(content)

@@ -137,20 +137,6 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     pays: tuple[CompressorPays, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-def encode_simulation(simulation: Simulation) -> bytes:
-    """The simulation as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(simulation), indent=1) + b"\n"
-
-
-def decode_simulation(data: bytes) -> Simulation:
-    """A simulation from JSON.
-
-    Raises:
-        msgspec.ValidationError: the JSON is no `testbed.simulation/1`; the message names the key.
-    """
-    return msgspec.json.decode(data, type=Simulation)
-
-
 def simulation_table(results: Sequence[SimulationResult]) -> str:
     """One line per scheduler, fastest first."""
     rows = [("scheduler", "messages", "iteration", "exposed", "above bound", "scaling")]

@@ -30,6 +30,7 @@ import msgspec
 
 from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 from testbed.records.cell import Cell, decode_cell, encode_cell
 
 SWEEP_SCHEMA: Final = "testbed.sweep/1"
@@ -159,7 +160,7 @@ class Store:
 
     def write_plan(self, plan: SweepPlan) -> None:
         """Record what the sweep sets out to measure; done once, before the first cell."""
-        data = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+        data = to_json(plan)
         write_atomically(self.path / PLAN, data, at=self.at)
 
     def read_plan(self) -> SweepPlan:

@@ -1,61 +1,13 @@
-"""Plans and timelines as plain text for a terminal."""
+"""Timelines as plain text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.base.plan import Message, Plan
-from testbed.base.units import format_bytes, format_seconds
-from testbed.prediction.timeline import Span, Timeline, message_bytes
+from testbed.base.units import format_seconds
+from testbed.prediction.timeline import Span, Timeline
 
-MAX_ROWS = 40
 LABEL_WIDTH = 10
-
-
-def plan_table(plan: Plan, max_rows: int = MAX_ROWS) -> str:
-    """One line per message: number, channel, priority, bytes and what is in it.
-
-    Args:
-        plan: to show.
-        max_rows: messages beyond so many are counted, not listed; 0 = all.
-    """
-    head = (
-        f"{plan.scheduler}: {len(plan.messages)} messages, {len(plan.names)} tensors, "
-        f"{plan.num_channels} channel{'s' if plan.num_channels > 1 else ''}, {plan.order}"
-    )
-    rows = [("message", "channel", "priority", "size", "tensors")]
-    shown = plan.messages[: max_rows or None]
-    for index, message in enumerate(shown):
-        size = format_bytes(message_bytes(plan, message))
-        rows.append(
-            (
-                str(index),
-                str(message.channel),
-                str(message.priority),
-                size,
-                _contents(plan, message),
-            )
-        )
-    widths = [max(len(row[c]) for row in rows) for c in range(4)]
-    lines = [
-        "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
-        for row in rows
-    ]
-    left = len(plan.messages) - len(shown)
-    more = [f"... and {left} more"] if left else []
-    return "\n".join([head, *([plan.reason] if plan.reason else []), *lines, *more])
-
-
-def _contents(plan: Plan, message: Message) -> str:
-    if not message.parts:
-        return "-"
-    first, last = message.parts[0], message.parts[-1]
-    if len(message.parts) > 1:
-        names = f"{plan.names[first.tensor]} .. {plan.names[last.tensor]}"
-        return f"{names} ({len(message.parts)} tensors)"
-    name = plan.names[first.tensor]
-    whole = (first.start, first.stop) == (0, plan.num_elements[first.tensor])
-    return name if whole else f"{name}[{first.start}:{first.stop}]"
 
 
 LEGEND = (

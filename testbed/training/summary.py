@@ -34,7 +34,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     staleness: list[int] = []
     sent_bytes: int = 0
     received_bytes: int = 0
-    num_exchanges: int = 0
     num_helper_processes: int = 0
     peak_memory_bytes: int = 0
     cores_busy: float | None = None

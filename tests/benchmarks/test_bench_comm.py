@@ -6,9 +6,10 @@ The backends take turns in the same job, so the ratios hold on a machine of any 
 meant for two ranks with a core each and nothing else running.
 """
 
+import msgspec
 import pytest
 
-from testbed.records.comm import decode_comm
+from testbed.records.comm import CommRecord
 from tests.harness.runs import testbed
 
 LARGEST = 64 << 20
@@ -23,7 +24,8 @@ def test_ring_beside_library_and_gloo(benchmark, tmp_path):
     arguments = ("--backend", "mpi-ring,mpi,gloo", "--workers", "2", *sizes, "--json", str(record))
     done = benchmark.pedantic(testbed, ("comm", *arguments), rounds=1)
     assert done.status == 0, done.err
-    time_s = {(r.num_bytes, r.backend): r.time_s for r in decode_comm(record.read_bytes()).results}
+    results = msgspec.json.decode(record.read_bytes(), type=CommRecord).results
+    time_s = {(r.num_bytes, r.backend): r.time_s for r in results}
     ratios = {
         (num_bytes, other): time_s[num_bytes, "mpi-ring"] / time_s[num_bytes, other]
         for num_bytes, name in time_s

@@ -113,11 +113,12 @@ def test_where_the_kernel_refuses_the_error_says_why_and_what_helps(
 NOT_EMULATED = """
 import sys
 from pathlib import Path
+import msgspec
 from testbed.studies.published.emulate import emulate
 from testbed.studies.published.shapes import published_shapes
-from testbed.studies.published.table import decode_comparison
+from testbed.studies.published.lines import Comparison
 
-lines = decode_comparison(Path(sys.argv[1]).read_bytes()).lines
+lines = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Comparison).lines
 measured = emulate(Path(sys.argv[2]), published_shapes(), lines)
 print(measured.status, measured.files["paper-shapes-emulated.md"])
 """

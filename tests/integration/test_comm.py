@@ -3,10 +3,11 @@
 import subprocess
 import sys
 
+import msgspec
 import psutil
 import pytest
 
-from testbed.records.comm import decode_comm
+from testbed.records.comm import CommRecord
 from tests.harness.runs import answer, end_family, testbed
 
 SMALL = ("--min", "4K", "--max", "64K", "--factor", "16", "--iters", "4", "--warmup", "1")
@@ -17,7 +18,7 @@ def test_backends_with_and_without_mpi_and_servers_share_one_job(tmp_path):
     names = ["mpi-ring", "mpi", "mpi:blocking=1", "gloo", "zmq-ps", "zmq-ps:servers=dedicated:1"]
     done = testbed("comm", "--backend", ",".join(names), *SMALL, "--json", str(record))
     assert done.status == 0, done.err
-    results = decode_comm(record.read_bytes()).results
+    results = msgspec.json.decode(record.read_bytes(), type=CommRecord).results
     expected = [(size, name) for size in (4096, 65536) for name in names]
     assert [(r.num_bytes, r.backend) for r in results] == expected
     assert all(r.num_wrong == 0 and len(r.samples_s) == 4 for r in results)
@@ -31,7 +32,7 @@ def test_servers_of_different_numbers_without_mpi(tmp_path):
     names = "zmq-ps:servers=dedicated:2,gloo,zmq-ps:servers=dedicated:1"
     done = testbed("comm", "--backend", names, *SMALL, "--op", "fold-spread", "--json", str(record))
     assert done.status == 0, done.err
-    written = decode_comm(record.read_bytes())
+    written = msgspec.json.decode(record.read_bytes(), type=CommRecord)
     assert written.environment["num_servers"] == 2
     assert all(r.num_wrong == 0 for r in written.results)
 

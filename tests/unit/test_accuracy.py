@@ -12,7 +12,8 @@ import torch
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.studies.accuracy.carry_out import FILE, Record, complete, encode_record, read_record
+from testbed.base.files import to_json
+from testbed.studies.accuracy.carry_out import FILE, Record, complete, read_record
 from testbed.studies.accuracy.plan import Comparison, Method, Outcome, Trial, best_setting, methods
 from testbed.studies.accuracy.table import rows, to_markdown
 from testbed.studies.accuracy.training import held_out, run_trial
@@ -134,7 +135,7 @@ def test_what_is_kept_is_not_run_again(tmp_path):
     assert [o.trial.part for o in first.outcomes] == ["search", "final"]
     assert read_record(path) == first
     marked = msgspec.structs.replace(first.outcomes[0], accuracy=0.123)
-    path.write_bytes(encode_record(Record(outcomes=(marked,))))
+    path.write_bytes(to_json(Record(outcomes=(marked,))))
     again = complete(TWO, path, 1, io.StringIO())
     assert again.outcomes[0].accuracy == 0.123
     assert again.outcomes[1].accuracy == first.outcomes[1].accuracy

@@ -5,12 +5,13 @@ import json
 import msgspec
 import pytest
 
+from testbed.base.files import to_json
 from testbed.microbench.config import Size, reproduce
 from testbed.microbench.contestants import resolve
 from testbed.microbench.measure import SizeSamples
 from testbed.microbench.results import results_of, total_wrong
 from testbed.microbench.table import footer, header, row
-from testbed.records.comm import CommConfig, CommRecord, decode_comm, encode_comm
+from testbed.records.comm import CommConfig, CommRecord
 
 NAMES = ("mpi-ring", "zmq-ps:servers=dedicated:1")
 CONFIG = CommConfig(backend=NAMES, workers=4, iters=3)
@@ -77,8 +78,8 @@ def test_a_record_comes_back_as_it_was_written(results):
     record = CommRecord(
         results=results, config=CONFIG, environment={"host": "h1"}, command=reproduce(CONFIG)
     )
-    data = encode_comm(record)
-    assert decode_comm(data) == record
+    data = to_json(record)
+    assert msgspec.json.decode(data, type=CommRecord) == record
     plain = json.loads(data)
     assert plain["schema"] == "testbed.comm/1"
     assert plain["config"]["backend"] == list(NAMES)
@@ -92,5 +93,6 @@ def test_a_record_comes_back_as_it_was_written(results):
 
 
 def test_a_file_of_another_schema_is_refused():
+    other = b'{"schema":"testbed.cell/1","results":[],"config":{"backend":["gloo"]}}'
     with pytest.raises(msgspec.ValidationError, match="schema"):
-        decode_comm(b'{"schema":"testbed.cell/1","results":[],"config":{"backend":["gloo"]}}')
+        msgspec.json.decode(other, type=CommRecord)

@@ -18,10 +18,9 @@ from testbed.records.cell import Cell
 from testbed.records.store import cell_key
 from testbed.studies.published.emulate import FOLDER, emulate, emulation_to_markdown
 from testbed.studies.published.emulated import NO_INTERVAL, WITHIN_NOISE, count_emulated, judge
-from testbed.studies.published.lines import gain
+from testbed.studies.published.lines import Comparison, gain
 from testbed.studies.published.shapes import HEADERS, Setting, Shape, published_shapes, sweep_of
 from testbed.studies.published.study import PAPER_SHAPES
-from testbed.studies.published.table import decode_comparison
 from testbed.sweeping.study import Measured, Study, carry_out_study, find_study
 
 PUBLISHED = Path(__file__).parents[2] / "runs" / "published" / "paper-shapes.json"
@@ -55,7 +54,7 @@ def judged(*cells, shape=SHAPE, line=LINE, lacking=None):
 
 
 def test_every_shape_repeats_a_published_line_and_fits_the_machine():
-    simulated = decode_comparison(PUBLISHED.read_bytes()).lines
+    simulated = msgspec.json.decode(PUBLISHED.read_bytes(), type=Comparison).lines
     shapes = published_shapes()
     emulation = judge(shapes, simulated, {}, "no root")
     assert len(emulation.lines) == len(shapes) == len(set(shapes))

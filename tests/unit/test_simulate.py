@@ -16,7 +16,7 @@ from testbed.commands.simulate import scheduler_specs, simulate
 from testbed.prediction.algorithms import Ring
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import extrapolate
-from testbed.records.simulation import decode_simulation
+from testbed.records.simulation import Simulation
 from testbed.scheduling.auto import AutoOptions, candidate_specs, noise_of
 from testbed.scheduling.protocol import make_plan
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
@@ -104,7 +104,7 @@ def test_text_shows_the_fastest_first_and_draws_it(files, capsys):
 def test_json_goes_to_a_file_beside_the_text(files, capsys, tmp_path):
     simulate(**files, scheduler="dear", json=str(tmp_path / "out.json"))
     assert "dear" in capsys.readouterr().out
-    (result,) = decode_simulation((tmp_path / "out.json").read_bytes()).results
+    (result,) = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=Simulation).results
     assert [m.tensors for m in result.messages] == [(0, 1, 2, 3, 4)] * 2
     assert [m.num_bytes for m in result.messages] == [5, 5]
 
@@ -166,7 +166,8 @@ def test_as_a_command(files, capsys):
     app.command()(simulate)
     arguments = ["--trace", str(files["trace"]), "--link", str(files["link"])]
     app([*arguments, "--scheduler", "wfbp", "--json", "-"], standalone_mode=False)
-    assert decode_simulation(capsys.readouterr().out.encode()).results[0].iteration_s == 39
+    found = msgspec.json.decode(capsys.readouterr().out.encode(), type=Simulation)
+    assert found.results[0].iteration_s == 39
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from testbed.base.errors import UsageError
@@ -9,7 +10,7 @@ from testbed.base.files import save_link
 from testbed.base.link import Link
 from testbed.commands.simulate import simulate as command
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs, load_codecs
-from testbed.records.simulation import decode_simulation
+from testbed.records.simulation import Simulation
 
 LINK = Link(backend="mpi-ring", num_workers=4, latency_s=1e-3, seconds_per_byte=1.2e-7)
 
@@ -50,7 +51,7 @@ def test_costs_from_a_file_give_tables_and_json(folder, simulate):
     text = simulate(
         "wfbp,mg-wfbp,lags", codecs=folder / "codecs.json", break_even=True, json=str(found_path)
     )
-    found = decode_simulation(found_path.read_bytes())
+    found = msgspec.json.decode(found_path.read_bytes(), type=Simulation)
     shown = {(r.compressor, r.scheduler): r for r in found.compressed}
     # `lags` gives messages ratios, and qsgd has none.
     assert sorted(shown) == [

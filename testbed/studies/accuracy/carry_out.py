@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 from testbed.records.store import write_atomically
 from testbed.studies.accuracy.plan import Comparison, Outcome, Trial, methods
 from testbed.studies.accuracy.table import to_markdown
@@ -47,11 +48,6 @@ def read_record(path: Path) -> Record:
         ) from error
 
 
-def encode_record(record: Record) -> bytes:
-    """The record as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-
-
 def complete(
     comparison: Comparison, path: Path | None, num_processes: int, progress: TextIO = sys.stderr
 ) -> Record:
@@ -70,7 +66,7 @@ def complete(
     def keep(outcome: Outcome) -> None:
         outcomes[outcome.trial] = outcome
         if path is not None:
-            write_atomically(path, encode_record(Record(outcomes=tuple(outcomes.values()))))
+            write_atomically(path, to_json(Record(outcomes=tuple(outcomes.values()))))
         t = outcome.trial
         progress.write(
             f"{len(outcomes):4d} {t.part} {t.method}: rate {t.learning_rate:g}, momentum "
@@ -116,7 +112,7 @@ def _files(folder: Path | None = None) -> Mapping[str, str]:
     record = complete(comparison, None if folder is None else folder / FILE, cores())
     return {
         FILE.replace(".json", ".md"): to_markdown(comparison, record.outcomes),
-        FILE: encode_record(record).decode(),
+        FILE: to_json(record).decode(),
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from testbed.base.errors import UsageError
+from testbed.base.files import to_json
 from testbed.cluster.access import lacking
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import PLAN, Store, create_store
@@ -16,7 +17,6 @@ from testbed.studies.published.emulated import (
     Emulation,
     Timed,
     count_emulated,
-    encode_emulation,
     judge,
 )
 from testbed.studies.published.lines import Line, Verdict
@@ -150,7 +150,7 @@ def files_of(emulation: Emulation) -> dict[str, str]:
     """The files for reading and for programs."""
     return {
         f"{FILE}.md": emulation_to_markdown(emulation),
-        f"{FILE}.json": encode_emulation(emulation).decode(),
+        f"{FILE}.json": to_json(emulation).decode(),
     }
 
 

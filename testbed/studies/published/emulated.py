@@ -118,11 +118,6 @@ def count_emulated(lines: Iterable[EmulatedLine]) -> tuple[int, int, int]:
     return holding, undecided, len(emulated)
 
 
-def encode_emulation(emulation: Emulation) -> bytes:
-    """The lines as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(emulation), indent=1) + b"\n"
-
-
 def _judge(
     shape: Shape, simulated: tuple[Line, ...], cells: Mapping[str, Cell], lacking: str | None
 ) -> EmulatedLine:

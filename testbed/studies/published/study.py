@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from testbed.base.files import to_json
 from testbed.base.spec import parse_options
 from testbed.studies.published.emulate import emulate
+from testbed.studies.published.lines import Comparison
 from testbed.studies.published.shapes import published_shapes
 from testbed.studies.published.table import (
     compare,
-    decode_comparison,
-    encode_comparison,
     to_markdown,
 )
 from testbed.sweeping.study import Measured, Study
@@ -36,12 +38,12 @@ def _files() -> dict[str, str]:
     comparison = compare()
     return {
         "paper-shapes.md": to_markdown(comparison),
-        SIMULATED: encode_comparison(comparison).decode(),
+        SIMULATED: to_json(comparison).decode(),
     }
 
 
 def _measure(folder: Path, files: Mapping[str, str]) -> Measured:
-    simulated = decode_comparison(files[SIMULATED].encode())
+    simulated = msgspec.json.decode(files[SIMULATED].encode(), type=Comparison)
     return emulate(folder, published_shapes(), simulated.lines)
 
 

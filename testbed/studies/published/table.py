@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from testbed.studies.published.asc_wfbp import asc_wfbp_lines, contention_lines
 from testbed.studies.published.ddl_benchmarks import ddl_benchmarks_lines
 from testbed.studies.published.gains import dear_lines, osf_lines, pace_lines
@@ -27,20 +25,6 @@ SECTIONS = (
 def compare() -> Comparison:
     """Simulate every published setting; takes about a minute of one core."""
     return Comparison(lines=tuple(line for section in SECTIONS for line in section()))
-
-
-def encode_comparison(comparison: Comparison) -> bytes:
-    """The comparison as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n"
-
-
-def decode_comparison(data: bytes) -> Comparison:
-    """A comparison from JSON.
-
-    Raises:
-        msgspec.ValidationError: the JSON is no `testbed.published/1`; the message names the key.
-    """
-    return msgspec.json.decode(data, type=Comparison)
 
 
 def to_markdown(comparison: Comparison) -> str:
