@@ -18,8 +18,7 @@ from testbed.records.tables import (
     workers_table,
 )
 from testbed.records.text import time_text
-from testbed.reporting.svg import Chart, html_page, svg_page, text_chart
-from testbed.scheduling.show import LEGEND, draw, end_of
+from testbed.reporting.drawing import LEGEND, Chart, draw, end_of, html_page, svg_page, text_chart
 from testbed.simulation import Outcome, Wanted
 
 

@@ -160,8 +160,7 @@ def _agree(members: list[tuple[str, str, int]]) -> None:
 def open_backend(role: Role, group: Group) -> Backend:
     """Open the backend in the group; collective over the workers."""
     # These need torch, which joining alone does not.
-    from testbed.backends.delayed import open_delayed
-    from testbed.backends.staged import staged
+    from testbed.backends.staged import open_delayed, staged
 
     def open_inner(group: Group) -> Backend:
         opened: Backend = role.backend.build(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,76 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.dtypes import Dtype
 from testbed.base.types import Op, Request, Result
 from testbed.control.protocol import Control
-from testbed.microbench import payload
 from testbed.microbench.config import OPS, Size, sizes, turns
-from testbed.records.comm import CommConfig, Operation
+from testbed.records.comm import EXACT_UP_TO, CommConfig, Operation
+
+# What travels, chosen so that the exact result is known on every rank without any exchange.
+#
+# Every rank's elements are small integers that repeat after PERIOD elements, a prime, so that
+# pieces which land at the wrong place do not look right. Every partial sum is exact in the dtype,
+# whatever the order of additions. Each exchange starts at another element of the pattern, so that a
+# result which is left over from an earlier exchange does not look right either.
+
+PERIOD = 8191
+LARGEST_VALUE = 16
+
+
+def largest_value(dtype: Dtype, num_workers: int) -> int:
+    """The largest element of any rank, such that the sum over all ranks is exact.
+
+    Example:
+        >>> largest_value("float32", 4), largest_value("uint8", 32)
+        (16, 7)
+    """
+    return min(LARGEST_VALUE, EXACT_UP_TO[dtype] // num_workers)
+
+
+def rank_pattern(rank: int, dtype: Dtype, num_workers: int) -> torch.Tensor:
+    """The PERIOD elements that one rank's tensor repeats."""
+    generator = random.Random(rank)
+    top = largest_value(dtype, num_workers)
+    return torch.tensor([generator.randint(0, top) for _ in range(PERIOD)], dtype=torch.int64)
+
+
+def sum_pattern(dtype: Dtype, num_workers: int) -> torch.Tensor:
+    """The PERIOD elements that the sum over all ranks repeats."""
+    total = torch.zeros(PERIOD, dtype=torch.int64)
+    for rank in range(num_workers):
+        total += rank_pattern(rank, dtype, num_workers)
+    return total
+
+
+def fill(tensor: torch.Tensor, pattern: torch.Tensor, step: int) -> None:
+    """Write the pattern of this step into a flat tensor.
+
+    Args:
+        tensor: [count], written.
+        pattern: [PERIOD], of the tensor's dtype and device.
+        step: number of the exchange; the pattern starts at its element `step % PERIOD`.
+    """
+    turned = torch.roll(pattern, -(step % PERIOD))
+    rows = tensor.numel() // PERIOD
+    tensor[: rows * PERIOD].view(rows, PERIOD).copy_(turned)
+    tensor[rows * PERIOD :].copy_(turned[: tensor.numel() - rows * PERIOD])
+
+
+def num_wrong(tensor: torch.Tensor, pattern: torch.Tensor, step: int) -> int:
+    """Elements of a flat tensor that differ from the pattern of this step; NaN differs.
+
+    Args:
+        tensor: [count].
+        pattern: [PERIOD], of the tensor's dtype and device.
+        step: number of the exchange.
+    """
+    turned = torch.roll(pattern, -(step % PERIOD))
+    rows = tensor.numel() // PERIOD
+    body = tensor[: rows * PERIOD].view(rows, PERIOD) != turned
+    tail = tensor[rows * PERIOD :] != turned[: tensor.numel() - rows * PERIOD]
+    return int(body.sum()) + int(tail.sum())
+
 
 # One exchange of each operation: what is submitted, what is waited for, what must have come.
 
@@ -52,14 +118,14 @@ def make_tensors(config: CommConfig, rank: int, largest_count: int, device: str)
         return pattern.to(device=device, dtype=dtype)
 
     def of_rank(rank: int) -> torch.Tensor:
-        return placed(payload.rank_pattern(rank, config.dtype, config.workers))
+        return placed(rank_pattern(rank, config.dtype, config.workers))
 
     if config.op == "gather":
         expected = tuple(of_rank(r) for r in range(config.workers))
     elif config.op == "broadcast":
         expected = (of_rank(ROOT),)
     else:
-        expected = (placed(payload.sum_pattern(config.dtype, config.workers)),)
+        expected = (placed(sum_pattern(config.dtype, config.workers)),)
     return Tensors(torch.zeros(largest_count, dtype=dtype, device=device), of_rank(rank), expected)
 
 
@@ -106,12 +172,12 @@ def wrong_elements(
 ) -> int:
     """How many elements of the result differ from what must have come; a missing one counts."""
     if operation != "gather":
-        return payload.num_wrong(tensor, tensors.expected[0], step)
+        return num_wrong(tensor, tensors.expected[0], step)
     total = 0
     for rank, pattern in enumerate(tensors.expected):
         part = result.parts[rank] if rank < len(result.parts) else tensor[:0]
         if part.numel() == tensor.numel():
-            total += payload.num_wrong(part.view(-1), pattern, step)
+            total += num_wrong(part.view(-1), pattern, step)
         else:
             total += max(tensor.numel(), part.numel())
     return total
@@ -181,7 +247,7 @@ def _measure_size(
     for turn in turns(config, size, first_step):
         name = config.backend[turn.contestant]
         control.state = f"in a {config.op} of {size.num_bytes} bytes over {name}"
-        payload.fill(tensor, tensors.mine, turn.step)
+        fill(tensor, tensors.mine, turn.step)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
         done = run_exchange(backends[turn.contestant], config.op, tensor, turn.step, name)

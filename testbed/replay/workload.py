@@ -1,17 +1,288 @@
-"""`replay:TRACE`: builds the workload that replays a trace."""
+"""`replay:TRACE`: the workload that replays a trace, and its model."""
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
 
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
-from testbed.replay.layout import owned
-from testbed.replay.model import ComputeCursor, RecordedModel
+from testbed.base.trace import Trace
+from testbed.replay.layout import Run, owned, runs_of
 from testbed.workloads.samples import TensorSamples
 from testbed.workloads.workload import Workload
+
+# A recorded model: parameters of the recorded sizes, compute time spent as waiting.
+
+
+class ComputeCursor:
+    """Spends recorded compute as waiting.
+
+    The device works through its segments one after another; it stands still only while the run
+    waits for messages:
+
+        c = max(c, r) + d,   c the cursor, r the end of the last such wait, d the segment
+
+    and `spend` returns at c, or at once where c has passed. Deadlines are absolute, so that a late
+    wake-up does not make the next segment late, and what the host does meanwhile (hooks, copies,
+    the optimizer) counts against the segment instead of being added to it, as on a device that
+    computes by itself. Nothing spins.
+
+    Args:
+        now_s: seconds of a monotonic clock.
+        sleep: blocks for so many seconds; may wake late.
+
+    Example:
+        >>> moments = iter([10.0, 10.0, 11.5])
+        >>> slept = []
+        >>> cursor = ComputeCursor(lambda: next(moments), slept.append)
+        >>> cursor.spend(1.0)  # 10.0: ends at 11.0
+        >>> cursor.spend(2.0)  # 11.5: half a second of it was lost to the host, ends at 13.0
+        >>> slept
+        [1.0, 1.5]
+    """
+
+    def __init__(self, now_s: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._now_s = now_s
+        self._sleep = sleep
+        self._end_s: float | None = None
+        self._resumed_s = float("-inf")
+        self._waits = True
+
+    def spend(self, segment_s: float) -> None:
+        """Wait until the device would have computed a segment of so many seconds."""
+        if not self._waits:
+            return
+        if self._end_s is None:
+            self._end_s = self._now_s()
+        self._end_s = max(self._end_s, self._resumed_s) + segment_s
+        rest_s = self._end_s - self._now_s()
+        if rest_s > 0:
+            self._sleep(rest_s)
+
+    def resume(self) -> None:
+        """The device was idle until now."""
+        self._resumed_s = self._now_s()
+
+    def stop_waiting(self) -> None:
+        """From now on all compute takes no time."""
+        self._waits = False
+
+
+# Gradient values: cheap, different for each tensor, reproducible.
+
+# Prime, so that no slice or shard of a usual size repeats another one's values; and small enough
+# to stay in a cache, so that filling a gradient costs its own memory traffic and no more.
+PATTERN_ELEMENTS = 262_147
+
+
+def shift_of(sample: float) -> int:
+    """How far the gradients of a batch are shifted along the pattern, by one of its samples.
+
+    Workers have other batches, so that their largest elements lie elsewhere, as unlike as those of
+    noise: what sparse payloads of several workers have in common is only by chance.
+
+    Example:
+        >>> shift_of(0.25) == shift_of(0.25), shift_of(0.25) == shift_of(0.25000001)
+        (True, False)
+    """
+    (bits,) = struct.unpack("<q", struct.pack("<d", sample))
+    # Mixed, for numbers that are close to each other differ in few bits.
+    return int(bits * 0x9E3779B97F4A7C15 % (1 << 64) >> 20) % PATTERN_ELEMENTS
+
+
+class Values:
+    """A fixed pattern of normal noise, cut and scaled into tensors of any size.
+
+    Element j of tensor i is `scale * pattern[(10 007 i + shift + j) mod P]`, P = 262 147.
+
+    Args:
+        seed: of the pattern.
+
+    Example:
+        >>> values = Values(seed=1)
+        >>> tensor = torch.empty(4)
+        >>> values.fill(tensor, number=0, scale=2.0)
+        >>> torch.equal(tensor, 2 * values.pattern(torch.float32, tensor.device)[:4])
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self._pattern = torch.randn(PATTERN_ELEMENTS, generator=generator, device="cpu")
+        self._cast: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def pattern(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The pattern [P] in a dtype, on a device."""
+        key = (dtype, device)
+        if key not in self._cast:
+            self._cast[key] = self._pattern.to(device, dtype)
+        return self._cast[key]
+
+    @torch.no_grad()
+    def fill(self, tensor: torch.Tensor, number: int, scale: float, shift: int = 0) -> None:
+        """Overwrite a contiguous tensor with the values of tensor `number`, times `scale`."""
+        flat = tensor.view(-1)
+        pattern = self.pattern(flat.dtype, flat.device)
+        start, offset = 0, (number * 10_007 + shift) % PATTERN_ELEMENTS
+        while start < len(flat):
+            length = min(len(flat) - start, PATTERN_ELEMENTS - offset)
+            torch.mul(pattern[offset : offset + length], scale, out=flat[start : start + length])
+            start, offset = start + length, 0
+
+
+class Tape:
+    """What all layers of a replayed model share.
+
+    Attributes:
+        cursor: spends the recorded times.
+        values: of the gradients.
+        scale: mean of the current batch's samples; what makes gradients differ between workers and
+            steps.
+        shift: `values.shift_of` it: by which elements are large.
+        keeps_buffers: each gradient is written into the same memory in every step; off where
+            gradients of several workers are held at once.
+    """
+
+    def __init__(self, cursor: ComputeCursor, values: Values) -> None:
+        self.cursor = cursor
+        self.values = values
+        self.scale = 0.0
+        self.shift = 0
+        self.keeps_buffers = True
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    def gradient(
+        self, number: int, parameter: torch.Tensor, scale: float, shift: int
+    ) -> torch.Tensor:
+        """The gradient of a parameter in this step."""
+        if not self.keeps_buffers or parameter.grad is not None:
+            gradient = torch.empty_like(parameter)
+        else:
+            if number not in self._buffers:
+                self._buffers[number] = torch.empty_like(parameter)
+            # Another tensor of the same memory: autograd takes it over instead of copying it.
+            gradient = self._buffers[number].detach()
+        self.values.fill(gradient, number, scale, shift)
+        return gradient
+
+
+class _Recorded(torch.autograd.Function):
+    """One tensor's part of the model: passes the signal on, has a gradient when its time comes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        signal: torch.Tensor,
+        parameter: torch.Tensor,
+        tape: Tape,
+        number: int,
+        backward_s: float,
+    ) -> torch.Tensor:
+        ctx.parameter, ctx.tape, ctx.number = parameter, tape, number
+        ctx.backward_s, ctx.scale, ctx.shift = backward_s, tape.scale, tape.shift
+        return signal.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (upstream,) = grad_outputs
+        gradient = ctx.tape.gradient(
+            ctx.number, ctx.parameter, ctx.scale * float(upstream), ctx.shift
+        )
+        ctx.tape.cursor.spend(ctx.backward_s)
+        return upstream, gradient, None, None, None
+
+
+class RecordedLayer(nn.Module):
+    """Owns parameters; spends the forward time of some of its tensors when it is called."""
+
+    def forward(self, signal: torch.Tensor, tape: Tape, trace: Trace, run: Run) -> torch.Tensor:
+        """The signal [] as it came, after the recorded forward time of the run's tensors."""
+        tape.cursor.spend(sum(trace.tensors[i].forward_s for i in run.tensors))
+        for index in run.tensors:
+            tensor = trace.tensors[index]
+            parameter = getattr(self, tensor.name.rpartition(".")[2])
+            signal = _Recorded.apply(  # type: ignore[no-untyped-call]
+                signal, parameter, tape, index, tensor.backward_s
+            )
+        return signal
+
+
+class RecordedModel(nn.Module):
+    """A trace as a model: one module per recorded layer, run as a chain in forward order.
+
+        forward:  for each layer: wait t_f(layer)
+        backward: for each tensor, last first: wait t_b(tensor), then its gradient is ready
+        gradient_i[j] = loss gradient x mean(samples) x pattern[(10007 i + shift + j) mod 262147]
+
+    Its parameters have the names and sizes of the trace's tensors. A gradient is real memory with
+    real values, shifted and scaled by the batch's samples, so that gradients of workers and steps
+    differ. No value is computed from the parameters: the loss says nothing about training.
+
+    Args:
+        trace: with names that `layout.owned` accepts; times (s) are spent as they stand there.
+        cursor: spends them.
+        seed: of the parameters' and gradients' values.
+
+    Raises:
+        UsageError: a tensor's dtype has no gradients.
+
+    Example:
+        >>> from testbed.replay.layout import owned
+        >>> trace = Trace.from_backward([2.0, 1.0], [4, 8], [0.5, 0.5], ["float32"] * 2)
+        >>> slept = []
+        >>> cursor = ComputeCursor(lambda: sum(slept), slept.append)
+        >>> model = RecordedModel(owned(trace), cursor, seed=1)
+        >>> model(torch.ones(3)).backward()
+        >>> slept, [parameter.grad.shape for parameter in model.parameters()]
+        ([0.5, 0.5, 2.0, 1.0], [torch.Size([8]), torch.Size([4])])
+
+    Reference:
+        None published: it replays what `testbed profile` recorded. Departs: layers run as a chain,
+        whatever the trace's `consumers` say.
+    """
+
+    def __init__(self, trace: Trace, cursor: ComputeCursor, seed: int) -> None:
+        super().__init__()
+        self.trace = trace
+        self.tape = Tape(cursor, Values(seed))
+        self._runs = runs_of([tensor.name for tensor in trace.tensors])
+        for index, tensor in enumerate(trace.tensors):
+            dtype = getattr(torch, tensor.dtype)
+            if not dtype.is_floating_point:
+                raise UsageError(
+                    f"tensor {tensor.name!r} of trace {trace.name!r} is of {tensor.dtype}, which "
+                    "has no gradient in PyTorch; replay float32, float64, float16 or bfloat16"
+                )
+            parameter = nn.Parameter(torch.empty(tensor.num_elements, dtype=dtype))
+            self.tape.values.fill(parameter.detach(), index, 0.1)
+            owner, _, name = tensor.name.rpartition(".")
+            self._layer(owner).register_parameter(name, parameter)
+        self._called = [self._layer(run.owner) for run in self._runs]
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        """The mean [] of the samples [B], once the recorded forward pass is over."""
+        signal = samples.mean()
+        self.tape.scale = float(signal)
+        # Of the largest sample, which no order of additions changes.
+        self.tape.shift = shift_of(float(samples.amax()))
+        for layer, run in zip(self._called, self._runs, strict=True):
+            signal = layer(signal, self.tape, self.trace, run)
+        return signal
+
+    def _layer(self, path: str) -> nn.Module:
+        module: nn.Module = self
+        for part in path.split("."):
+            if part not in dict(module.named_children()):
+                module.add_module(part, RecordedLayer())
+            module = module.get_submodule(part)
+        return module
+
 
 NUM_SAMPLES = 65_536
 

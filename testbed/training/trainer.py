@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,7 +36,6 @@ from testbed.training.replica import (
     sample_order,
     update,
 )
-from testbed.training.resources import peak_bytes, reset_peak
 from testbed.training.sampling import RunningDigest, SampleCursor, digest_tensors
 from testbed.training.session import Session
 from testbed.training.slowdown import parse_slowdowns
@@ -312,3 +313,28 @@ def _identity(config: RunConfig, outcome: Outcome) -> str:
         f"initial={outcome.initial_digest[:12]}"
         + (f" compressor={config.compressor}" if config.compressor != NO_COMPRESSOR else "")
     )
+
+
+# Peak memory of the training itself: imports, profiles and set-up before it do not count.
+
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the highest memory use so far (on Linux and on a GPU; elsewhere it stays)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Highest memory use since `reset_peak`: of the device, or the resident set of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

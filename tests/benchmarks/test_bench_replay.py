@@ -8,7 +8,7 @@ import time
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from testbed.replay.model import Values
+from testbed.replay.workload import Values
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
 

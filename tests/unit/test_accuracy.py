@@ -13,10 +13,16 @@ import torch
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
-from testbed.studies.accuracy.carry_out import FILE, Record, complete, read_record
+from testbed.studies.accuracy.carry_out import (
+    FILE,
+    Record,
+    complete,
+    held_out,
+    read_record,
+    run_trial,
+)
 from testbed.studies.accuracy.plan import Comparison, Method, Outcome, Trial, best_setting, methods
 from testbed.studies.accuracy.table import rows, to_markdown
-from testbed.studies.accuracy.training import held_out, run_trial
 from testbed.training.reference import reference_parameters
 from testbed.workloads.load import load_workload
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from testbed.reporting.svg import HEIGHT, Chart, html_page, svg_chart, svg_page, text_chart
+from testbed.reporting.drawing import HEIGHT, Chart, html_page, svg_chart, svg_page, text_chart
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

@@ -11,8 +11,17 @@ from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import RankLost
 from testbed.base.types import Op, Result
 from testbed.control.inproc import InprocHub
-from testbed.microbench import payload
-from testbed.microbench.measure import Exchanged, make_tensors, measure, wrong_elements
+from testbed.microbench.measure import (
+    PERIOD,
+    Exchanged,
+    fill,
+    make_tensors,
+    measure,
+    num_wrong,
+    rank_pattern,
+    sum_pattern,
+    wrong_elements,
+)
 from testbed.records.comm import EXACT_UP_TO, CommConfig
 
 OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
@@ -22,56 +31,56 @@ OPERATIONS = ("sum", "fold-spread", "gather", "broadcast")
 @pytest.mark.parametrize("num_workers", [2, 3, 17])
 def test_the_sum_of_all_ranks_is_exact_in_any_order(dtype, num_workers):
     kind = getattr(torch, dtype)
-    ranks = [payload.rank_pattern(r, dtype, num_workers).to(kind) for r in range(num_workers)]
-    expected = payload.sum_pattern(dtype, num_workers)
+    ranks = [rank_pattern(r, dtype, num_workers).to(kind) for r in range(num_workers)]
+    expected = sum_pattern(dtype, num_workers)
     assert int(expected.max()) <= EXACT_UP_TO[dtype]
     for order in (ranks, ranks[::-1]):
-        total = torch.zeros(payload.PERIOD, dtype=kind)
+        total = torch.zeros(PERIOD, dtype=kind)
         for pattern in order:
             total += pattern
         assert torch.equal(total.to(torch.int64), expected)
 
 
-@pytest.mark.parametrize("count", [1, 100, payload.PERIOD, 3 * payload.PERIOD + 5])
+@pytest.mark.parametrize("count", [1, 100, PERIOD, 3 * PERIOD + 5])
 def test_filling_is_the_pattern_repeated_from_the_step_on(count):
-    pattern = payload.rank_pattern(1, "int64", 2)
+    pattern = rank_pattern(1, "int64", 2)
     tensor = torch.empty(count, dtype=torch.int64)
-    for step in (0, 7, payload.PERIOD + 3):
-        payload.fill(tensor, pattern, step)
-        plain = [int(pattern[(i + step) % payload.PERIOD]) for i in range(count)]
+    for step in (0, 7, PERIOD + 3):
+        fill(tensor, pattern, step)
+        plain = [int(pattern[(i + step) % PERIOD]) for i in range(count)]
         assert tensor.tolist() == plain
-        assert payload.num_wrong(tensor, pattern, step) == 0
+        assert num_wrong(tensor, pattern, step) == 0
 
 
 @pytest.mark.parametrize("shift", [1, 512, 1 << 17])
 def test_a_piece_at_the_wrong_place_is_wrong(shift):
-    pattern = payload.sum_pattern("float32", 2).float()
+    pattern = sum_pattern("float32", 2).float()
     tensor = torch.empty(1 << 18)
-    payload.fill(tensor, pattern, 5)
-    assert payload.num_wrong(torch.roll(tensor, shift), pattern, 5) > tensor.numel() / 2
+    fill(tensor, pattern, 5)
+    assert num_wrong(torch.roll(tensor, shift), pattern, 5) > tensor.numel() / 2
 
 
 def test_a_result_of_an_earlier_exchange_is_wrong():
-    pattern = payload.sum_pattern("float32", 2).float()
+    pattern = sum_pattern("float32", 2).float()
     tensor = torch.empty(10_000)
-    payload.fill(tensor, pattern, 5)
-    assert payload.num_wrong(tensor, pattern, 6) > tensor.numel() / 2
+    fill(tensor, pattern, 5)
+    assert num_wrong(tensor, pattern, 6) > tensor.numel() / 2
 
 
 def test_every_wrong_element_is_counted_once_and_nan_is_wrong():
-    pattern = payload.sum_pattern("float32", 2).float()
-    tensor = torch.empty(2 * payload.PERIOD + 10)
-    payload.fill(tensor, pattern, 0)
+    pattern = sum_pattern("float32", 2).float()
+    tensor = torch.empty(2 * PERIOD + 10)
+    fill(tensor, pattern, 0)
     tensor[3] += 1
-    tensor[payload.PERIOD] = float("nan")
+    tensor[PERIOD] = float("nan")
     tensor[-1] -= 1
-    assert payload.num_wrong(tensor, pattern, 0) == 3
+    assert num_wrong(tensor, pattern, 0) == 3
 
 
 def test_parts_that_are_missing_or_too_short_are_wrong():
     config = CommConfig(backend=("gloo",), op="gather")
     tensors = make_tensors(config, 0, 100, "cpu")
-    payload.fill(tensors.buffer, tensors.mine, 0)
+    fill(tensors.buffer, tensors.mine, 0)
     whole = tensors.buffer.clone()
     for parts, wrong in (((whole,), 100), ((whole, whole[:50]), 100), ((), 200)):
         result = Result(tensors.buffer, parts)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.backends.delayed import DelayedBackend, open_delayed
 from testbed.backends.protocol import Backend, Group
+from testbed.backends.staged import DelayedBackend, open_delayed
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request

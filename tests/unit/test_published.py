@@ -9,12 +9,10 @@ import pytest
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.files import load_shipped_trace
 from testbed.studies.published.asc_wfbp import TABLE, asc_wfbp_lines, contention_lines
-from testbed.studies.published.ddl_benchmarks import ddl_benchmarks_lines
 from testbed.studies.published.gains import dear_lines, osf_lines
 from testbed.studies.published.lines import EIGHT_NODES, Comparison, count, gain, value
 from testbed.studies.published.mg_wfbp import mg_wfbp_k80_lines, mg_wfbp_lines
-from testbed.studies.published.study import PAPER_SHAPES
-from testbed.studies.published.table import to_markdown
+from testbed.studies.published.study import PAPER_SHAPES, ddl_benchmarks_lines, to_markdown
 from testbed.sweeping.recipe import load_recipe
 from testbed.sweeping.study import Study, carry_out_study, find_study
 from tests.harness import formulas

@@ -16,8 +16,15 @@ from testbed.cluster.access import lacking
 from testbed.cluster.spec import parse_cluster
 from testbed.records.cell import Cell
 from testbed.records.store import cell_key
-from testbed.studies.published.emulate import FOLDER, emulate, emulation_to_markdown
-from testbed.studies.published.emulated import NO_INTERVAL, WITHIN_NOISE, count_emulated, judge
+from testbed.studies.published.emulate import (
+    FOLDER,
+    NO_INTERVAL,
+    WITHIN_NOISE,
+    count_emulated,
+    emulate,
+    emulation_to_markdown,
+    judge,
+)
 from testbed.studies.published.lines import Comparison, gain
 from testbed.studies.published.shapes import HEADERS, Setting, Shape, published_shapes, sweep_of
 from testbed.studies.published.study import PAPER_SHAPES

@@ -15,8 +15,7 @@ from testbed.base.files import save_trace
 from testbed.base.spec import parse_spec
 from testbed.base.trace import Trace, TraceTensor
 from testbed.replay.layout import owned, runs_of
-from testbed.replay.model import PATTERN_ELEMENTS, ComputeCursor, Values, shift_of
-from testbed.replay.workload import build_replay
+from testbed.replay.workload import PATTERN_ELEMENTS, ComputeCursor, Values, build_replay, shift_of
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed.backends.zmq_ps.options import ZmqPsOptions
 from testbed.backends.zmq_ps.placement import Owners, place
 from testbed.backends.zmq_ps.server_merge import Merges
-from testbed.backends.zmq_ps.server_state import ServerState
+from testbed.backends.zmq_ps.server_process import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation, Packet
 from testbed.base.errors import Disagreement, RankLost, UsageError
 from testbed.base.types import Op, Request

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from testbed.backends.checks import NAMES
 from testbed.backends.zmq_ps.placement import place
 from testbed.backends.zmq_ps.plain import PlainServer
-from testbed.backends.zmq_ps.server_state import ServerState
+from testbed.backends.zmq_ps.server_process import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation, Packet, Refused
 
 SGD = json.dumps({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01})

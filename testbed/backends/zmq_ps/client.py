@@ -28,8 +28,14 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
-from testbed.backends.zmq_ps.worker_exchange import Exchange, Layout, Ticket
-from testbed.backends.zmq_ps.worker_parts import AllGatherExchange, AllToAllExchange, MergeExchange
+from testbed.backends.zmq_ps.worker_exchange import (
+    AllGatherExchange,
+    AllToAllExchange,
+    Exchange,
+    Layout,
+    MergeExchange,
+    Ticket,
+)
 from testbed.base.errors import Disagreement, RankLost, TestbedError
 from testbed.base.types import Op, Request, Traffic
 from testbed.compression.server_merge import build

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from testbed.backends.zmq_ps.server_sum import RankOrderSum
+from testbed.backends.zmq_ps.server_exchange import RankOrderSum
 from testbed.backends.zmq_ps.wire import Header, Mismatch, Operation, Packet, answer, check_same
 from testbed.base.errors import UsageError
 

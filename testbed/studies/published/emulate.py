@@ -3,28 +3,208 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Final, Literal, TextIO
+
+import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.cluster.access import lacking
 from testbed.records.cell import Cell, decode_cell
-from testbed.records.store import PLAN, Store, create_store
-from testbed.studies.published.emulated import (
-    EmulatedLine,
-    Emulation,
-    Timed,
-    count_emulated,
-    judge,
-)
-from testbed.studies.published.lines import Line, Verdict
-from testbed.studies.published.shapes import Shape, sweep_of
+from testbed.records.store import PLAN, Store, cell_key, create_store
+from testbed.studies.published.lines import Line, Verdict, gain
+from testbed.studies.published.shapes import Setting, Shape, sweep_of
 from testbed.sweeping.executor import Runner
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import INTERRUPTED, carry_out, make_plan, process_runner
 from testbed.sweeping.study import Measured
+
+# Published inequalities beside cells that were measured on an emulated cluster; pure.
+
+EMULATED_SCHEMA: Final = "testbed.published-emulated/1"
+WITHIN_NOISE: Final = (
+    "the 95 % intervals of both step times overlap: this run does not tell which is faster"
+)
+NO_INTERVAL: Final = "too few steps were measured for an interval"
+NOT_RUN: Final = "its cell was not run"
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times of one scheduler in seconds of the emulated cluster: real ones / dilation.
+
+    Attributes:
+        scheduler: as given.
+        predicted_s: what trace and link, both measured in that run, say for these workers.
+        emulated_s: measured; median over its steps.
+        low_s: of the 95 % interval; null: too few steps for one.
+        high_s: the same.
+    """
+
+    scheduler: str
+    predicted_s: float
+    emulated_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+class EmulatedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A published inequality, simulated for the paper's workers and for ours, and measured.
+
+    Attributes:
+        paper: that it comes from.
+        setting: model and network.
+        quantity: in words; a gain is a ratio of times.
+        published: the number.
+        published_workers: that it was measured with.
+        simulated: for those, with the constants that the authors fitted.
+        simulated_verdict: of the simulated number.
+        workers: of the emulated cluster.
+        cluster: that stands for the setting, as `--cluster` takes it.
+        slow: times of the method that should lose; None: not measured.
+        fast: times of the method that should win; None: not measured.
+        predicted: ratio of their predicted times.
+        predicted_verdict: of it; empty: not measured.
+        emulated: ratio of their measured times.
+        verdict: of it; empty: not measured.
+        reason: why it was not measured, or what to know of the verdict.
+    """
+
+    paper: str
+    setting: str
+    quantity: str
+    published: float
+    published_workers: int
+    simulated: float
+    simulated_verdict: Verdict
+    workers: int
+    cluster: str
+    slow: Timed | None = None
+    fast: Timed | None = None
+    predicted: float | None = None
+    predicted_verdict: Verdict = ""
+    emulated: float | None = None
+    verdict: Verdict = ""
+    reason: str = ""
+
+
+class Emulation(msgspec.Struct, frozen=True, kw_only=True):
+    """All emulated lines, in the order of the shapes."""
+
+    schema: Literal["testbed.published-emulated/1"] = EMULATED_SCHEMA
+    lines: tuple[EmulatedLine, ...]
+
+
+def judge(
+    shapes: Iterable[Shape],
+    simulated: Iterable[Line],
+    cells: Mapping[str, Cell],
+    lacking: str | None = None,
+) -> Emulation:
+    """What the cells say of each inequality.
+
+    Args:
+        shapes: to be judged.
+        simulated: lines of the simulation, among which is each shape's own.
+        cells: key -> cell, finished or failed.
+        lacking: why cells could not be run here.
+
+    Raises:
+        UsageError: a shape repeats a line that is not there.
+    """
+    known = tuple(simulated)
+    return Emulation(lines=tuple(_judge(shape, known, cells, lacking) for shape in shapes))
+
+
+def count_emulated(lines: Iterable[EmulatedLine]) -> tuple[int, int, int]:
+    """How many inequalities hold in emulation, how many are undecided, and how many were emulated.
+
+    Undecided are those whose two times are no further apart than the steps of one run vary.
+    """
+    emulated = [line for line in lines if line.verdict]
+    undecided = sum(line.reason in (WITHIN_NOISE, NO_INTERVAL) for line in emulated)
+    holding = sum(line.verdict == "holds" and not line.reason for line in emulated)
+    return holding, undecided, len(emulated)
+
+
+def _judge(
+    shape: Shape, simulated: tuple[Line, ...], cells: Mapping[str, Cell], lacking: str | None
+) -> EmulatedLine:
+    line = _line_of(shape, simulated)
+    plain = EmulatedLine(
+        paper=line.paper,
+        setting=line.setting,
+        quantity=line.quantity,
+        published=line.published,
+        published_workers=shape.here.published_workers,
+        simulated=line.simulated,
+        simulated_verdict=line.verdict,
+        workers=shape.here.workers,
+        cluster=shape.here.cluster,
+    )
+    slow, fast = (_timed(shape.here, s, cells, lacking) for s in (shape.slow, shape.fast))
+    if isinstance(slow, str) or isinstance(fast, str):
+        missing = dict.fromkeys(found for found in (slow, fast) if isinstance(found, str))
+        return msgspec.structs.replace(plain, reason="; ".join(missing))
+    predicted = slow.predicted_s / fast.predicted_s
+    emulated = slow.emulated_s / fast.emulated_s
+    return msgspec.structs.replace(
+        plain,
+        slow=slow,
+        fast=fast,
+        predicted=predicted,
+        predicted_verdict=_verdict(line, predicted, shape.at_least),
+        emulated=emulated,
+        verdict=_verdict(line, emulated, shape.at_least),
+        reason=_doubt(slow, fast),
+    )
+
+
+def _doubt(slow: Timed, fast: Timed) -> str:
+    """Why the verdict may be another the next time; empty if not."""
+    if slow.low_s is None or slow.high_s is None or fast.low_s is None or fast.high_s is None:
+        return NO_INTERVAL
+    return "" if slow.low_s > fast.high_s or fast.low_s > slow.high_s else WITHIN_NOISE
+
+
+def _line_of(shape: Shape, simulated: tuple[Line, ...]) -> Line:
+    wanted = (shape.paper, shape.setting, shape.quantity)
+    for line in simulated:
+        if (line.paper, line.setting, line.quantity) == wanted and (
+            shape.at_least == 1 or line.published == shape.at_least
+        ):
+            return line
+    raise UsageError(
+        f"no simulated line {' / '.join(wanted)}; expected every emulated shape to repeat one: "
+        "change the shape as its line was changed"
+    )
+
+
+def _verdict(line: Line, ratio: float, at_least: float) -> Verdict:
+    return gain("", "", "", line.published, ratio, "", at_least).verdict
+
+
+def _timed(
+    here: Setting, scheduler: str, cells: Mapping[str, Cell], lacking: str | None
+) -> Timed | str:
+    """The times of a cell, or why there are none."""
+    cell = cells.get(cell_key(here.cell(scheduler)))
+    if cell is None:
+        return f"not emulated: {lacking or NOT_RUN}"
+    if cell.status == "failed" or cell.step_time_s is None or cell.predicted_step_time_s is None:
+        said = cell.error.strip().splitlines()
+        return f"{scheduler} failed: {said[-1].strip() if said else 'it left no times'}"
+    low_s, high_s = cell.step_time_low_s, cell.step_time_high_s
+    return Timed(
+        scheduler=scheduler,
+        predicted_s=cell.predicted_step_time_s / cell.dilation,
+        emulated_s=cell.step_time_s / cell.dilation,
+        low_s=None if low_s is None else low_s / cell.dilation,
+        high_s=None if high_s is None else high_s / cell.dilation,
+    )
+
 
 # Emulated lines as Markdown.
 

@@ -1,8 +1,8 @@
 """What a timeline looks like in a terminal."""
 
 from testbed.prediction.timeline import timeline
+from testbed.reporting.drawing import draw
 from testbed.scheduling.protocol import make_plan
-from testbed.scheduling.show import draw
 from tests.harness.traces import LINK_A, TRACE_A, make_link, make_trace
 
 
