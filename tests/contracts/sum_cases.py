@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from testbed.backends.protocol import Backend, Group
@@ -20,16 +22,20 @@ from tests.contracts.cases import (
 )
 
 
-def exact_sums(backend: Backend, group: Group, dtype_name: str) -> None:
+def exact_sums(
+    backend: Backend, group: Group, dtype_name: str, sizes: Sequence[int] = SIZES
+) -> None:
     dtype, device = DTYPES[dtype_name], device_of(backend)
-    for step, size in enumerate(SIZES):
+    for step, size in enumerate(sizes):
         tensor = integers(group.rank, size, dtype).to(device)
         result = do(backend, Op.ALL_REDUCE, tensor, key=f"integers {size}", step=step)
         assert result.tensor is tensor
         assert_same(tensor, sum_of_integers(group.size, size, dtype), (dtype, size))
 
 
-def float_sums(backend: Backend, group: Group, dtype_name: str) -> str:
+def float_sums(
+    backend: Backend, group: Group, dtype_name: str, sizes: Sequence[int] = SIZES
+) -> str:
     """Checks the values against an error bound; returns a digest of the bits.
 
     n - 1 additions of relative error eps / 2 each, and a rounding at the end, leave less than
@@ -37,7 +43,7 @@ def float_sums(backend: Backend, group: Group, dtype_name: str) -> str:
     """
     dtype, device = DTYPES[dtype_name], device_of(backend)
     results = []
-    for step, size in enumerate(SIZES):
+    for step, size in enumerate(sizes):
         tensor = normals(group.rank, size, dtype).to(device)
         do(backend, Op.ALL_REDUCE, tensor, key=f"normals {size}", step=step)
         parts = torch.stack([normals(r, size, dtype).double() for r in range(group.size)])

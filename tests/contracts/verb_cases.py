@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -26,9 +28,11 @@ from tests.contracts.cases import (
 ABSENCE_S = 0.05
 
 
-def fold_then_spread(backend: Backend, group: Group, dtype_name: str) -> None:
+def fold_then_spread(
+    backend: Backend, group: Group, dtype_name: str, sizes: Sequence[int] = SIZES
+) -> None:
     dtype = DTYPES[dtype_name]
-    for step, size in enumerate(SIZES):
+    for step, size in enumerate(sizes):
         tensor = integers(group.rank, size, dtype).to(device_of(backend))
         fold = backend.submit(Request(Op.FOLD, tensor, key="halves", step=step))
         assert fold.wait(WITHIN_S).tensor is tensor
