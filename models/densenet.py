@@ -75,12 +75,12 @@ def densenet(blocks: tuple[int, ...], growth: int, num_classes: int) -> nn.Modul
 
 
 def densenet161(num_classes: int) -> nn.Module:
-    """78 wide layers in four blocks."""
+    """`densenet` with 78 wide layers in four blocks."""
     return densenet((6, 12, 36, 24), 48, num_classes)
 
 
 def densenet201(num_classes: int) -> nn.Module:
-    """98 layers in four blocks."""
+    """`densenet` with 98 layers in four blocks."""
     return densenet((6, 12, 48, 32), 32, num_classes)
 
 

@@ -290,8 +290,12 @@ NUM_SAMPLES = 65_536
 def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int) -> Workload:
     """The workload that replays a trace.
 
-    A sample is a number between 0.5 and 1.5; the mean of a worker's samples scales its gradients,
-    so that the usual proofs (order of samples, equality with a single process) hold here too.
+        layer l:  wait until c + d (s), d = dilation times the recorded time;  c = c + d
+        gradient of tensor i:  a fixed pattern of noise, times the mean of the batch
+
+    c (s): when the layer before was done. Tensors have the recorded numbers of elements. A sample
+    is a number between 0.5 and 1.5; the mean of a worker's samples scales its gradients, so that
+    the usual proofs (order of samples, equality with a single process) hold here too.
 
     Args:
         trace: a shipped trace's name, or a `testbed.trace/1` file.
@@ -301,6 +305,15 @@ def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int
 
     Raises:
         UsageError: no such trace, one that cannot be replayed, or a data folder.
+
+    Example:
+        >>> workload = build_replay("resnet50-v100", dilation=1, data_dir=None, seed=0)
+        >>> sum(parameter.numel() for parameter in workload.model.parameters())
+        25557032
+
+    Reference:
+        Zhu, Phanishayee and Pekhimenko, 2020, USENIX ATC (Daydream: what-if studies from traces).
+        Departs: only compute is replayed, as waiting; messages are real.
     """
     if data_dir is not None:
         raise UsageError(f"--data is {data_dir!r}, but a replayed trace has no data; leave it out")

@@ -15,6 +15,7 @@ def plan_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
 
         tau_c(l) = max(R_l, tau_c(l+1) + T(M_{l+1}))
 
+    R_l (s): gradient l is ready; tau_c(l) (s): its message of M_l bytes starts, and takes T (s).
     Hides most of the transfer behind the backward pass but pays the start-up time L times: good
     where a is small.
 
@@ -55,6 +56,8 @@ def plan_sequential(trace: Trace, link: Link, options: NoOptions) -> Plan:
     """No overlap: one message with all gradients, after the backward pass.
 
         E = t_b + a + b (M_1 + ... + M_L)
+
+    E: end of the message (s); t_b: of the backward pass (s); a: start-up (s); b: s/byte; M: bytes.
 
     Args:
         trace: gives the tensors; times are not used.
