@@ -27,8 +27,14 @@ from testbed.prediction.extrapolate import (
 )
 from testbed.prediction.factors import factors
 from testbed.prediction.timeline import Timeline
-from testbed.records.compressed import CompressedResult, CompressorPays
-from testbed.records.simulation import BreakEven, FactorsOf, Simulation, SimulationResult
+from testbed.records.simulation import (
+    BreakEven,
+    CompressedResult,
+    CompressorPays,
+    FactorsOf,
+    Simulation,
+    SimulationResult,
+)
 from testbed.records.store import write_atomically
 from testbed.scheduling.break_even import Predictions, plan_and_predict
 from testbed.scheduling.build import serial_stops

@@ -7,11 +7,14 @@ share) or, when opened with `order=priority`, in the order that rank 0 decides a
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from testbed.base.errors import DeadlineExceeded
 from testbed.base.types import Capabilities, Event, Request, Result, Traffic
 from testbed.control.protocol import Control
 
@@ -48,6 +51,77 @@ class Work(Protocol):
     def event(self) -> Event:
         """When it was submitted, started and ended; valid once done."""
         ...
+
+
+class PendingResult:
+    """The waiting half of `Work`, for whoever ends it on another thread.
+
+    It ends once, by `finish` or by `fail`; a second one is ignored, so that a failure that reaches
+    all pending work cannot overtake a result.
+
+    Args:
+        what: is waited for, in words.
+        deadline_s: how long `wait` waits unless it is told; None = without a limit.
+
+    Attributes:
+        stage: what is being done for it, in words; empty where nothing tells.
+    """
+
+    def __init__(self, what: object, deadline_s: float | None = None) -> None:
+        self.stage = ""
+        self._what = what
+        self._deadline_s = deadline_s
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._ended_s = time.perf_counter()
+
+    def finish(self, result: Result) -> None:
+        """The result is in place."""
+        self._end(result, None)
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no result."""
+        self._end(None, error)
+
+    def _end(self, result: Result | None, error: BaseException | None) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._result, self._error = result, error
+            self._ended_s = time.perf_counter()
+            self._done.set()
+            listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """See `Work.when_done`."""
+        with self._lock:
+            if not self._done.is_set():
+                self._listeners.append(callback)
+                return
+        callback()
+
+    def done(self) -> bool:
+        """See `Work.done`."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """See `Work.wait`."""
+        limit_s = self._deadline_s if timeout_s is None else timeout_s
+        if not self._done.wait(limit_s):
+            stage = f"it is {self.stage}; " if self.stage else ""
+            raise DeadlineExceeded(
+                f"{self._what} was not done within {limit_s:g} s; {stage}no rank is known to be "
+                "lost; raise --deadline if the network is that slow"
+            )
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
 
 
 class Backend(Protocol):

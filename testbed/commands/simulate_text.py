@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from testbed.base.units import format_seconds
-from testbed.records.compressed import compressed_table, pays_table
-from testbed.records.simulation import Simulation, simulation_table
+from testbed.records.simulation import Simulation, compressed_table, pays_table, simulation_table
 from testbed.records.tables import (
     break_even_table,
     by_workers,

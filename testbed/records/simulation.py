@@ -2,15 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.units import format_bytes
+from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.factors import Factors
 from testbed.prediction.timeline import Span, Timeline
-from testbed.records.compressed import CompressedResult, CompressorPays
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned, rate_text, time_text
+
+
+def _shared(record: type[msgspec.Struct], predicted: object) -> dict[str, Any]:
+    """What a record holds under the same names as the prediction that it is made of."""
+    names = record.__struct_fields__
+    return {name: getattr(predicted, name) for name in names if hasattr(predicted, name)}
+
+
+# What compressors are predicted to cost and to gain.
+
+
+class CompressedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One scheduler's plan under one compressor; seconds and bytes of one rank and iteration.
+
+    Attributes:
+        compressor: specification.
+        scheduler: specification.
+        num_workers: n.
+        iteration_s: steady-state time of one whole iteration.
+        exposed_s: end of the last decoding minus end of backward; null for schedulers that cross
+            the iteration boundary.
+        encode_s: sum over messages.
+        communication_s: while any message is under way; several at once count once.
+        decode_s: sum over messages.
+        sent_bytes: payload handed over.
+        dense_bytes: of the gradients.
+        speedup: time of the best dense schedule over this one's.
+    """
+
+    compressor: str
+    scheduler: str
+    num_workers: int
+    iteration_s: float
+    exposed_s: float | None
+    encode_s: float
+    communication_s: float
+    decode_s: float
+    sent_bytes: float
+    dense_bytes: int
+    speedup: float
+
+    @classmethod
+    def of(
+        cls,
+        compressor: str,
+        scheduler: str,
+        num_workers: int,
+        found: CompressedTimeline,
+        dense_s: float,
+    ) -> CompressedResult:
+        """The record of a timeline; `dense_s` is the best dense schedule's iteration."""
+        return cls(
+            compressor=compressor,
+            scheduler=scheduler,
+            num_workers=num_workers,
+            speedup=dense_s / found.iteration_s if found.iteration_s > 0 else 1.0,
+            **_shared(cls, found),
+        )
+
+
+class CompressorPays(msgspec.Struct, frozen=True, kw_only=True):
+    """Below which bandwidth a compressor gains 1 % or more on the best dense schedule.
+
+    Attributes:
+        compressor: specification.
+        num_workers: n.
+        scheduler: the best one under it at the link's bandwidth.
+        dense_scheduler: the best one of dense messages there.
+        gain: time of the best dense schedule over the best under the compressor, less 1.
+        pays: `below` a bandwidth, at `any` one looked at, or `never`.
+        seconds_per_byte: of a dense message; with more than this it pays; null unless `below`.
+    """
+
+    compressor: str
+    num_workers: int
+    scheduler: str
+    dense_scheduler: str
+    gain: float
+    pays: str
+    seconds_per_byte: float | None
+
+
+def compressed_table(results: Sequence[CompressedResult]) -> str:
+    """One line per compressor, scheduler and number of workers, the fastest first."""
+    rows = [
+        (
+            *("compressor", "scheduler", "workers", "iteration", "exposed", "encode"),
+            *("communicate", "decode", "sent", "of", "to best dense"),
+        )
+    ]
+    for each in sorted(results, key=lambda r: (r.num_workers, r.iteration_s)):
+        rows.append(
+            (
+                each.compressor,
+                each.scheduler,
+                str(each.num_workers),
+                time_text(each.iteration_s),
+                "crosses" if each.exposed_s is None else time_text(each.exposed_s),
+                time_text(each.encode_s),
+                time_text(each.communication_s),
+                time_text(each.decode_s),
+                format_bytes(round(each.sent_bytes)),
+                format_bytes(each.dense_bytes),
+                f"{each.speedup:.2f} x",
+            )
+        )
+    return aligned(rows)
+
+
+def pays_table(
+    found: Sequence[CompressorPays], bits_per_s: Callable[[int, float], float], note: str
+) -> str:
+    """One line per compressor and number of workers.
+
+    Args:
+        found: to be shown.
+        bits_per_s: of each network interface, from the number of workers and the time per byte.
+        note: what compressing is taken to cost.
+    """
+    rows = [("pays", "workers", "below", "at this bandwidth", "with", "best dense")]
+    for each in found:
+        below = each.pays
+        if each.seconds_per_byte is not None:
+            below = rate_text(bits_per_s(each.num_workers, each.seconds_per_byte))
+        rows.append(
+            (
+                each.compressor,
+                str(each.num_workers),
+                below,
+                f"{each.gain:+.1%}",
+                each.scheduler,
+                each.dense_scheduler,
+            )
+        )
+    return (
+        aligned(rows)
+        + "\n(bandwidth of each interface below which the best schedule under a compressor is 1 % "
+        f"or more faster than the best\nschedule of dense messages. {note})"
+    )
+
 
 SIMULATION_SCHEMA: Final = "testbed.simulation/1"
 
@@ -56,12 +197,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
             scheduler=scheduler,
             num_messages=len(predicted.spans),
             messages=predicted.spans,
-            iteration_s=predicted.iteration_s,
-            exposed_s=predicted.exposed_s,
-            lower_bound_s=predicted.lower_bound_s,
             num_workers=num_workers,
             scaling_factor=scaling,
             speedup=num_workers * scaling,
+            **_shared(cls, predicted),
         )
 
 
@@ -105,17 +244,7 @@ class FactorsOf(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, scheduler: str, num_workers: int, found: Factors) -> FactorsOf:
         """The record of one scheduler's factors."""
-        return cls(
-            scheduler=scheduler,
-            num_workers=num_workers,
-            iteration_s=found.iteration_s,
-            scaling_factor=found.scaling_factor,
-            startup_s=found.startup_s,
-            bandwidth_s=found.bandwidth_s,
-            head_delay_s=found.head_delay_s,
-            tail_s=found.tail_s,
-            slowdown_s=found.slowdown_s,
-        )
+        return cls(scheduler=scheduler, num_workers=num_workers, **_shared(cls, found))
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):

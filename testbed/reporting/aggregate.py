@@ -17,8 +17,7 @@ from testbed.records.cell import Cell, CompressionResult, StepSamples, decode_ce
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan
 from testbed.reporting.prediction import was_rehearsed
-from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.summary import median_of_known, quantile
+from testbed.statistics.summary import bootstrap_median, median_of_known, quantile
 
 # Reads the cells of a folder; one that cannot be read is named, not passed over in silence.
 

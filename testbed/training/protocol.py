@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
@@ -70,25 +69,16 @@ class StepReport:
     staleness: int | None = None
 
 
-class TrainingSession(Protocol):
+class TrainingSession(AbstractContextManager["TrainingSession", None], Protocol):
     """One rank's part in the training of a model, whoever exchanges the gradients.
 
-    A context manager; when it is left by an error, nobody is waited for.
+    When its context is left by an error, nobody is waited for.
 
     Attributes:
         model: to be called instead of the model that was given.
     """
 
     model: torch.nn.Module
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Backward passes inside only add to the gradients."""

@@ -14,8 +14,7 @@ from testbed.base.plan import Plan
 from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
-from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.summary import quantile
+from testbed.statistics.summary import bootstrap_median, quantile
 from testbed.training.sampling import RunningDigest
 
 # What one rank brings home.

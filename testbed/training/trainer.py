@@ -231,11 +231,7 @@ class _Steps:
 
 
 def _compression(run: Run, workload: Workload, total: int) -> Compression | None:
-    """What compresses the run; a replayed workload's gradients are made up, and so is their error.
-
-    Raises:
-        UsageError: the backend exchanges gradients by itself.
-    """
+    """What compresses the run; a replayed workload's gradients are made up, so is their error."""
     config = run.config
     compared = min(COMPARED_STEPS, config.verify_steps, num_warmup(config, total))
     if workload.recorded is not None:
@@ -243,25 +239,30 @@ def _compression(run: Run, workload: Workload, total: int) -> Compression | None
     compression = compression_of(config.compressor, config.seed, compared)
     if compression is None and run.plan is not None:
         refuse_ratios(run.plan)
-    if compression is not None and isinstance(run.backend, ExternalFramework):
-        raise UsageError(
-            f"--compressor {config.compressor} compresses what a plan sends, and backend "
-            f"{config.backend!r} exchanges gradients by itself; use another backend"
-        )
     return compression
 
 
 def _open_session(
     run: Run, replica: Replica, compression: Compression | None
 ) -> tuple[TrainingSession, list[Observer]]:
-    """The session, and an observer of its compressor."""
+    """The session, and an observer of its compressor.
+
+    Raises:
+        UsageError: a compressor, and the backend exchanges gradients by itself.
+    """
     on_resume = replica.workload.on_resume
     patience_s = 0.8 * run.config.deadline
-    if isinstance(run.backend, ExternalFramework) and run.backend.size > 1:
-        external = ExternalSession(
-            *(replica.model, replica.optimizer, run.backend, run.control), patience_s, on_resume
-        )
-        return external, []
+    if isinstance(run.backend, ExternalFramework):
+        if compression is not None:
+            raise UsageError(
+                f"--compressor {run.config.compressor} compresses what a plan sends, and backend "
+                f"{run.config.backend!r} exchanges gradients by itself; use another backend"
+            )
+        if run.backend.size > 1:
+            external = ExternalSession(
+                *(replica.model, replica.optimizer, run.backend, run.control), patience_s, on_resume
+            )
+            return external, []
     session = Session(
         *(replica.model, replica.optimizer, run.backend, run.control),
         plan=run.plan,

@@ -12,9 +12,9 @@ from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep
 from testbed.scheduling.protocol import needs_profile
 from testbed.scheduling.under_compressor import overlapped
-from testbed.training.compressed.costs import Costs
 from testbed.training.compressed.engine import shapes_of
 from testbed.training.compressed.spec import Compression, compression_of, compressors_of
+from testbed.training.compressed.work import Costs
 from testbed.training.exchange.buckets import describe_messages
 from testbed.training.exchange.setup import replanner
 from testbed.training.session import Session

@@ -21,8 +21,16 @@ from testbed.studies.accuracy.carry_out import (
     read_record,
     run_trial,
 )
-from testbed.studies.accuracy.plan import Comparison, Method, Outcome, Trial, best_setting, methods
-from testbed.studies.accuracy.table import rows, to_markdown
+from testbed.studies.accuracy.plan import (
+    Comparison,
+    Method,
+    Outcome,
+    Trial,
+    best_setting,
+    methods,
+    rows,
+    to_markdown,
+)
 from testbed.training.reference import reference_parameters
 from testbed.workloads.load import load_workload
 

@@ -8,8 +8,14 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.statistics.interval import bootstrap_median
-from testbed.statistics.summary import efficiency, median_of_known, most_common, quantile, summarise
+from testbed.statistics.summary import (
+    bootstrap_median,
+    efficiency,
+    median_of_known,
+    most_common,
+    quantile,
+    summarise,
+)
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 

@@ -24,8 +24,7 @@ from testbed.base.files import to_json
 from testbed.compression.common import num_bytes
 from testbed.compression.lockstep import Lockstep
 from testbed.records.store import write_atomically
-from testbed.studies.accuracy.plan import Comparison, Outcome, Trial, methods
-from testbed.studies.accuracy.table import to_markdown
+from testbed.studies.accuracy.plan import Comparison, Outcome, Trial, methods, to_markdown
 from testbed.sweeping.study import Study
 from testbed.training.evaluation import accuracy_of
 from testbed.training.replica import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from testbed.backends.protocol import Backend, Work
+from testbed.backends.protocol import Backend, PendingResult, Work
 from testbed.base.errors import RunFailed
 from testbed.base.plan import Plan
 from testbed.base.types import CUT_BYTES, Op, Request, Result, shard_bounds
@@ -33,15 +33,14 @@ from testbed.compression.protocol import (
     can_cut,
 )
 from testbed.training.compressed.channel_order import ChannelOrder, WorkerThread
-from testbed.training.compressed.costs import Costs
 from testbed.training.compressed.spec import Compression, compressors_of
 from testbed.training.compressed.state import States, carried
 from testbed.training.compressed.work import (
     DECODE,
     ENCODE,
     CompressedWork,
+    Costs,
     Outgoing,
-    Promise,
     Relay,
 )
 
@@ -79,7 +78,7 @@ class Conversations:
         self._plan: Plan | None = None
         self._keys: tuple[str, ...] = ()
         self._compressors: Mapping[str, Compressor] = {}
-        self._live: set[Promise] = set()
+        self._live: set[PendingResult] = set()
         self._failure: BaseException | None = None
         self._encoder = WorkerThread("encode", device)
         self._decoder = WorkerThread("decode", device)
@@ -102,10 +101,10 @@ class Conversations:
 
     def begin(self, outgoing: Outgoing) -> CompressedWork:
         """A message may leave; the work ends when the mean has taken its place."""
-        talk = CompressedWork(outgoing)
-        self._add(talk)
-        self._encoder.give(lambda: self._guarded(talk, lambda: self._encode(talk)))
-        return talk
+        exchange = CompressedWork(outgoing)
+        self._add(exchange)
+        self._encoder.give(lambda: self._guarded(exchange, lambda: self._encode(exchange)))
+        return exchange
 
     def submit(self, request: Request) -> Work:
         """A request that is no compressor's, behind all that was begun before it."""
@@ -125,7 +124,7 @@ class Conversations:
         self._decoder.close()
         self._fail(RunFailed("the session was closed before this message had ended"))
 
-    def _add(self, work: Promise) -> None:
+    def _add(self, work: PendingResult) -> None:
         with self._lock:
             failure = self._failure
             if failure is None:
@@ -133,7 +132,7 @@ class Conversations:
         if failure is not None:
             work.fail(failure)
 
-    def _guarded(self, work: Promise, act: Callable[[], None]) -> None:
+    def _guarded(self, work: PendingResult, act: Callable[[], None]) -> None:
         if work.done():  # with the failure of another one
             return
         try:
@@ -153,52 +152,53 @@ class Conversations:
         for work in live:
             work.fail(error)
 
-    def _encode(self, talk: CompressedWork) -> None:
-        outgoing, context = talk.outgoing, talk.outgoing.context
+    def _encode(self, exchange: CompressedWork) -> None:
+        outgoing, context = exchange.outgoing, exchange.outgoing.context
         outgoing.made()
-        talk.stage = "being encoded"
+        exchange.stage = "being encoded"
         began_s = time.perf_counter()
-        state = self.states.get(talk.key, {})
-        compressor = self._compressors[talk.key]
+        state = self.states.get(exchange.key, {})
+        compressor = self._compressors[exchange.key]
         context = dataclasses.replace(context, out=outgoing.values)
-        talk.conversation = compressor.exchange(outgoing.values, state, context)
-        self._go_on(talk, None, began_s)
+        exchange.conversation = compressor.exchange(outgoing.values, state, context)
+        self._go_on(exchange, None, began_s)
 
-    def _go_on(self, talk: CompressedWork, arrived: Arrived | None, began_s: float) -> None:
+    def _go_on(self, exchange: CompressedWork, arrived: Arrived | None, began_s: float) -> None:
         """Compute up to the next round, or to the end."""
-        assert talk.conversation is not None
+        conversation = exchange.conversation
+        assert conversation is not None
         try:
-            given = next(talk.conversation) if arrived is None else talk.conversation.send(arrived)
+            given = next(conversation) if arrived is None else conversation.send(arrived)
         except StopIteration as stop:
-            values = talk.outgoing.values
+            values = exchange.outgoing.values
             if stop.value.mean is not values:
                 values.copy_(stop.value.mean)
             self._settle(values.device)
-            self.states[talk.key] = stop.value.state
-            talk.add_computed(DECODE, began_s)
-            self._end(talk)
+            self.states[exchange.key] = stop.value.state
+            exchange.add_computed(DECODE, began_s)
+            self._end(exchange)
             return
-        request = None if self.num_workers == 1 else self._request(talk, given)
-        self._settle(talk.outgoing.values.device)
-        talk.add_computed(ENCODE, began_s)
-        talk.add_round(given, () if request is None else request.parts)
+        request = None if self.num_workers == 1 else self._request(exchange, given)
+        self._settle(exchange.outgoing.values.device)
+        exchange.add_computed(ENCODE, began_s)
+        exchange.add_round(given, () if request is None else request.parts)
         if request is None:
-            own = answered_alone(given)
-            self._decoder.give(lambda: self._guarded(talk, lambda: self._decode(talk, own)))
+            own = Arrived(given.parts)  # the only rank is answered with its own part
+            self._decoder.give(lambda: self._guarded(exchange, lambda: self._decode(exchange, own)))
         else:
-            self._leave(talk, given, request)
+            self._leave(exchange, given, request)
 
-    def _leave(self, talk: CompressedWork, given: Round, request: Request) -> None:
-        talk.stage = f"in {request.op} {request.key!r}"
+    def _leave(self, exchange: CompressedWork, given: Round, request: Request) -> None:
+        exchange.stage = f"in {request.op} {request.key!r}"
 
         def hear(work: Work) -> None:
-            arrive = functools.partial(self._arrive, talk, request, work)
-            work.when_done(lambda: self._decoder.give(lambda: self._guarded(talk, arrive)))
+            arrive = functools.partial(self._arrive, exchange, request, work)
+            work.when_done(lambda: self._decoder.give(lambda: self._guarded(exchange, arrive)))
 
-        self._submit(talk, (request, hear), request.channel, given.last)
+        self._submit(exchange, (request, hear), request.channel, given.last)
 
-    def _request(self, talk: CompressedWork, given: Round) -> Request:
-        outgoing = talk.outgoing
+    def _request(self, exchange: CompressedWork, given: Round) -> Request:
+        outgoing = exchange.outgoing
         op, note, parts = given.op, "", given.parts
         if self._merges and given.merger is not None and server_merge.can_describe(given.merger):
             op = Op.MERGE
@@ -213,7 +213,7 @@ class Conversations:
         return Request(
             op,
             parts[0] if whole else None,
-            key=talk.next_key(),
+            key=exchange.next_key(),
             step=outgoing.context.step,
             priority=outgoing.priority,
             channel=outgoing.channel,
@@ -230,15 +230,15 @@ class Conversations:
                 begun = self._begin_requests(self._turns[channel].ask(owner, submission, last))
         self._tell(begun)
 
-    def _end(self, talk: CompressedWork) -> None:
+    def _end(self, exchange: CompressedWork) -> None:
         with self._lock:
-            self._live.discard(talk)
-            step = talk.outgoing.context.step
-            self.costs[step] += talk.costs
+            self._live.discard(exchange)
+            step = exchange.outgoing.context.step
+            self.costs[step] += exchange.costs
             if step - _OVER in self.costs:
                 self.costs[step - _OVER] = self.costs[step - _OVER].settled()
-            begun = self._begin_requests(self._turns[talk.outgoing.channel].leave(talk))
-        talk.finish()
+            begun = self._begin_requests(self._turns[exchange.outgoing.channel].leave(exchange))
+        exchange.succeed()
         self._tell(begun)
 
     def _begin_requests(
@@ -251,14 +251,14 @@ class Conversations:
         for work, hear in begun:
             hear(work)
 
-    def _arrive(self, talk: CompressedWork, request: Request, work: Work) -> None:
+    def _arrive(self, exchange: CompressedWork, request: Request, work: Work) -> None:
         combined = work.wait(0.0)
-        talk.add_exchanged(work, combined)
-        self._decode(talk, arrived_of(request.op, combined))
+        exchange.add_exchanged(work, combined)
+        self._decode(exchange, arrived_of(request.op, combined))
 
-    def _decode(self, talk: CompressedWork, arrived: Arrived) -> None:
-        talk.stage = "being decoded"
-        self._go_on(talk, arrived, time.perf_counter())
+    def _decode(self, exchange: CompressedWork, arrived: Arrived) -> None:
+        exchange.stage = "being decoded"
+        self._go_on(exchange, arrived, time.perf_counter())
 
     def _relayed(self, relay: Relay, work: Work) -> None:
         def end() -> None:
@@ -287,11 +287,6 @@ class Conversations:
             shapes=shapes,
             learning_rate=learning_rate,
         )
-
-
-def answered_alone(given: Round) -> Arrived:
-    """The answer to a round of the only rank: its own part."""
-    return Arrived(given.parts)
 
 
 def arrived_of(op: Op, combined: Result) -> Arrived:

@@ -14,11 +14,10 @@ from testbed.base.types import Op, Request, Traffic
 from testbed.control.protocol import Control
 from testbed.records.cell import CompressionResult
 from testbed.training.compressed.channel_order import made_on
-from testbed.training.compressed.costs import summarise
 from testbed.training.compressed.driver import Conversations
 from testbed.training.compressed.spec import Compression, refuse_unfit
 from testbed.training.compressed.state import carried, packed, unpacked
-from testbed.training.compressed.work import CompressedWork, Outgoing
+from testbed.training.compressed.work import CompressedWork, Outgoing, summarise
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer, StepState
 from testbed.training.exchange.setup import AGREE_S, agree_on
