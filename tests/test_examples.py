@@ -17,10 +17,13 @@ from typer.main import get_command
 from testbed.cli import make_app
 from testbed.launch.mpirun import find_mpirun, mpirun_command, mpirun_environment
 from testbed.launch.processes import base_environment
+from tests.harness.packages import for_children, install
 from tests.harness.runs import cell_of, testbed
 
 ROOT = Path(__file__).parent.parent
+SCHEDULER = ROOT / "examples/third_party_scheduler"
 PAGES = [ROOT / "README.md", ROOT / "models/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.append(SCHEDULER / "README.md")
 
 
 # Run by a process of its own: an example may load MPI, or leave a library's threads.
@@ -125,6 +128,32 @@ def test_own_model_trains(tmp_path: Path) -> None:
     done = testbed("run", "--workload", workload, *arguments)
     assert done.status == 0, done.err
     assert cell_of(record)["backend"] == "gloo"
+
+
+def test_third_party_scheduler_is_installed_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, record = install(SCHEDULER, tmp_path), tmp_path / "cell.json"
+    for_children(site, monkeypatch)
+    module = site / "when_free.py"
+    assert len(module.read_text().splitlines()) < 60
+    shown = subprocess.run(
+        [sys.executable, "-m", "doctest", "-v", str(module)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stdout
+    assert "3 passed" in shown.stdout
+    done = testbed(
+        *("run", "--workload", "digits-mlp", "--backend", "gloo", "--steps", "20"),
+        *("--scheduler", "when-free:min_kib=16", "--json", str(record)),
+    )
+    assert done.status == 0, done.err
+    cell = cell_of(record)
+    assert (cell["scheduler"], cell["identical_work"]) == ("when-free:min_kib=16", True)
+    assert 1 <= cell["num_messages"] <= 2  # of six tensors two have more than 16 KiB
 
 
 def test_parts_on_the_page_are_those_that_are_tested() -> None:

@@ -56,7 +56,7 @@ class Merging:
         merger: combines payloads.
         num_elements: n of the message.
         dtype: of its values.
-        again: encodes the mean for the way back (see `server.merge`); None: lossless.
+        again: encodes the mean for the way back (see `merge`); None: lossless.
         seed: of the run, for the draws of `again`.
     """
 

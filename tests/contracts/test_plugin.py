@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.harness.packages import for_children, install
 from tests.harness.runs import answer, testbed
 
 PACKAGE = Path(__file__).parents[1] / "toy_plugin"
@@ -19,17 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "toy_plugin"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the toy package installed, built from a copy: builds write beside sources."""
-    source = tmp_path_factory.mktemp("source") / "toy_plugin"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
-    into = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(into)]
-    done = subprocess.run(
-        [*command, str(source)], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return into
+    """A folder with the toy package installed."""
+    return install(PACKAGE, tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture
@@ -39,11 +28,6 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "toy_plugin"]:
         del sys.modules[name]
-
-
-def for_children(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = filter(None, [str(site), os.environ.get("PYTHONPATH")])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
 @pytest.mark.usefixtures("installed")
