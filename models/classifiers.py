@@ -13,8 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from testbed.base.axes import WorkloadFacts
+from testbed.base.parts import Part
+from testbed.base.spec import options_class
 from testbed.workloads.samples import spread_subset, synthetic_images
-from testbed.workloads.workload import Samples, Workload, WorkloadKind
+from testbed.workloads.workload import Samples, Workload
 
 from .checks import check_at_least
 from .cifar10 import load_cifar10
@@ -62,7 +65,7 @@ def image_classifier(
     image_size: int = 224,
     min_image_size: int = 32,
     **model_options: Any,
-) -> WorkloadKind:
+) -> Part:
     """A registry entry for a classifier of images.
 
     Args:
@@ -100,18 +103,18 @@ def image_classifier(
             data=data,
         )
 
-    return WorkloadKind(
+    return Part(
         name=name,
         summary=summary,
-        build=build,
-        options={
-            "image_size": image_size,
-            "num_classes": images.num_classes,
-            "batch_size": recipe.batch_size,
-            "num_samples": 0,
+        build=lambda options, **given: build(**vars(options), **given),
+        options=options_class(
+            image_size=image_size,
+            num_classes=images.num_classes,
+            batch_size=recipe.batch_size,
+            num_samples=0,
             **model_options,
-        },
-        num_parameters=num_parameters,
+        ),
+        facts=lambda options: WorkloadFacts(num_parameters),
     )
 
 

@@ -9,12 +9,17 @@ Reference:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from testbed.base.axes import WorkloadFacts
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part
+from testbed.base.spec import options_class
 from testbed.workloads.samples import TensorSamples
-from testbed.workloads.workload import Workload, WorkloadKind
+from testbed.workloads.workload import Workload
 
 from .checks import check_at_least
 
@@ -134,28 +139,32 @@ def _workload(
     )
 
 
-def _build_mlp(hidden: int, batch_size: int, data_dir: str | None, seed: int) -> Workload:
-    check_at_least("digits-mlp", 1, hidden=hidden, batch_size=batch_size)
-    return _workload(digits_mlp(hidden), batch_size, 0.05, data_dir)
+def _build_mlp(options: Any, *, data_dir: str | None, seed: int) -> Workload:
+    check_at_least("digits-mlp", 1, **vars(options))
+    return _workload(digits_mlp(options.hidden), options.batch_size, 0.05, data_dir)
 
 
-def _build_cnn(width: int, batch_size: int, data_dir: str | None, seed: int) -> Workload:
-    check_at_least("digits-cnn", 1, width=width, batch_size=batch_size)
-    return _workload(digits_cnn(width), batch_size, 0.03, data_dir)
+def _build_cnn(options: Any, *, data_dir: str | None, seed: int) -> Workload:
+    check_at_least("digits-cnn", 1, **vars(options))
+    return _workload(digits_cnn(options.width), options.batch_size, 0.03, data_dir)
 
 
-DIGITS_MLP = WorkloadKind(
+def _facts(options: object) -> WorkloadFacts:
+    return WorkloadFacts(imports=("sklearn.datasets", "sklearn.model_selection"))
+
+
+DIGITS_MLP = Part(
     name="digits-mlp",
     summary="multilayer perceptron on scikit-learn's handwritten digits (real data)",
     build=_build_mlp,
-    options={"hidden": 128, "batch_size": 32},
-    imports=("sklearn.datasets", "sklearn.model_selection"),
+    options=options_class(hidden=128, batch_size=32),
+    facts=_facts,
 )
 
-DIGITS_CNN = WorkloadKind(
+DIGITS_CNN = Part(
     name="digits-cnn",
     summary="small convolutional network on scikit-learn's handwritten digits (real data)",
     build=_build_cnn,
-    options={"width": 16, "batch_size": 32},
-    imports=("sklearn.datasets", "sklearn.model_selection"),
+    options=options_class(width=16, batch_size=32),
+    facts=_facts,
 )

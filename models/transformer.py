@@ -9,31 +9,25 @@ Legend: B samples, L tokens per sample, V words of the vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from testbed.base.axes import WorkloadFacts
 from testbed.base.errors import UsageError
+from testbed.base.parts import Part, installed
+from testbed.base.spec import options_class
 from testbed.workloads.samples import Batch, spread_subset
-from testbed.workloads.workload import Samples, Workload, WorkloadKind
+from testbed.workloads.workload import Samples, Workload
 
 from .checks import check_at_least
 from .tokens import HiddenTokens, NextToken, TokenWindows, synthetic_tokens
 
 SYNTHETIC_NUM_SAMPLES = 50_000
 _MASK_TOKEN = 103  # [MASK] in BERT's vocabulary
-
-
-def probe() -> tuple[str, str] | None:
-    """None where transformers is installed, else (reason, remedy)."""
-    if importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed", "pip install 'testbed[transformers]'"
-    return None
 
 
 class Logits(nn.Module):
@@ -153,7 +147,7 @@ def language_model(
     make_samples: Callable[[Callable[[int], Samples], int, int], Samples],
     num_parameters: int,
     **sizes: int,
-) -> WorkloadKind:
+) -> Part:
     """A registry entry for a language model; `sizes` are options handed to `make_model`."""
 
     def build(
@@ -186,10 +180,15 @@ def language_model(
             data=synthetic if data_dir is None else real,
         )
 
-    common: dict[str, Any] = {"batch_size": 8, "num_samples": 0, "dropout": 0.1}
-    options = {"sequence_length": 128, **common, **sizes}
-    return WorkloadKind(
-        name, summary, build, options, num_parameters, probe, imports=("transformers",)
+    return Part(
+        name=name,
+        summary=summary,
+        build=lambda options, **given: build(**vars(options), **given),
+        options=options_class(
+            sequence_length=128, batch_size=8, num_samples=0, dropout=0.1, **sizes
+        ),
+        facts=lambda options: WorkloadFacts(num_parameters, imports=("transformers",)),
+        probe=installed("transformers", "pip install 'testbed[transformers]'"),
     )
 
 

@@ -11,16 +11,18 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.axes import BACKENDS
+from testbed.base.axes import AXES, BACKENDS, WORKLOADS
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import load_link, load_trace
 from testbed.base.plan import Plan
 from testbed.control.protocol import Control
 from testbed.launch.join import assign_role, join, open_backend, who_am_i
-from testbed.launch.plan_options import group_for
+from testbed.launch.plan_options import group_for, parts_of
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
 from testbed.training.exchange.setup import AGREE_S, Replan, replanner
+from testbed.training.replica import put_on_model
 from testbed.training.session import Session
 
 LEAVE_S = 3600.0
@@ -96,13 +98,10 @@ def distribute(
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
         >>> session.close()
     """
-    asked = BACKENDS.resolve(backend).usable()
+    config = RunConfig(backend=backend, scheduler=scheduler, compressor=compressor, seed=seed)
+    parts = parts_of(config, [axis for axis in AXES if axis is not WORKLOADS])
+    asked = parts[BACKENDS.what]
     compression = compression_of(compressor, seed)
-    if compression is not None and asked.facts.schedule is not None:
-        raise UsageError(
-            f"compressor={compressor!r} compresses what a plan sends, and backend {backend!r} "
-            "exchanges gradients by itself; use another backend"
-        )
     if asked.facts.num_servers:
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
@@ -120,6 +119,7 @@ def distribute(
         if compression is None:
             refuse_ratios(plan)
         opened = open_backend(role, group_for(plan, group))
+        put_on_model(parts.values(), model, optimizer)
         session = Session(
             *(model, optimizer, opened, group.control),
             plan=plan,

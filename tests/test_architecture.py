@@ -6,9 +6,11 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 
 import pytest
 
+from testbed.base.axes import AXES
 from tests.harness.source_tree import (
     ROOT,
     Source,
@@ -28,7 +30,7 @@ MAX_LINES_OF_FILE = 400
 # and `control` know nothing of training; `training` knows backends and control by their protocols
 # alone; only `commands` and `cli` know everything.
 PROTOCOLS = {"backends.protocol", "control.protocol"}
-BASE = {"base", "workloads.workload", "workloads.kinds"}
+BASE = {"base", "workloads.workload", "workloads.user_file"}
 ALLOWED = {
     "base": set(),
     "forking": set(),
@@ -54,7 +56,8 @@ ALLOWED = {
     "noise.rehearsal": BASE | PROTOCOLS | {"noise", "training", "profiling"},
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
-    | {"scheduling", "prediction", "workloads", "cluster", "noise", "forking"},
+    | {"scheduling", "prediction", "workloads", "cluster", "noise", "forking"}
+    | {"compression.protocol"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping", "noise"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise", "forking"},
     "microbench": BASE
@@ -85,6 +88,7 @@ LAZY = {
     "testbed.commands.comm_fit": NO_TORCH,
     "testbed.commands.profile": NO_TORCH,
     "testbed.commands.run": NO_TORCH,
+    "testbed.compression.none": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
     "testbed.models.digits": OPTIONAL,
@@ -94,6 +98,7 @@ LAZY = {
     "testbed.profiling.shipped": OPTIONAL,
     "testbed.replay.kind": "a trace is checked without torch",
     "testbed.simulation": NO_TORCH,
+    "testbed.workloads.user_file": NO_TORCH,
 }
 
 
@@ -198,11 +203,79 @@ def test_no_torch_no_mpi_no_zmq_until_they_are_needed(module: str) -> None:
 
 def test_a_replay_is_checked_without_loading_torch() -> None:
     code = (
-        "import sys; from testbed.commands.checks import check_workload; "
-        "check_workload('replay:resnet50-v100', 10.0); print('torch' in sys.modules)"
+        "import sys; from testbed.base.config import RunConfig; "
+        "from testbed.launch.plan_options import parts_of; "
+        "parts_of(RunConfig(workload='replay:resnet50-v100')); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+# Words that name no part where they are compared: the other side is a setting of its own.
+OTHER_WORDS = {
+    "precision": {"fp16", "bf16"},  # of `RunConfig`, not the compressor
+    "awake": {"auto"},  # of an emulated cluster
+}
+# Modules of which a part is the subject: where parts live, and tables about named ones.
+ABOUT_PARTS = {
+    "testbed.base.axes": "the table itself",
+    "testbed.base.spec": "`none` of an option stands for None",
+    "testbed.profiling.shipped": "builds the published models behind the shipped traces",
+}
+ROOMS_OF_PARTS = {"backends", "scheduling", "compression", "models", "replay", "studies", "recipes"}
+
+
+def test_no_generic_module_knows_a_part() -> None:
+    wrong = [
+        f"{at(source, line)} {what}"
+        for name, source in sources().items()
+        if name not in ABOUT_PARTS and ROOMS_OF_PARTS.isdisjoint(name.split(".")[1:2])
+        for line, what in parts_known_to(source.tree)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def parts_known_to(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Imports of modules that hold a part, and comparisons with a registered name."""
+    paths = [path for axis in AXES for path in axis.builtin.values()]
+    modules = {path.partition(":")[0] for path in paths}
+    known = {name for axis in AXES for name in axis.builtin}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in modules:
+            yield node.lineno, f"imports {node.module}"
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, f"imports {a.name}") for a in node.names if a.name in modules)
+        if isinstance(node, ast.Compare):
+            subject = getattr(node.left, "attr", "")
+            words = {w for side in node.comparators for w in literals(side)} & known
+            if words - OTHER_WORDS.get(subject, set()):
+                yield node.lineno, f"compares: {ast.unparse(node)}"
+        if isinstance(node, ast.match_case) and literals(node.pattern) & known:
+            yield node.pattern.lineno, f"compares: {ast.unparse(node.pattern)}"
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "get"):
+            words = {w for side in node.args[:1] for w in literals(side)} & known
+            if words:
+                yield node.lineno, f"asks for: {ast.unparse(node)}"
+
+
+def literals(tree: ast.AST) -> set[object]:
+    return {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from testbed.backends.zmq_ps import ZMQ_PS",
+        "import testbed.scheduling.dear",
+        "spec.name == 'mpi-ring'",
+        "name in ('gloo', 'nccl')",
+        "scheduler.startswith('sequential')",
+        "match name:\n  case 'topk': pass",
+        "config.precision == 'topk'",
+    ],
+)
+def test_a_module_that_knows_a_part_is_found(code: str) -> None:
+    assert list(parts_known_to(ast.parse(code)))
 
 
 def test_nothing_runs_at_import() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from testbed.base.parts import Axis, Registry
+from testbed.base.types import NOTHING_MOVES
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class BackendFacts:
     algorithm: str | None = None
     bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange anything; else each is alone with its own samples."""
+        return self.consistency != NOTHING_MOVES
+
 
 @dataclass(frozen=True)
 class SchedulerFacts:
@@ -71,6 +77,7 @@ class SchedulerFacts:
         baseline: one of the plain methods that others are compared with.
         tried: of `auto`'s candidates, those with this scheduler: options as text.
         tried_of_many: the same for a model of more than 1000 tensors; None = no fewer.
+        outdone: what a table says of its plans where others are faster; empty: nothing.
         within_iteration: the options where every step waits for the whole mean gradient anyhow;
             None = these.
     """
@@ -83,6 +90,7 @@ class SchedulerFacts:
     baseline: bool = False
     tried: tuple[str, ...] = ()
     tried_of_many: tuple[str, ...] | None = None
+    outdone: str = ""
     within_iteration: Any = None
 
 
@@ -105,10 +113,13 @@ class WorkloadFacts:
         num_parameters: the published count at default options, if there is one.
         stretches: its compute is spent as waiting and can be stretched: `build` also gets
             `dilation=`, how many times slower than the real thing it is to run.
+        imports: modules that building it imports beside torch and its own, so that they can be
+            imported before the ranks are started.
     """
 
     num_parameters: int | None = None
     stretches: bool = False
+    imports: tuple[str, ...] = ()
 
 
 # The table. `build` of a workload is called as `build(options, data_dir=..., seed=...)` under a
@@ -139,7 +150,8 @@ WORKLOADS: Final = Axis(
     },
     "testbed.workloads",
     WorkloadFacts,
-    own="testbed.workloads.kinds:own_part",
+    own="testbed.workloads.user_file:user_part",
+    is_light=False,
     shown=True,
     same_work=False,
     resumes=False,
@@ -185,12 +197,13 @@ SCHEDULERS: Final = Axis(
     },
     "testbed.schedulers",
     SchedulerFacts,
+    noted=False,  # notes name the plan's scheduler, which a backend of its own may have chosen
 )
 
 COMPRESSORS: Final = Axis(
     "compressor",
     {
-        "none": "testbed.compression.casts:NONE",
+        "none": "testbed.compression.none:NONE",
         "fp16": "testbed.compression.casts:FP16",
         "bf16": "testbed.compression.casts:BF16",
         "topk": "testbed.compression.topk:TOPK",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from testbed.base.errors import UsageError
+from testbed.base.errors import UnknownName, UsageError
+from testbed.base.units import parse_seconds
 
 START_S = 120.0  # of a start deadline that nobody gave
 
@@ -17,6 +21,50 @@ LATER: Final = frozenset({"start_deadline"})
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
+def read_targets(text: str) -> tuple[float, ...]:
+    """Accuracies to note.
+
+    Raises:
+        UsageError: a piece is no number.
+
+    Example:
+        >>> read_targets("0.95,0.97")
+        (0.95, 0.97)
+    """
+    try:
+        return tuple(float(piece) for piece in text.split(",") if piece)
+    except ValueError as error:
+        raise UsageError(
+            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a command line and the checks have to know of a field of `RunConfig`.
+
+    Attributes:
+        help: for people; the choices of a `Literal` are added to it.
+        unset: what help shows as the default of a field that the command line may leave open.
+        above: a value must be larger than this.
+        least: a value must not be smaller than this.
+        listed: a sweep may be given several values, separated by commas.
+        read: text to value; None: the field's type says how.
+        hidden: help does not list it.
+    """
+
+    help: str = ""
+    unset: str = ""
+    above: float | None = None
+    least: float | None = None
+    listed: bool = False
+    read: Callable[[str], Any] | None = None
+    hidden: bool = False
+
+
+_PART = "name[:key=value,...]; see testbed list"
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One cell: a workload on a backend with so many workers, and everything that shapes the run.
 
@@ -24,74 +72,133 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     own value.
     """
 
-    workload: str = "digits-cnn"
-    backend: str = "mpi-ring"
-    workers: int = 2
-    cluster: str | None = None
-    scheduler: str = "wfbp"
-    compressor: str = "none"
-    trace: str | None = None
-    link: str | None = None
-    plan: str | None = None
-    predict: bool = False
-    steps: int | None = None
-    epochs: int | None = None
-    warmup: int | None = None
-    batch_size: int | None = None
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
-    accumulate: int = 1
-    clip_norm: float | None = None
-    precision: Precision = "float32"
-    seed: int = 1
-    device: str = "cpu"
-    threads: int | None = None
-    data: str | None = None
-    target_accuracy: tuple[float, ...] = ()
-    evaluate_every: int | None = None
-    verify_steps: int = 20
-    slow: str | None = None
-    deadline: float = 10.0
-    start_deadline: float = START_S
-    checkpoint: str | None = None
-    every: int | None = None
-    resume_from: str | None = None
-    repeat: int = 0
+    workload: Annotated[
+        str, Setting("what is trained: name[:key=value,...] or file.py:function", listed=True)
+    ] = "digits-cnn"
+    backend: Annotated[str, Setting(f"what exchanges gradients: {_PART}", listed=True)] = "mpi-ring"
+    workers: Annotated[
+        int,
+        Setting(
+            "training processes",
+            unset="2; under a launcher: what it started; in a cluster: its places",
+            above=0,
+            listed=True,
+        ),
+    ] = 2
+    cluster: Annotated[
+        str | None,
+        Setting(
+            "emulate a cluster: nodes=4,rate=10gbit,dilation=10; see testbed cluster", unset="none"
+        ),
+    ] = None
+    scheduler: Annotated[str, Setting(f"when gradients leave: {_PART}", listed=True)] = "wfbp"
+    compressor: Annotated[
+        str,
+        Setting(
+            "what gradients are made smaller by: name[:key=value,...], wrappers before it with +: "
+            "ef+topk:ratio=0.01; see testbed list",
+            listed=True,
+        ),
+    ] = "none"
+    trace: Annotated[
+        str | None,
+        Setting("plan from this trace: testbed.trace/1 file or shipped name", unset="made"),
+    ] = None
+    link: Annotated[
+        str | None, Setting("plan for this link (testbed.link/1)", unset="measured")
+    ] = None
+    plan: Annotated[str | None, Setting("run this plan (testbed.plan/1)")] = None
+    predict: Annotated[
+        bool,
+        Setting(
+            "profile first, and predict the step time; where --link gives no link, plans that the "
+            "link decides, by priority or in halves are rehearsed for a few steps of a replay"
+        ),
+    ] = False
+    steps: Annotated[
+        int | None, Setting("steps to train", unset="100 without epochs", above=0, listed=True)
+    ] = None
+    epochs: Annotated[
+        int | None, Setting("epochs to train, instead of steps", above=0, listed=True)
+    ] = None
+    warmup: Annotated[
+        int | None,
+        Setting("first steps that are not measured", unset="5, or a quarter if few", least=0),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Setting("samples per worker and micro-batch", unset="the workload's", above=0, listed=True),
+    ] = None
+    optimizer: Annotated[
+        Literal["sgd", "adam", "adamw"], Setting("of the parameters", listed=True)
+    ] = "sgd"
+    learning_rate: Annotated[
+        float | None, Setting("of the optimizer", unset="the workload's", above=0, listed=True)
+    ] = None
+    momentum: Annotated[
+        float | None, Setting("of SGD", unset="the workload's", least=0, listed=True)
+    ] = None
+    weight_decay: Annotated[
+        float | None, Setting("of the optimizer", unset="the workload's", least=0, listed=True)
+    ] = None
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear"], Setting("of the learning rate", listed=True)
+    ] = "constant"
+    warmup_steps: Annotated[
+        int, Setting("steps of linear learning-rate warm-up", least=0, listed=True)
+    ] = 0
+    accumulate: Annotated[int, Setting("micro-batches per step", above=0, listed=True)] = 1
+    clip_norm: Annotated[
+        float | None, Setting("clip gradients to this global norm", above=0, listed=True)
+    ] = None
+    precision: Annotated[
+        Precision, Setting("of the forward and backward pass; bf16, fp16: mixed", listed=True)
+    ] = "float32"
+    seed: Annotated[int, Setting("of weights, sample order and dropout", listed=True)] = 1
+    device: Annotated[str, Setting("cpu or cuda")] = "cpu"
+    threads: Annotated[
+        int | None, Setting("torch threads per rank", unset="cores / ranks", above=0, listed=True)
+    ] = None
+    data: Annotated[
+        str | None, Setting("folder of the data set (CIFAR-10, ImageNet)", unset="synthetic")
+    ] = None
+    target_accuracy: Annotated[
+        tuple[float, ...], Setting("note when these are reached: 0.95,0.97", read=read_targets)
+    ] = ()
+    evaluate_every: Annotated[
+        int | None, Setting("steps between evaluations", unset="an epoch", above=0)
+    ] = None
+    verify_steps: Annotated[
+        int, Setting("steps compared with one process; 0 = do not", least=0)
+    ] = 20
+    slow: Annotated[str | None, Setting("hold up workers: rank=1,delay=50ms[,every=8][;...]")] = (
+        None
+    )
+    deadline: Annotated[
+        float, Setting("a lost rank ends the run within this time", above=0, read=parse_seconds)
+    ] = 10.0
+    start_deadline: Annotated[
+        float,
+        Setting(
+            "all ranks must have started and joined within this time", above=0, read=parse_seconds
+        ),
+    ] = START_S
+    checkpoint: Annotated[str | None, Setting("folder to save checkpoints in")] = None
+    every: Annotated[
+        int | None, Setting("steps between checkpoints", unset="only the last", above=0)
+    ] = None
+    resume_from: Annotated[str | None, Setting("folder of checkpoints to go on from")] = None
+    repeat: Annotated[int, Setting("number of the repeat, for the record", hidden=True)] = 0
 
     def __post_init__(self) -> None:
-        positive = {
-            "workers": self.workers,
-            "steps": self.steps,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "accumulate": self.accumulate,
-            "deadline": self.deadline,
-            "start_deadline": self.start_deadline,
-            "every": self.every,
-            "evaluate_every": self.evaluate_every,
-            "threads": self.threads,
-            "clip_norm": self.clip_norm,
-            "learning_rate": self.learning_rate,
-        }
-        for name, value in positive.items():
-            if value is not None and not value > 0:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is {value}; expected a number above 0"
-                )
-        at_least_zero = {
-            "warmup": self.warmup,
-            "warmup_steps": self.warmup_steps,
-            "verify_steps": self.verify_steps,
-            "momentum": self.momentum,
-            "weight_decay": self.weight_decay,
-        }
-        for name, value in at_least_zero.items():
-            if value is not None and not value >= 0:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}; expected 0 or more")
+        for name, (_, setting) in settings().items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if setting.above is not None and not value > setting.above:
+                raise UsageError(f"{option(name)} is {value}; expected a number above 0")
+            if setting.least is not None and not value >= setting.least:
+                raise UsageError(f"{option(name)} is {value}; expected 0 or more")
         for target in self.target_accuracy:
             if not 0 < target <= 1:
                 raise UsageError(
@@ -103,6 +210,75 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             raise UsageError("--plan is a finished plan; leave out --trace and --link")
         if self.every is not None and self.checkpoint is None:
             raise UsageError("--every needs --checkpoint DIR: where are the checkpoints to go?")
+
+
+@functools.cache
+def settings() -> Mapping[str, tuple[Any, Setting]]:
+    """Type and `Setting` of each field of `RunConfig`, in their order."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    return {name: get_args(hints[name])[:2] for name in RunConfig.__struct_fields__}
+
+
+def option(name: str) -> str:
+    """The field's option on a command line.
+
+    Example:
+        >>> option("batch_size")
+        '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def read_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """Texts of a command line as values of a field.
+
+    Raises:
+        UnknownName: no such field.
+        UsageError: a text is no value of it.
+
+    Example:
+        >>> read_values("workers", ["2", "4"]), read_values("deadline", ["500ms"])
+        ((2, 4), (0.5,))
+    """
+    if name not in FIELDS:
+        raise UnknownName("setting", name, FIELDS)
+    kind, setting = settings()[name]
+    if setting.read is not None:
+        return tuple(map(setting.read, texts))
+    try:
+        return tuple(msgspec.convert(text, kind, strict=False) for text in texts)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{option(name)} is {','.join(texts)!r}: {error}") from None
+
+
+def make_config(values: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration from plain values, as TOML or a command line gives them.
+
+    Raises:
+        UsageError: an unknown field or a value of the wrong kind.
+
+    Example:
+        >>> make_config({"workers": 4, "target_accuracy": [0.9]}).target_accuracy
+        (0.9,)
+    """
+    for name, value in values.items():
+        if name not in settings():
+            raise UnknownName("setting", name, FIELDS)
+        kind = settings()[name][0]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            allowed = " or ".join(get_args(kind))
+            raise UsageError(f"{option(name)} is {value!r}; expected {allowed}")
+    try:
+        return msgspec.convert(dict(values), RunConfig)
+    except msgspec.ValidationError as error:
+        # The library wraps what __post_init__ raised; the plain message is the one for the user.
+        if isinstance(error.__cause__, UsageError):
+            raise error.__cause__ from None
+        raise UsageError(f"{error}; see `testbed run --help` for the values") from None
+
+
+FIELDS: Final = tuple(name for name in RunConfig.__struct_fields__ if name != "repeat")
+"""What a run may be given; the number of the repeat is the sweep's."""
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -139,12 +315,11 @@ def to_arguments(config: RunConfig) -> list[str]:
         named = name in ("workload", "backend", "workers")
         if name == "repeat" or (value == getattr(default, name) and not named):
             continue
-        option = f"--{name.replace('_', '-')}"
         if value is True:
-            arguments.append(option)
+            arguments.append(option(name))
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        arguments += [option, text]
+        arguments += [option(name), text]
     return arguments
 
 

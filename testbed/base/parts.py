@@ -115,6 +115,14 @@ class Resolved(Generic[F]):
             raise Unavailable(self.axis.what, self.name, *lack)
         return self if self.inner is None else replace(self, inner=self.inner.usable())
 
+    def check(self, config: RunConfig) -> None:
+        """Raise UsageError where it refuses this configuration."""
+        why = self.part.refuses(self.options, config)
+        if why is not None:
+            raise UsageError(why)
+        if self.inner is not None:
+            self.inner.check(config)
+
     def with_options(self, options: Any) -> Resolved[F]:
         """The same part with other options."""
         return self.axis.join(self.part, options, self.text, self.inner)
@@ -182,7 +190,11 @@ class Axis(Registry, Generic[F]):
         own: `module:function` that finds parts which the user's own files hold, by text; it
             returns the part and its options, or None for a text that names no file.
         chains: parts may stand before others, `ef+topk`.
+        is_light: its parts' modules load within milliseconds, so that a sweep can check options.
+        noted: the short names of cells in notes tell a part that is not the default.
         shown: labels and tables always tell the part; else only one that is not the default.
+        on_model: its parts are built on each worker before the first step, from what trains:
+            `build(model, optimizer, options)`, and stay with it.
         same_work: runs that differ in it alone are expected to do the same work.
         resumes: a run may go on from a checkpoint that another part of this axis has written.
     """
@@ -191,7 +203,10 @@ class Axis(Registry, Generic[F]):
     aliases: Mapping[str, str] = field(default_factory=dict)
     own: str = ""
     chains: bool = False
+    is_light: bool = True
+    noted: bool = True
     shown: bool = False
+    on_model: bool = False
     same_work: bool = True
     resumes: bool = True
 
@@ -229,6 +244,19 @@ class Axis(Registry, Generic[F]):
                 rest = text[len(old) + 1 :]
                 return f"{name}:{rest}" if rest else name
         return text
+
+    def check_names(self, text: str) -> None:
+        """Refuse what names no part, without loading any.
+
+        Raises:
+            UnknownName: the message lists the known names.
+            UsageError: it is no specification.
+        """
+        if self._own(text) is None:
+            known = self.paths()
+            for link in self.links(text):
+                if link.name not in known:
+                    raise UnknownName(self.what, link.name, known)
 
     def resolve(self, text: str) -> Resolved[F]:
         """The part that a specification names, with its options; not yet asked whether it can run.

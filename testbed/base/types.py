@@ -176,6 +176,11 @@ class Capabilities:
     num_mergers: int = 1
     settled: object | None = None
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange anything; else each trains alone."""
+        return self.consistency != NOTHING_MOVES
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -3,107 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from testbed.base.axes import COMPRESSORS, WORKLOADS, BackendFacts
+from testbed.base.axes import BackendFacts
 from testbed.base.config import RunConfig
-from testbed.base.errors import Unavailable, UsageError
+from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.parts import Resolved
-from testbed.base.spec import parse_spec
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.records.cell import Cell
 from testbed.training.slowdown import parse_slowdowns
-from testbed.workloads.kinds import (
-    check_dilation,
-    check_function,
-    kind_options,
-    parse_own_model,
-    workload_availability,
-)
-
-
-def parse_targets(text: str | None) -> tuple[float, ...]:
-    """Accuracies to note, from `0.95,0.97`."""
-    try:
-        return tuple(float(piece) for piece in (text or "").split(",") if piece)
-    except ValueError as error:
-        raise UsageError(
-            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
-        ) from error
-
-
-def make_config(given: dict[str, Any]) -> RunConfig:
-    """A checked configuration.
-
-    Raises:
-        UsageError: a value is not allowed; says which are.
-    """
-    for name, hint in get_type_hints(RunConfig).items():
-        allowed = get_args(hint) if get_origin(hint) is Literal else ()
-        if name in given and allowed and given[name] not in allowed:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is {given[name]!r}; expected {' or '.join(allowed)}")
-    try:
-        return msgspec.convert(given, RunConfig)
-    except msgspec.ValidationError as error:
-        cause = error.__cause__
-        raise cause if isinstance(cause, UsageError) else UsageError(str(error)) from error
-
-
-def check_workload(text: str, dilation: float = 1.0) -> None:
-    """Fail before any process is started if the workload cannot be had, or not at this dilation.
-
-    Raises:
-        UnknownName, UsageError, Unavailable: as loading it would.
-    """
-    check_dilation(text, dilation)
-    own = parse_own_model(text)
-    if own is not None:
-        if not own.path.is_file():
-            raise UsageError(f"workload is {text!r}, but there is no file {str(own.path)!r}")
-        check_function(own)
-        return
-    spec = parse_spec(text)
-    lacking = workload_availability(spec.name)
-    if lacking is not None:
-        raise Unavailable("workload", spec.name, *lacking)
-    kind_options(WORKLOADS.load(spec.name), spec.options)
-
-
-def check_compressor(config: RunConfig, backend: Resolved[BackendFacts]) -> None:
-    """Fail before any process is started if the compressor cannot be had, or not with these.
-
-    Raises:
-        UnknownName, UsageError: names the compressor, and what does not go with it.
-    """
-    refused = backend.part.refuses(backend.options, config)
-    if refused is not None:
-        raise UsageError(refused)
-    if COMPRESSORS.is_default(config):
-        return
-    compressor, what = (
-        COMPRESSORS.resolve(config.compressor).build(),
-        f"--compressor {config.compressor}",
-    )
-    if backend.facts.schedule is not None:
-        raise UsageError(
-            f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
-            "gradients by itself; use another backend"
-        )
-    if config.precision == "fp16":
-        raise UsageError(
-            f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
-            "is kept from step to step; use bf16 or float32"
-        )
-    if compressor.claims.carries_momentum and config.optimizer != "sgd":
-        raise UsageError(
-            f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
-            "sgd, or give the compressor momentum=0"
-        )
 
 
 def check_files(json: Path | None, hostfile: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json as json_module
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS
+from testbed.base.axes import AXES
 from testbed.base.errors import Unavailable, UnknownName
 from testbed.base.files import load_shipped_trace, shipped_traces
 from testbed.base.parts import Registry
@@ -31,10 +32,7 @@ def list_parts(
         testbed list --json
     """
     rows: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "backends": lambda: [_describe(BACKENDS, name) for name in BACKENDS],
-        "schedulers": lambda: [_describe(SCHEDULERS, name) for name in SCHEDULERS],
-        "compressors": lambda: [_describe(COMPRESSORS, name) for name in COMPRESSORS],
-        "workloads": lambda: [_describe(WORKLOADS, name) for name in WORKLOADS],
+        **{axis.title: functools.partial(_describe_all, axis) for axis in AXES},
         "traces": lambda: [_describe_trace(name) for name in shipped_traces()],
     }
     if family is not None and family not in rows:
@@ -50,6 +48,10 @@ def list_parts(
         for part in parts:
             state = part["summary"] if part["available"] else f"unavailable: {part['reason']}"
             sys.stdout.write(f"  {part['name']:<{width}}  {state}\n")
+
+
+def _describe_all(registry: Registry) -> list[dict[str, Any]]:
+    return [_describe(registry, name) for name in registry]
 
 
 def _describe_trace(name: str) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, STUDIES, WORKLOADS
+from testbed.base.axes import BACKENDS, STUDIES
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
-from testbed.base.spec import split_specs
 from testbed.cluster.spec import parse_cluster
+from testbed.commands.settings import lists_of, takes_lists
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
 from testbed.records.report import encode_report
@@ -26,11 +26,10 @@ from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
 from testbed.sweeping.executor import Runner, run_command
-from testbed.sweeping.grid import Sweep, check_again, expand, parse_values
+from testbed.sweeping.grid import Sweep, check_again, expand
 from testbed.sweeping.progress import label
 from testbed.sweeping.recipe import (
-    check_backends,
-    check_specs,
+    check_parts,
     load_recipe,
     load_toml,
     recipe_names,
@@ -47,6 +46,7 @@ from testbed.sweeping.run import (
 from testbed.sweeping.study import carry_out_study, find_study
 
 
+@takes_lists
 def sweep(
     context: typer.Context,
     recipe: Annotated[
@@ -55,20 +55,6 @@ def sweep(
     folder: Annotated[
         Path | None, typer.Argument(help="with --resume: the folder to go on in", hidden=True)
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="backends: a,b:option=1,c", metavar="LIST")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="schedulers: wfbp,bucket:mib=4,dear", metavar="LIST")
-    ] = None,
-    compressor: Annotated[
-        str | None,
-        typer.Option(help="compressors: none,ef+topk:ratio=0.01,qsgd", metavar="LIST"),
-    ] = None,
-    workload: Annotated[str | None, typer.Option(help="workloads: x,y", metavar="LIST")] = None,
-    workers: Annotated[
-        str | None, typer.Option(help="numbers of workers: 2,4", metavar="LIST")
-    ] = None,
     cluster: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,12 +62,6 @@ def sweep(
             show_default="none",
         ),
     ] = None,
-    batch_size: Annotated[
-        str | None, typer.Option(help="samples per worker and step: 32,64", metavar="LIST")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="steps of each cell, with the warm-up")] = None,
-    epochs: Annotated[int | None, typer.Option(help="epochs of each cell, instead")] = None,
-    seed: Annotated[str | None, typer.Option(help="seeds of the runs: 1,2", metavar="LIST")] = None,
     repeats: Annotated[int | None, typer.Option(help="how often each cell is run")] = None,
     order_seed: Annotated[int | None, typer.Option(help="seed of the order of the runs")] = None,
     max_again: Annotated[
@@ -136,6 +116,7 @@ def sweep(
         bool, typer.Option("--dry-run", help="print the commands instead of running them")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="write the report to this file too")] = None,
+    **given: Any,
 ) -> None:
     """Measure every combination of the axes, repeats interleaved, and print the table.
 
@@ -159,27 +140,15 @@ def sweep(
 
         testbed sweep paper-shapes:emulate=0
     """
-    axes = _axes(
-        {
-            "workload": workload,
-            "backend": backend,
-            "scheduler": scheduler,
-            "compressor": compressor,
-            "workers": workers,
-            "batch_size": batch_size,
-            "seed": seed,
-            "steps": None if steps is None else str(steps),
-            "epochs": None if epochs is None else str(epochs),
-        }
-    )
+    axes = lists_of(given)
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
     again = {"max_again": max_again, "again_within_min": again_within_min}
     changes = {"repeats": repeats, "seed": order_seed, **again, "name": name}
     study = find_study(recipe)
     if study is not None:
-        given = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
-        given |= {"submit": submit, "share": share}
-        raise typer.Exit(carry_out_study(study, output, json, given, sys.stdout))
+        others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
+        others |= {"submit": submit, "share": share}
+        raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
     wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
@@ -207,15 +176,6 @@ def sweep(
     with process_runner(store, cell_timeout, _given(context).get("environment")) as runner:
         status = _finish(store, runner, json, share)
     raise typer.Exit(status)
-
-
-def _axes(texts: Mapping[str, str | None]) -> dict[str, tuple[Any, ...]]:
-    """The axes that the command line gives; lists of parts keep each part's options with it."""
-    return {
-        field: parse_values(field, split_specs(text))
-        for field, text in texts.items()
-        if text is not None
-    }
 
 
 def cluster_axes(
@@ -262,21 +222,16 @@ def _wanted(
     recipe: str | None, axes: Mapping[str, tuple[Any, ...]], changes: Mapping[str, Any]
 ) -> Sweep | None:
     """The sweep that the command line describes; None if it names neither recipe nor axis."""
-    known = {"backend": tuple(BACKENDS), "workload": tuple(WORKLOADS)}
     if recipe is None and not axes:
         return None
     if recipe is None:
-        sweep = Sweep("sweep", expand({}, axes, known=known))
+        sweep = Sweep("sweep", expand({}, axes))
     elif recipe.endswith(".toml") or "/" in recipe:
-        sweep = with_axes(load_toml(Path(recipe), known), axes, known)
+        sweep = with_axes(load_toml(Path(recipe)), axes)
     else:
-        sweep = with_axes(load_recipe(recipe), axes, known)
+        sweep = with_axes(load_recipe(recipe), axes)
     sweep = replace(sweep, **changes)
-    check_backends(sweep.cells, BACKENDS.load)
-    default = RunConfig()
-    check_specs("scheduler", [c.scheduler for c in sweep.cells], SCHEDULERS.resolve)
-    compressors = [c.compressor for c in sweep.cells if c.compressor != default.compressor]
-    check_specs("compressor", compressors, COMPRESSORS.resolve)
+    check_parts(sweep.cells)
     return sweep
 
 

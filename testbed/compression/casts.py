@@ -126,8 +126,6 @@ def _beyond_fp16(what: str, context: Context) -> NonFiniteGradient:
     )
 
 
-NONE = Part(name="none", summary="values as they are", build=lambda options: Dense())
-
 FP16 = Part(
     name="fp16",
     summary="rounded to 16 bits, averaged in them",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
+from typing import Any
 
 import torch
 
@@ -159,3 +161,34 @@ def uniform(values: torch.Tensor, context: Context) -> torch.Tensor:
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     draw = generator(context, shared=False, device=values.device)
     return torch.rand(values.shape, generator=draw, device=values.device, dtype=dtype)
+
+
+def ratio_of(part: Any) -> float:
+    """The ratio of a compressor, or of what it wraps.
+
+    Raises:
+        UsageError: none of them has one.
+    """
+    names = _fields(part)
+    if "ratio" in names:
+        return float(part.ratio)
+    for name in ("inner", "codec"):
+        if name in names:
+            return ratio_of(getattr(part, name))
+    raise UsageError(
+        f"warmup needs a compressor with a ratio to its right, not {type(part).__name__}; write "
+        "for example warmup+topk:ratio=0.001"
+    )
+
+
+def with_ratio(part: Any, ratio: float) -> Any:
+    """The same compressor with another ratio, put where `ratio_of` finds it."""
+    names = _fields(part)
+    if "ratio" in names:
+        return dataclasses.replace(part, ratio=ratio)
+    name = "inner" if "inner" in names else "codec"
+    return dataclasses.replace(part, **{name: with_ratio(getattr(part, name), ratio)})
+
+
+def _fields(part: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -13,10 +12,12 @@ from testbed.base.parts import Part
 from testbed.compression.casts import Cast, Dense
 from testbed.compression.common import (
     nested,
+    ratio_of,
     require_between,
     require_form,
     require_ratio,
     taken_from,
+    with_ratio,
 )
 from testbed.compression.protocol import (
     ByteRange,
@@ -311,37 +312,6 @@ class WarmUp:
         ratio = density_at(step, ratio_of(self.inner), o.stage_steps, o.start, o.factor)
         compressor: Compressor = with_ratio(self.inner, ratio)
         return compressor
-
-
-def ratio_of(part: Any) -> float:
-    """The ratio of a compressor, or of what it wraps.
-
-    Raises:
-        UsageError: none of them has one.
-    """
-    names = _fields(part)
-    if "ratio" in names:
-        return float(part.ratio)
-    for name in ("inner", "codec"):
-        if name in names:
-            return ratio_of(getattr(part, name))
-    raise UsageError(
-        f"warmup needs a compressor with a ratio to its right, not {type(part).__name__}; write "
-        "for example warmup+topk:ratio=0.001"
-    )
-
-
-def with_ratio(part: Any, ratio: float) -> Any:
-    """The same compressor with another ratio, put where `ratio_of` finds it."""
-    names = _fields(part)
-    if "ratio" in names:
-        return dataclasses.replace(part, ratio=ratio)
-    name = "inner" if "inner" in names else "codec"
-    return dataclasses.replace(part, **{name: with_ratio(getattr(part, name), ratio)})
-
-
-def _fields(part: Any) -> set[str]:
-    return {f.name for f in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
 
 
 EF = Part(

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from testbed.backends.protocol import Group
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.link import Link
 from testbed.base.plan import Plan
@@ -229,7 +230,7 @@ class LinkProbe:
 
     @property
     def _is_plain(self) -> bool:
-        return self._config.compressor == RunConfig().compressor
+        return COMPRESSORS.is_default(self._config)
 
     def _step_s(self) -> float:
         """About the seconds of a step here: the longer of its compute and of its messages."""
@@ -239,7 +240,7 @@ class LinkProbe:
 
     def _first_look_s(self) -> float:
         sums = Op.ALL_REDUCE in self._backend.capabilities.ops
-        if self._group.size == 1 or not sums or self._backend.capabilities.consistency == "none":
+        if self._group.size == 1 or not sums or not self._backend.capabilities.exchanges:
             return 0.0
         return first_look(
             self._backend,

@@ -1,19 +1,73 @@
-"""The plan that a run's options ask for, and the group that it is executed in; pure."""
+"""Parts and plan that a run's options ask for, and the group that it is executed in; pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from testbed.backends.protocol import Group
-from testbed.base.axes import SCHEDULERS
+from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS
 from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.parts import Axis, Resolved
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
+from testbed.cluster.spec import dilation_of
 from testbed.prediction.timeline import message_bytes
 from testbed.scheduling.protocol import make_plan
+from testbed.workloads.user_file import check_dilation
+
+if TYPE_CHECKING:
+    from testbed.compression.protocol import Compressor
+
+
+def parts_of(config: RunConfig, axes: Sequence[Axis[Any]] = AXES) -> dict[str, Resolved[Any]]:
+    """The run's part of each axis, by the axis's name; all can be used here, and together.
+
+    Args:
+        config: of the run.
+        axes: those on which something was chosen; backend and compressor among them.
+
+    Raises:
+        UnknownName, UsageError: a name or an option is wrong, or parts do not go together.
+        Unavailable: a part cannot be used here.
+    """
+    parts = {axis.what: axis.resolve(axis.of(config)).usable() for axis in axes}
+    if WORKLOADS in axes:
+        check_dilation(parts[WORKLOADS.what], dilation_of(config.cluster))
+    for part in parts.values():
+        part.check(config)
+    framework = parts[BACKENDS.what].facts.schedule is not None
+    if framework and (config.plan is not None or not SCHEDULERS.is_default(config)):
+        raise UsageError(
+            f"backend {config.backend!r} schedules by itself; leave out --scheduler and --plan"
+        )
+    if not COMPRESSORS.is_default(config):
+        _check_compressor(config, parts[COMPRESSORS.what].build(), framework)
+    return parts
+
+
+def _check_compressor(config: RunConfig, compressor: Compressor, framework: bool) -> None:
+    what = f"compressor {config.compressor!r}"
+    if framework:
+        raise UsageError(
+            f"{what} compresses what a plan sends, and backend {config.backend!r} exchanges "
+            "gradients by itself; use another backend"
+        )
+    if config.precision == "fp16":
+        raise UsageError(
+            f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
+            "is kept from step to step; use bf16 or float32"
+        )
+    if compressor.claims.carries_momentum and config.optimizer != "sgd":
+        raise UsageError(
+            f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
+            "sgd, or give the compressor momentum=0"
+        )
 
 
 def why_whole(config: RunConfig) -> str:

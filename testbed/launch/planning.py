@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.protocol import Group
-from testbed.base.axes import OwnSchedule
+from testbed.base.axes import COMPRESSORS, OwnSchedule
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, load_link
@@ -91,12 +91,12 @@ def prepare(
     own = role.backend.facts.schedule
     if own is None:
         planned = _prepare(config, role, group, workload, build)
-        if config.compressor == RunConfig().compressor or config.plan is not None:
+        if COMPRESSORS.is_default(config) or config.plan is not None:
             return planned
         most = role.backend.facts.max_channels
         plan, replan = overlapped(planned.plan, planned.replan, most)
         return replace(planned, plan=plan, replan=replan)
-    _check_peer(config, own, group)
+    _check_latency(own, group)
     like = msgspec.structs.replace(config, scheduler=own.like)
     planned = _prepare(like, role, group, workload, build)
     reason = f"{own.name} decides for itself; predicted as {own.like}"
@@ -104,11 +104,7 @@ def prepare(
     return replace(planned, plan=plan, replan=None)
 
 
-def _check_peer(config: RunConfig, own: OwnSchedule, group: Group) -> None:
-    if config.plan is not None or config.scheduler != RunConfig().scheduler:
-        raise UsageError(
-            f"backend {config.backend!r} schedules by itself; leave out --scheduler and --plan"
-        )
+def _check_latency(own: OwnSchedule, group: Group) -> None:
     if group.latency_s > 0:
         raise UsageError(
             f"the cluster's latency is injected before each exchange, and those of {own.name} "
@@ -160,7 +156,7 @@ def _agree_on_plan(
     """Rank 0's plan on all ranks, and what the run's compressor costs here, if it has one."""
     make = partial(plan_for, config, trace)
     codec = None
-    if config.compressor != RunConfig().compressor:
+    if not COMPRESSORS.is_default(config):
         num_elements = sum(tensor.num_elements for tensor in trace.tensors)
         codec = codec_here(config.compressor, link, num_elements, group, dilation)
     if codec is None:
@@ -231,7 +227,7 @@ def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None
     plan = planned.plan
     if planned.whole:
         plan = msgspec.structs.replace(plan, crosses_iteration=False)
-    if compressor == RunConfig().compressor:
+    if compressor == COMPRESSORS.default:
         last_s = predict(plan, trace, link).iteration_s
     elif planned.codec is None:
         return None

@@ -9,7 +9,6 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.axes import BACKENDS, BackendFacts
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part, Resolved
-from testbed.base.types import NOTHING_MOVES
 from testbed.microbench.bandwidth import bus_factor
 from testbed.microbench.config import OPS
 from testbed.records.comm import CommConfig
@@ -44,7 +43,7 @@ def resolve(labels: Sequence[str]) -> tuple[Contestant, ...]:
                 f"backend {label!r} joins threads of one process; `testbed comm` measures between "
                 "processes; choose another, see testbed list"
             )
-        if backend.facts.consistency == NOTHING_MOVES:
+        if not backend.facts.exchanges:
             raise UsageError(
                 f"backend {label!r} moves nothing: there is no bandwidth to measure; leave it out"
             )

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
@@ -213,8 +214,8 @@ def can_rehearse(plan: Plan, backend: Backend, compressor: str) -> bool:
     capabilities = backend.capabilities
     wanted = {Op.FOLD, Op.SPREAD} if plan.halves else {Op.ALL_REDUCE}
     sums = wanted <= capabilities.ops and Op.APPLY not in capabilities.ops
-    plain = compressor == RunConfig().compressor
-    alone = backend.size == 1 or capabilities.consistency == "none"
+    plain = compressor == COMPRESSORS.default
+    alone = backend.size == 1 or not capabilities.exchanges
     return plain and sums and not alone
 
 

@@ -14,6 +14,7 @@ import torch
 from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
 from testbed.base.types import CUT_BYTES, Op, shard_bounds
+from testbed.compression.common import ratio_of
 from testbed.compression.lockstep import carry_out, handed_over_bytes
 from testbed.compression.protocol import (
     Arrived,
@@ -27,7 +28,6 @@ from testbed.compression.protocol import (
     can_cut,
 )
 from testbed.compression.server_merge import merge
-from testbed.compression.wrappers import ratio_of
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)

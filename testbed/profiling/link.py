@@ -84,7 +84,7 @@ def measure_link(
         RankLost, DeadlineExceeded: as `Work.wait` and `Control.all_gather`.
     """
     lacking = {Op.ALL_REDUCE, Op.BARRIER} - backend.capabilities.ops
-    if lacking or backend.capabilities.consistency == "none":
+    if lacking or not backend.capabilities.exchanges:
         raise UsageError(
             f"backend {name!r} moves no sums; there is no link to measure: choose another backend"
         )

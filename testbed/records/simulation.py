@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.axes import SCHEDULERS
 from testbed.base.units import format_bytes
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.factors import Factors
@@ -289,10 +290,9 @@ def _notes(results: Sequence[SimulationResult]) -> list[str]:
     ]
     if any(result.exposed_s is None for result in results):
         notes.append("crosses: messages go on behind the next forward pass, which waits for them")
-    times_s = {result.scheduler: result.iteration_s for result in results}
-    if times_s.get("optimal", 0.0) > min(times_s.values(), default=0.0):
-        notes.append(
-            "optimal: of whole messages, one at a time, within the iteration; those before it send "
-            "several at once, in halves or by priority"
-        )
+    fastest_s = min((result.iteration_s for result in results), default=0.0)
+    for name in {r.scheduler: None for r in results if r.iteration_s > fastest_s}:
+        found = SCHEDULERS.find(name)
+        if found is not None and found.facts.outdone:
+            notes.append(f"{name}: {found.facts.outdone}")
     return notes

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.base.axes import WorkloadFacts
 from testbed.base.files import find_trace
+from testbed.base.parts import Part
+from testbed.base.spec import BARE_OPTION
 from testbed.replay.layout import owned
-from testbed.workloads.workload import Workload, WorkloadKind
+from testbed.workloads.workload import Workload
 
 
-def _build(**options: Any) -> Workload:
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Options of `replay`.
+
+    Attributes:
+        trace: a shipped trace's name, or a file with one.
+
+    Raises:
+        UsageError: there is no such trace, or it names tensors as no module could.
+    """
+
+    trace: str = field(default="resnet50-v100", metadata=BARE_OPTION)
+
+    def __post_init__(self) -> None:
+        owned(find_trace(self.trace))
+
+
+def _build(options: ReplayOptions, **given: Any) -> Workload:
     from testbed.replay.workload import build_replay
 
-    return build_replay(**options)
+    return build_replay(options.trace, **given)
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    owned(find_trace(options["trace"]))
-
-
-REPLAY = WorkloadKind(
+REPLAY = Part(
     name="replay",
     summary="a recorded trace: replay:NAME (see traces) or replay:FILE (testbed.trace/1)",
     build=_build,
-    options={"trace": "resnet50-v100"},
-    bare_option="trace",
-    check=_check,
-    stretches=True,
+    options=ReplayOptions,
+    facts=lambda options: WorkloadFacts(stretches=True),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from testbed.base.axes import AXES
 from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult
 from testbed.records.report import ReportCell
+from testbed.reporting.naming import part_of
 from testbed.reporting.prediction import prediction_error
 from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
@@ -38,28 +41,21 @@ class Column:
 
 def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     """The columns of these cells; a setting gets one if it differs and no column shows it."""
-    fixed = [
-        _words("workload", "workload", lambda c: c.workload),
-        _words("backend", "backend", lambda c: c.backend),
-    ]
-    if len({cell.scheduler for cell in cells}) > 1:
-        fixed.append(_words("scheduler", "scheduler", lambda c: c.scheduler))
-    else:
-        fixed.append(_hidden("scheduler", lambda c: c.scheduler))
-    if len({cell.config.compressor for cell in cells}) > 1:
-        fixed.append(_words("compressor", "compressor", lambda c: c.config.compressor))
-    else:
-        fixed.append(_hidden("compressor", lambda c: c.config.compressor))
+    fixed = []
+    for axis in AXES:
+        value = functools.partial(part_of, axis=axis)
+        differs = len({value(cell) for cell in cells}) > 1
+        fixed.append((_words if axis.shown or differs else _hidden)(axis.what, value))
     varied = _varied(cells)
     if varied:
-        fixed.append(_words("setting", "setting", lambda c: settings(c.config, varied)))
+        fixed.append(_words("setting", lambda c: settings(c.config, varied)))
     return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_ENDING]
 
 
 def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
     """What compressing cost and kept, for a table of its own where one table has no room."""
     fixed = [c for c in columns_for(cells) if c.title and c.key in ("backend", "scheduler")]
-    fixed.append(_words("compressor", "compressor", lambda c: c.config.compressor))
+    fixed.append(_words("compressor", lambda c: c.config.compressor))
     accuracy = [c for c in _FIGURES if c.key == "test_accuracy"]
     shown = [*fixed, *_COMPRESSION, *accuracy, *_targets(cells)]
     return [c for c in shown if any(c.text(cell) for cell in cells)]
@@ -83,7 +79,7 @@ def short_error(cell: ReportCell) -> str:
 
 
 def _varied(cells: Sequence[ReportCell]) -> list[str]:
-    shown = ("workload", "backend", "workers", "scheduler", "compressor", "predict", "repeat")
+    shown = (*(axis.what for axis in AXES), "workers", "predict", "repeat")
     # A failed run records its settings as they were asked for, which would look like others.
     configs = [cell.config for cell in cells if cell.status == "ok"]
     return [
@@ -93,8 +89,8 @@ def _varied(cells: Sequence[ReportCell]) -> list[str]:
     ]
 
 
-def _words(title: str, key: str, value: Callable[[ReportCell], str]) -> Column:
-    return Column(title, key, value, value, numeric=False)
+def _words(key: str, value: Callable[[ReportCell], str], title: str = "") -> Column:
+    return Column(title or key, key, value, value, numeric=False)
 
 
 def _figure(
@@ -236,7 +232,7 @@ _ENDING = (
     _hidden("num_processes", lambda c: c.num_processes),
     Column("dil.", "dilation", lambda c: c.dilation, lambda c: _dilation_text(c)),
     _hidden("cluster", lambda c: c.config.cluster),
-    _words("same\nwork", "same_work", lambda c: same_work(c)[0]),
+    _words("same_work", lambda c: same_work(c)[0], "same\nwork"),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
     _hidden("comparable", lambda c: c.comparable),
     _hidden("repeats", lambda c: c.repeats),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.base.axes import COMPRESSORS, SCHEDULERS
 from testbed.prediction.break_even import MIN_GAIN, break_even_between, highest_break_even
 from testbed.records.report import CompressionVerdict, CompressorBreakEven, ReportCell
 from testbed.records.text import rate_text
@@ -146,7 +147,7 @@ def _verdict(
         count * float(link["latency_s"]),
         wires[1],
         num_messages=count,
-        hides=not dense.scheduler.startswith("sequential"),
+        hides=_hides(dense),
     )
     own = Bulk(
         dense.compute_s,
@@ -155,7 +156,7 @@ def _verdict(
         found.encode_s,
         found.decode_s,
         cell.num_messages or 1,
-        hides=not cell.scheduler.startswith("sequential"),
+        hides=_hides(cell),
     )
 
     def gain(factor: float) -> float:
@@ -180,6 +181,12 @@ def _verdict(
     )
 
 
+def _hides(cell: ReportCell) -> bool:
+    """Whether messages travel during backward; they do where nobody knows the scheduler."""
+    found = SCHEDULERS.find(cell.scheduler)
+    return found is None or found.facts.overlaps
+
+
 def _wire_bytes(cell: ReportCell) -> float:
     return max(cell.wire_bytes_per_step or 0.0, cell.received_bytes_per_step or 0.0)
 
@@ -187,7 +194,6 @@ def _wire_bytes(cell: ReportCell) -> float:
 # From which emulated rate down compressors pay: measured, and as predicted cell by cell.
 
 _LINK_KEYS = ("up_bps", "down_bps")
-_DENSE = "none"
 
 
 @dataclass(frozen=True)
@@ -216,11 +222,12 @@ def break_evens(cells: Sequence[ReportCell]) -> list[CompressorBreakEven]:
             by_rate = by_compressor.setdefault(cell.config.compressor, {})
             by_rate.setdefault(rate, []).append(cell)
     return [
-        _break_even(where, compressor, by_compressor[_DENSE], by_rate)
+        _break_even(where, compressor, by_compressor[COMPRESSORS.default], by_rate)
         for where, by_compressor in found.items()
-        if _DENSE in by_compressor
+        if COMPRESSORS.default in by_compressor
         for compressor, by_rate in by_compressor.items()
-        if compressor != _DENSE and len(by_rate.keys() & by_compressor[_DENSE].keys()) > 1
+        if compressor != COMPRESSORS.default
+        and len(by_rate.keys() & by_compressor[COMPRESSORS.default].keys()) > 1
     ]
 
 

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from testbed.base.config import RunConfig
+from typing import Any
+
+from testbed.base.axes import AXES
+from testbed.base.parts import Axis
 from testbed.records.cell import Cell
 
 
 def short_name(cell: Cell) -> str:
-    """Workload, backend, workers, and the compressor if there is one.
+    """Workload, backend, workers, and parts that are not the default; not the scheduler.
 
     Example:
+        >>> from testbed.base.config import RunConfig
         >>> short_name(Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig()))
         'w/gloo/2'
     """
-    words = [cell.workload, cell.backend, str(cell.num_workers)]
-    if cell.config.compressor != RunConfig().compressor:
-        words.append(cell.config.compressor)
-    return "/".join(words)
+    shown = [part_of(cell, axis) for axis in AXES if axis.shown]
+    others = [axis for axis in AXES if axis.noted and not axis.shown]
+    chosen = [axis.of(cell.config) for axis in others if not axis.is_default(cell.config)]
+    return "/".join([*shown, str(cell.num_workers), *chosen])
+
+
+def part_of(cell: Cell, axis: Axis[Any]) -> str:
+    """The part of an axis that a cell had: what it turned out to be, else what was asked for.
+
+    Example:
+        >>> from testbed.base.axes import COMPRESSORS, SCHEDULERS
+        >>> from testbed.base.config import RunConfig
+        >>> cell = Cell(backend="ddp", workload="w", num_workers=2, scheduler="torch's buckets",
+        ...             config=RunConfig(backend="ddp", compressor="fp16"))
+        >>> part_of(cell, SCHEDULERS), part_of(cell, COMPRESSORS)
+        ("torch's buckets", 'fp16')
+    """
+    return str(getattr(cell, axis.what, axis.of(cell.config)))

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from testbed.base.axes import AXES, BACKENDS
 from testbed.base.config import RunConfig
-from testbed.base.spec import parse_spec
 from testbed.records.cell import Cell, CompressionResult
 from testbed.records.report import ReportCell
 from testbed.statistics.summary import efficiency, most_common
@@ -103,12 +103,10 @@ def cluster_words(cell: Cell) -> str:
     return f"{words}: times are the cluster's, real ones {cell.dilation:g} times as long"
 
 
-UPPER_BOUND = "none"  # the backend that does not communicate
-
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
 _EXCHANGE = (
-    *("backend", "scheduler", "compressor", "trace", "link", "plan", "slow"),
-    *("deadline", "start_deadline"),
+    *(axis.what for axis in AXES if axis.same_work),
+    *("trace", "link", "plan", "slow", "deadline", "start_deadline"),
 )
 _RECORD = (
     "repeat",
@@ -128,7 +126,8 @@ _LENGTH = (
 
 def is_upper_bound(cell: ReportCell) -> bool:
     """Whether the cell is the step without communication."""
-    return parse_spec(cell.backend).name == UPPER_BOUND
+    found = BACKENDS.find(cell.backend)
+    return found is not None and not found.facts.exchanges
 
 
 def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:

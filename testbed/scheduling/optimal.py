@@ -316,10 +316,18 @@ def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     )
 
 
+def _facts(options: OptimalOptions) -> SchedulerFacts:
+    outdone = (
+        "of whole messages, one at a time, within the iteration; those before it send several at "
+        "once, in halves or by priority"
+    )
+    return SchedulerFacts(tried=("",), outdone=outdone if options.channels == 1 else "")
+
+
 OPTIMAL = Part(
     name="optimal",
     summary="exact dynamic program over contiguous groups (channels=1; more: local search)",
     build=plan_optimal,
     options=OptimalOptions,
-    facts=lambda options: SchedulerFacts(tried=("",)),
+    facts=_facts,
 )

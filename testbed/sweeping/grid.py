@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
-from testbed.base.config import RunConfig
+from testbed.base.config import FIELDS, RunConfig, make_config
 from testbed.base.errors import UnknownName, UsageError
-from testbed.base.spec import parse_spec
-
-Known = Mapping[str, Collection[str]]
-ANY_NAME: Known = MappingProxyType({})
-
-FIELDS = tuple(name for name in RunConfig.__struct_fields__ if name != "repeat")
 
 
 def check_again(max_again: int, again_within_min: float | None) -> None:
@@ -45,7 +35,7 @@ class Sweep:
         seed: of the order in which the repeats are interleaved.
         summary: one line for people.
         max_again: how many runs may be run again at the end, those during which the host of a
-            virtual machine took 3 % of the cores' time or more (see `sweeping.again`).
+            virtual machine took 3 % of the cores' time or more (see `testbed.noise.reruns`).
         again_within_min: and only those that will be done so many minutes after the beginning.
     """
 
@@ -73,7 +63,6 @@ def expand(
     base: Mapping[str, Any],
     axes: Mapping[str, Sequence[Any]],
     overrides: Sequence[Mapping[str, Any]] = ({},),
-    known: Known = ANY_NAME,
 ) -> tuple[RunConfig, ...]:
     """All combinations of the axes' values for each override, duplicates dropped.
 
@@ -83,7 +72,6 @@ def expand(
         base: fields of every cell.
         axes: field -> its values.
         overrides: explicit cells, each on top of every combination; one empty one: axes alone.
-        known: names that exist of `backend` and `workload`; one that is left out is not checked.
 
     Raises:
         UsageError: lists every combination that cannot be, each with its reason.
@@ -96,8 +84,9 @@ def expand(
     problems: dict[str, None] = {}
     for values in _combinations(base, axes, overrides):
         try:
+            if unknown := [name for name in values if name not in FIELDS]:
+                raise UnknownName("setting", unknown[0], FIELDS)
             cell = make_config(values)
-            _check_names(cell, known)
         except UsageError as error:
             problems[f"{_describe(values)}: {error}"] = None
         else:
@@ -106,48 +95,6 @@ def expand(
         lines = "\n  ".join(problems)
         raise UsageError(f"{len(problems)} combination(s) cannot be run:\n  {lines}")
     return tuple(cells)
-
-
-def make_config(values: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration from plain values, as TOML or a command line gives them.
-
-    Raises:
-        UsageError: an unknown field or a value of the wrong kind.
-
-    Example:
-        >>> make_config({"workers": 4, "target_accuracy": [0.9]}).target_accuracy
-        (0.9,)
-    """
-    for name in values:
-        if name not in FIELDS:
-            raise UnknownName("setting", name, FIELDS)
-    try:
-        return msgspec.convert(dict(values), RunConfig)
-    except msgspec.ValidationError as error:
-        # The library wraps what __post_init__ raised; the plain message is the one for the user.
-        if isinstance(error.__cause__, UsageError):
-            raise error.__cause__ from None
-        raise UsageError(f"{error}; see `testbed run --help` for the values") from None
-
-
-def parse_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
-    """An axis from a command line: texts to the kind that the field takes.
-
-    Raises:
-        UsageError: an unknown field, or a text that is no value of it.
-
-    Example:
-        >>> parse_values("workers", ["2", "4"])
-        (2, 4)
-    """
-    if name not in FIELDS:
-        raise UnknownName("setting", name, FIELDS)
-    kind = typing.get_type_hints(RunConfig)[name]
-    try:
-        return tuple(msgspec.convert(text, kind, strict=False) for text in texts)
-    except msgspec.ValidationError as error:
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{flag} is {','.join(texts)!r}: {error}") from None
 
 
 def _combinations(
@@ -161,18 +108,6 @@ def _combinations(
     for override in overrides:
         for chosen in itertools.product(*axes.values()):
             yield {**base, **dict(zip(axes, chosen, strict=True)), **override}
-
-
-def _check_names(cell: RunConfig, known: Known) -> None:
-    for what in ("backend", "workload"):
-        text: str = getattr(cell, what)
-        name = text.partition(":")[0].strip()
-        # A workload of the user's own is `file.py:attribute` or `module:attribute`, no known name.
-        if what == "workload" and ("." in name or "/" in name):
-            continue
-        parse_spec(text)
-        if what in known and name not in known[what]:
-            raise UnknownName(what, name, known[what])
 
 
 def _describe(values: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from testbed.base.axes import AXES
 from testbed.base.config import RunConfig
 from testbed.base.units import format_seconds
 
@@ -33,15 +34,9 @@ def label(config: RunConfig) -> str:
         >>> label(RunConfig(backend="gloo", scheduler="dear", workers=4, repeat=1))
         'digits-cnn, gloo, dear, 4 workers, repeat 2'
     """
-    default = RunConfig()
-    chosen = [
-        getattr(config, name)
-        for name in ("scheduler", "compressor")
-        if getattr(config, name) != getattr(default, name)
-    ]
+    chosen = [axis.of(config) for axis in AXES if axis.shown or not axis.is_default(config)]
     workers = f"{config.workers} worker{'s' if config.workers != 1 else ''}"
-    parts = [config.workload, config.backend, *chosen, workers, f"repeat {config.repeat + 1}"]
-    return ", ".join(parts)
+    return ", ".join([*chosen, workers, f"repeat {config.repeat + 1}"])
 
 
 def remaining_s(measured_s: Mapping[str, Sequence[float]], pending: Sequence[str]) -> float | None:
@@ -90,7 +85,7 @@ class _Tally:
 
 
 def _kind(config: RunConfig) -> str:
-    return f"{config.workload} {config.backend} {config.workers}"
+    return " ".join([*(a.of(config) for a in AXES if a.shown), str(config.workers)])
 
 
 class _Lines:

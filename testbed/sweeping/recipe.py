@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from testbed.base.axes import STUDIES
-from testbed.base.config import RunConfig
+from testbed.base.axes import AXES, STUDIES
+from testbed.base.config import FIELDS, RunConfig
 from testbed.base.errors import Unavailable, UnknownName, UsageError
-from testbed.base.spec import parse_options, parse_spec
-from testbed.sweeping.grid import ANY_NAME, FIELDS, Known, Sweep, expand
+from testbed.sweeping.grid import Sweep, expand
 
 _SETTINGS = (
     *("name", "summary", "repeats", "seed", "max_again", "again_within_min"),
@@ -68,17 +67,16 @@ def load_recipe(name: str) -> Sweep:
     return sweep
 
 
-def load_toml(path: Path, known: Known = ANY_NAME) -> Sweep:
+def load_toml(path: Path) -> Sweep:
     """A sweep from a TOML file.
 
     Args:
         path: the file.
-        known: names of backends and workloads, see `expand`.
 
     Raises:
         UsageError: no such file, no TOML, an unknown setting, or combinations that cannot be run.
     """
-    return expand_setup(read_setup(path), path.stem, known)
+    return expand_setup(read_setup(path), path.stem)
 
 
 def read_setup(path: Path) -> Setup:
@@ -100,9 +98,9 @@ def read_setup(path: Path) -> Setup:
         raise UsageError(f"{path}: {error}") from None
 
 
-def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
+def expand_setup(setup: Setup, name: str) -> Sweep:
     """The sweep of a setup; `name` counts where it has none of its own."""
-    cells = expand(setup.base, setup.axes, setup.cells or ({},), known)
+    cells = expand(setup.base, setup.axes, setup.cells or ({},))
     return Sweep(
         *(setup.name or name, cells, setup.repeats, setup.seed, setup.summary),
         max_again=setup.max_again,
@@ -110,7 +108,7 @@ def expand_setup(setup: Setup, name: str, known: Known = ANY_NAME) -> Sweep:
     )
 
 
-def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = ANY_NAME) -> Sweep:
+def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]]) -> Sweep:
     """The sweep with these axes in place of its own.
 
     Example:
@@ -126,7 +124,7 @@ def with_axes(sweep: Sweep, axes: Mapping[str, Sequence[Any]], known: Known = AN
             {k: v for k, v in o.items() if k not in ("steps", "epochs")} for o in overrides
         ]
     overrides = [{k: v for k, v in o.items() if k not in axes} for o in overrides]
-    cells = expand({}, axes, overrides, known)
+    cells = expand({}, axes, overrides)
     return replace(sweep, cells=cells)
 
 
@@ -144,54 +142,26 @@ def _check_fields(path: Path, key: str, values: Any) -> None:
             raise UnknownName(f"setting in [{key}] of {path}", name, FIELDS)
 
 
-# Looks at the parts that a sweep asks for, before anything runs.
+def check_parts(cells: Iterable[RunConfig]) -> None:
+    """Look at the parts that a sweep asks for, before anything runs.
 
-
-def check_backends(cells: Iterable[RunConfig], load: Callable[[str], Any]) -> None:
-    """Whether every backend takes the options that it is given.
-
-    A backend that is unavailable here is no mistake of the grid: its cells fail when they run, say
+    A part that is unavailable here is no mistake of the grid: its cells fail when they run, say
     why, and the others are measured all the same.
 
-    Args:
-        cells: of the sweep.
-        load: name -> `Part`, as `BACKENDS.load`.
-
     Raises:
-        UsageError: lists every specification that no backend takes.
+        UsageError: lists every specification that names no part, or an option it does not take.
     """
-    problems = []
-    for text in dict.fromkeys(cell.backend for cell in cells):
-        spec = parse_spec(text)
-        try:
-            parse_options(spec.name, spec.options, load(spec.name).options)
-        except Unavailable:
-            continue
-        except UsageError as error:
-            problems.append(f"{text}: {error}")
-    if problems:
-        raise UsageError("backends that cannot be run:\n  " + "\n  ".join(problems))
-
-
-def check_specs(what: str, texts: Iterable[str], resolve: Callable[[str], object]) -> None:
-    """Whether every specification is one, with options that it takes.
-
-    Args:
-        what: kind of part, for the error.
-        texts: specifications, as `topk:ratio=0.01`.
-        resolve: finds the part and checks its options.
-
-    Raises:
-        UsageError: lists every specification that is none.
-
-    Example:
-        >>> check_specs("number", ["1", "2"], int)
-    """
-    problems = []
-    for text in dict.fromkeys(texts):
-        try:
-            resolve(text)
-        except UsageError as error:
-            problems.append(f"{text}: {error}")
-    if problems:
-        raise UsageError(f"{what}s that cannot be run:\n  " + "\n  ".join(problems))
+    cells = list(cells)
+    for axis in AXES:
+        look = axis.resolve if axis.is_light else axis.check_names
+        problems = []
+        for text in dict.fromkeys(axis.of(cell) for cell in cells):
+            try:
+                look(text)
+            except Unavailable:
+                continue
+            except UsageError as error:
+                problems.append(f"{text}: {error}")
+        if problems:
+            lines = "\n  ".join(problems)
+            raise UsageError(f"{axis.title} that cannot be run:\n  {lines}")

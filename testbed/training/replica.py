@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import torch
 
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.parts import Resolved
 from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_schedule
 from testbed.training.sampling import SampleOrder
 from testbed.workloads.workload import Workload
@@ -84,6 +86,15 @@ def make_replica(workload: Workload, config: RunConfig, total_steps: int) -> Rep
         device,
         config.precision,
     )
+
+
+def put_on_model(
+    parts: Iterable[Resolved[Any]], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Build those parts of a run that stay with what trains (`Axis.on_model`)."""
+    for part in parts:
+        if part.axis.on_model:
+            part.usable().build(model, optimizer)
 
 
 def resolve_optimizer(config: RunConfig, workload: Workload, total_steps: int) -> OptimizerSettings:

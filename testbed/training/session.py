@@ -365,5 +365,5 @@ def _delivery_of(
         return ServerParameters(backend, describe_optimizer(optimizer), rate, check_finite)
     if backend.size == 1:
         return OwnGradients(backend, 1, check_finite)
-    independent = backend.capabilities.consistency == "none"
-    return MeanGradients(backend, 1 if independent else backend.size, check_finite)
+    divisor = backend.size if backend.capabilities.exchanges else 1
+    return MeanGradients(backend, divisor, check_finite)

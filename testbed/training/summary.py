@@ -11,6 +11,7 @@ import msgspec
 from testbed.base.config import RunConfig, reproduce
 from testbed.base.link import Link
 from testbed.base.plan import Plan
+from testbed.base.types import NOTHING_MOVES
 from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
@@ -180,7 +181,7 @@ def judge(
     first = outcomes[0]
     if len({o.initial_digest for o in outcomes}) > 1:
         return False, "ranks started from different parameters"
-    if consistency == "none":
+    if consistency == NOTHING_MOVES:
         return False, "no exchange: every worker trains its own model"
     if consistency != "bsp":
         return False, f"{consistency}: workers read parameters of different age"
@@ -210,7 +211,7 @@ def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
     first = outcomes[0]
     pairs = zip(first.step_time_s, first.exposed_s, strict=True)
     # Without any exchange nobody waits: the slowest rank is who the others would wait for.
-    combine = max if consistency == "none" else mean
+    combine = max if consistency == NOTHING_MOVES else mean
     return StepSamples(
         # Ranks in step with each other begin and end a little apart, and what one has more of in a
         # step it has less of in the next: the mean is the job's pace, the largest would count that

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from testbed.backends.protocol import ExternalFramework
+from testbed.base.axes import AXES
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.types import Op
@@ -18,7 +19,6 @@ from testbed.noise.steal_time import StealTime, read_cores, shares_of
 from testbed.training.checkpoint import Checkpoints
 from testbed.training.compressed.engine import CompressionEngine
 from testbed.training.compressed.spec import (
-    NO_COMPRESSOR,
     Compression,
     compression_of,
     refuse_ratios,
@@ -33,6 +33,7 @@ from testbed.training.replica import (
     backward,
     make_replica,
     num_steps,
+    put_on_model,
     sample_order,
     update,
 )
@@ -64,6 +65,7 @@ def train(run: Run, workload: Workload) -> Outcome:
     _check(run, total)
     replica = make_replica(workload, config, total)
     replica.model.train()
+    put_on_model([axis.resolve(axis.of(config)) for axis in AXES], replica.model, replica.optimizer)
     compression = _compression(run, workload, total)
     session, observers = _open_session(run, replica, compression)
     with session:
@@ -308,11 +310,13 @@ def _warmup_left(config: RunConfig, total: int, first: int) -> int:
 
 def _identity(config: RunConfig, outcome: Outcome) -> str:
     """What a resumed run must have in common with the one that was saved."""
+    bound = [axis for axis in AXES if not axis.resumes]
+    later = [axis for axis in bound if not axis.shown and not axis.is_default(config)]
     return (
         f"workload={config.workload} seed={config.seed} batch={outcome.batch_size} "
         f"optimizer={config.optimizer} schedule={config.schedule} precision={config.precision} "
         f"initial={outcome.initial_digest[:12]}"
-        + (f" compressor={config.compressor}" if config.compressor != NO_COMPRESSOR else "")
+        + "".join(f" {axis.what}={axis.of(config)}" for axis in later)
     )
 
 

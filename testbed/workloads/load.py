@@ -10,12 +10,10 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset, TensorDataset
 
 from testbed.base.axes import WORKLOADS
-from testbed.base.errors import Unavailable, UsageError
-from testbed.base.spec import parse_spec
-from testbed.workloads.kinds import OwnModel, check_dilation, kind_options, parse_own_model
+from testbed.base.errors import UsageError
 from testbed.workloads.samples import DatasetSamples, TensorSamples
-from testbed.workloads.user_model import build_own_model
-from testbed.workloads.workload import Samples, Workload, WorkloadKind
+from testbed.workloads.user_file import check_dilation
+from testbed.workloads.workload import Samples, Workload
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -48,31 +46,11 @@ def load_workload(
         >>> workload.name, len(workload.train), workload.batch_size
         ('digits-mlp:hidden=32', 1437, 32)
     """
-    own = parse_own_model(spec_text)
-    check_dilation(spec_text, dilation)
-    workload = (
-        _build_registered(spec_text, seed, data_dir, dilation)
-        if own is None
-        else _build_own(own, seed, data_dir)
-    )
-    return _complete(workload, spec_text.strip())
-
-
-def _build_registered(spec_text: str, seed: int, data_dir: str | None, dilation: float) -> Workload:
-    spec = parse_spec(spec_text)
-    kind: WorkloadKind = WORKLOADS.load(spec.name)
-    lack = kind.probe()
-    if lack is not None:
-        raise Unavailable("workload", spec.name, *lack)
-    options = kind_options(kind, spec.options)
+    found = WORKLOADS.resolve(spec_text).usable()
+    check_dilation(found, dilation)
     torch.manual_seed(seed)
-    stretch = {"dilation": dilation} if kind.stretches else {}
-    return kind.build(**options, **stretch, data_dir=data_dir, seed=seed)
-
-
-def _build_own(own: OwnModel, seed: int, data_dir: str | None) -> Workload:
-    torch.manual_seed(seed)
-    return build_own_model(own, seed=seed, data_dir=data_dir)
+    stretch = {"dilation": dilation} if found.facts.stretches else {}
+    return _complete(found.build(data_dir=data_dir, seed=seed, **stretch), found.text)
 
 
 def _complete(workload: Workload, name: str) -> Workload:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -61,34 +61,3 @@ class Workload:
     recorded: object = None
     data: str = "user's own"
     name: str = ""
-
-
-@dataclass(frozen=True)
-class WorkloadKind:
-    """An entry of the workload registry.
-
-    Attributes:
-        name: what the command line calls it.
-        summary: one line for `testbed list`.
-        build: makes the workload; called as `build(**options, data_dir=..., seed=...)` under a
-            seeded torch generator.
-        options: names and defaults of the options that `name:key=value` may set.
-        num_parameters: the published count at default options, if there is one.
-        probe: None when usable here, else (reason, what to install).
-        stretches: its compute is spent as waiting and can be stretched: `build` also gets
-            `dilation=`, how many times slower than the real thing it is to run.
-        bare_option: the option that `name:value` sets; None = every option is `key=value`.
-        imports: modules that `build` imports when it is called.
-        check: refuses options that only building would find wrong, before any process is started.
-    """
-
-    name: str
-    summary: str
-    build: Callable[..., Workload]
-    options: dict[str, Any] = field(default_factory=dict)
-    num_parameters: int | None = None
-    probe: Callable[[], tuple[str, str] | None] = lambda: None
-    stretches: bool = False
-    bare_option: str | None = None
-    imports: tuple[str, ...] = ()
-    check: Callable[[Mapping[str, Any]], None] = lambda options: None

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from testbed.workloads.workload import Workload, WorkloadKind
+from testbed.base.parts import Part
+from testbed.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class LineOptions:
+    """Options of `toy-line`.
+
+    Attributes:
+        slope: of the line.
+    """
+
+    slope: float = 2.0
 
 
 def squared_error(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -14,16 +26,16 @@ def squared_error(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> to
     return error.square().mean()
 
 
-def build(*, slope: float, seed: int, **_: Any) -> Workload:
+def build(options: LineOptions, *, data_dir: str | None, seed: int) -> Workload:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(64, 1, generator=generator)
     return Workload(
         model=torch.nn.Linear(1, 1),
-        train=torch.utils.data.TensorDataset(inputs, slope * inputs),
+        train=torch.utils.data.TensorDataset(inputs, options.slope * inputs),
         loss=squared_error,
         batch_size=8,
         data="synthetic line",
     )
 
 
-TOY_LINE = WorkloadKind(name="toy-line", summary="fits a line", build=build, options={"slope": 2.0})
+TOY_LINE = Part(name="toy-line", summary="fits a line", build=build, options=LineOptions)

@@ -20,7 +20,7 @@ def test_run_offers_each_field_of_the_configuration_with_its_default() -> None:
     options = {p.name: p.default for p in get_command(make_app()).commands["run"].params}
     known = {name: getattr(RunConfig(), name) for name in RunConfig.__struct_fields__}
     assert set(known) <= set(options)
-    others = {"workers": None, "target_accuracy": None}  # by the launcher; given once or more
+    others = {"workers": None, "target_accuracy": None}  # by the launcher; a list in one text
     differing = {
         name: (options[name], default)
         for name, default in known.items()

@@ -13,8 +13,8 @@ import torch
 
 from testbed.base.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
 from testbed.compression.casts import Dense
+from testbed.compression.common import ratio_of
 from testbed.compression.protocol import Context, Conversation, State
-from testbed.compression.wrappers import ratio_of
 from testbed.training.compressed.spec import (
     Compression,
     compression_of,

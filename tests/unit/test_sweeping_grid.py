@@ -7,14 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.base.axes import BACKENDS, WORKLOADS
-from testbed.base.config import RunConfig
+from testbed.base.config import RunConfig, read_values
 from testbed.base.errors import UnknownName, UsageError
-from testbed.sweeping.grid import Sweep, expand, interleave, parse_values
+from testbed.sweeping.grid import Sweep, expand, interleave
 from testbed.sweeping.progress import remaining_s
-from testbed.sweeping.recipe import check_backends, load_recipe, load_toml, recipe_names, with_axes
-
-KNOWN = {"backend": tuple(BACKENDS), "workload": tuple(WORKLOADS)}
+from testbed.sweeping.recipe import check_parts, load_recipe, load_toml, recipe_names, with_axes
 
 AXES = st.fixed_dictionaries(
     {},
@@ -29,7 +26,7 @@ AXES = st.fixed_dictionaries(
 
 @given(AXES)
 def test_grid_is_every_combination_once(axes):
-    cells = expand({"steps": 7}, axes, known=KNOWN)
+    cells = expand({"steps": 7}, axes)
     assert len(cells) == math.prod(len(set(values)) for values in axes.values())
     assert len(set(cells)) == len(cells)
     assert all(cell.steps == 7 for cell in cells)
@@ -60,9 +57,6 @@ def test_explicit_cells_win_over_axes_and_base():
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"backend": ["glo"]}, "did you mean 'gloo'"),
-        ({"backend": ["gloo:x=1,fast"]}, "not key=value"),
-        ({"workload": ["resnet2"]}, "no workload 'resnet2'"),
         ({"wokers": [2]}, "did you mean 'workers'"),
         ({"workers": ["two"]}, "Expected `int`"),
         ({"steps": [5], "epochs": [1]}, "give one of them"),
@@ -72,12 +66,29 @@ def test_explicit_cells_win_over_axes_and_base():
 )
 def test_grid_says_what_is_wrong(axes, message):
     with pytest.raises(UsageError, match=message):
-        expand({}, axes, known=KNOWN)
+        expand({}, axes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"backend": ["glo"]}, "did you mean 'gloo'"),
+        ({"backend": ["gloo:x=1,fast"]}, "not key=value"),
+        ({"workload": ["resnet2"]}, "no workload 'resnet2'"),
+        ({"scheduler": ["wfbp:mib=1"]}, "no option 'mib'"),
+        ({"compressor": ["topk:ratio=2"]}, "ratio"),
+        ({"compressor": ["topk+qsgd"]}, "cannot stand left"),
+    ],
+)
+def test_parts_of_a_sweep_are_looked_at_before_it_runs(axes, message):
+    with pytest.raises(UsageError, match=message):
+        check_parts(expand({}, axes))
 
 
 def test_a_workload_of_the_users_own_needs_no_known_name():
-    (cell,) = expand({}, {"workload": ["mine.py:net"]}, known=KNOWN)
+    (cell,) = expand({}, {"workload": ["mine.py:net"]})
     assert cell.workload == "mine.py:net"
+    check_parts([cell])
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers())
@@ -96,12 +107,12 @@ def test_another_seed_gives_another_order():
 
 
 def test_values_from_a_command_line_get_their_kind():
-    assert parse_values("workers", ["2", "4"]) == (2, 4)
-    assert parse_values("backend", ["gloo"]) == ("gloo",)
+    assert read_values("workers", ["2", "4"]) == (2, 4)
+    assert read_values("backend", ["gloo"]) == ("gloo",)
     with pytest.raises(UsageError, match="--workers is 'x'"):
-        parse_values("workers", ["x"])
+        read_values("workers", ["x"])
     with pytest.raises(UnknownName):
-        parse_values("repeat", ["1"])
+        read_values("repeat", ["1"])
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -109,8 +120,8 @@ def test_recipes_name_parts_that_exist(name):
     sweep = load_recipe(name)
     assert sweep.name == name
     assert sweep.summary
-    assert with_axes(sweep, {"seed": [1]}, KNOWN).cells == sweep.cells
-    check_backends(sweep.cells, BACKENDS.load)
+    assert with_axes(sweep, {"seed": [1]}).cells == sweep.cells
+    check_parts(sweep.cells)
 
 
 def test_unknown_recipe_lists_the_known_ones():
@@ -119,14 +130,14 @@ def test_unknown_recipe_lists_the_known_ones():
 
 
 def test_axes_of_the_command_line_replace_those_of_the_recipe():
-    cells = with_axes(load_recipe("quick"), {"steps": [3], "backend": ["gloo"]}, KNOWN).cells
+    cells = with_axes(load_recipe("quick"), {"steps": [3], "backend": ["gloo"]}).cells
     assert [(c.backend, c.steps, c.epochs) for c in cells] == [("gloo", 3, None)]
 
 
 def test_backends_that_take_no_such_option_are_all_named():
     cells = expand({}, {"backend": ["gloo:a=1", "gloo:fast", "zmq-ps:servers=x", "none"]})
     with pytest.raises(UsageError) as caught:
-        check_backends(cells, BACKENDS.load)
+        check_parts(cells)
     assert "gloo:a=1: " in str(caught.value)
     assert "gloo:fast: " in str(caught.value)
     assert "zmq-ps:servers=x: " in str(caught.value)
@@ -152,7 +163,7 @@ seed = 3
 def test_toml_describes_a_sweep(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text(TOML)
-    sweep = load_toml(path, KNOWN)
+    sweep = load_toml(path)
     assert (sweep.name, sweep.repeats, sweep.seed, len(sweep.cells)) == ("mine", 2, 7, 4)
     assert sweep.cells[3] == RunConfig(
         backend="zmq-ps:servers=dedicated:1",
@@ -180,7 +191,7 @@ def test_toml_says_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "my.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        load_toml(path, KNOWN)
+        load_toml(path)
 
 
 def test_missing_toml_is_a_usage_error(tmp_path):

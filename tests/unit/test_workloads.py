@@ -1,3 +1,4 @@
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -7,11 +8,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UnknownName, UsageError
-from testbed.models import transformer
-from testbed.workloads.kinds import check_function, parse_own_model, workload_availability
 from testbed.workloads.load import as_samples, load_workload
 from testbed.workloads.samples import DatasetSamples, TensorSamples
-from testbed.workloads.user_model import EXAMPLE
+from testbed.workloads.user_file import EXAMPLE, lacks_function, parse_own_model
 
 # --- registered workloads ---
 
@@ -48,9 +47,9 @@ def test_an_unknown_workload_lists_the_known_ones():
 
 def test_a_workload_whose_library_is_missing_says_what_to_install(monkeypatch):
     monkeypatch.setattr(
-        transformer.importlib.util, "find_spec", lambda name: None if name == "transformers" else 1
+        importlib.util, "find_spec", lambda name: None if name == "transformers" else 1
     )
-    assert workload_availability("gpt2") == (
+    assert WORKLOADS.load("gpt2").probe() == (
         "transformers is not installed",
         "pip install 'testbed[transformers]'",
     )
@@ -60,12 +59,11 @@ def test_a_workload_whose_library_is_missing_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_every_workload_is_available_where_the_extras_are_installed(name):
-    assert workload_availability(name) is None
-    kind = WORKLOADS.load(name)
-    assert kind.name == name
-    assert kind.summary
+    found = WORKLOADS.resolve(name).usable()
+    assert found.part.name == name
+    assert found.part.summary
     # What is recorded has the batch size that it was recorded with.
-    assert kind.stretches or kind.options["batch_size"] > 0
+    assert found.facts.stretches or found.options.batch_size > 0
 
 
 def test_the_default_loss_and_count_are_those_of_a_classifier():
@@ -300,8 +298,8 @@ def test_a_function_that_a_file_surely_lacks_is_refused_unrun(
     file.write_text(f"{text}\nraise RuntimeError('this was run')\n" if "(:" not in text else text)
     own = parse_own_model(f"{file}:build")
     if not refused:
-        check_function(own)
+        assert lacks_function(own) is None
         return
-    with pytest.raises(UsageError, match="has no function 'build'; it has: ") as told:
-        check_function(own)
-    assert ("did you mean 'built'" in str(told.value)) == text.startswith("def built")
+    told = lacks_function(own)
+    assert "has no function 'build'; it has: " in told
+    assert ("did you mean 'built'" in told) == text.startswith("def built")

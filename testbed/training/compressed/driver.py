@@ -68,9 +68,9 @@ class Conversations:
         self.states: States = {}
         self.costs: defaultdict[int, Costs] = defaultdict(Costs)
         self.compression = compression
-        silent = backend.capabilities.consistency == "none"
-        self.num_workers = 1 if silent else backend.size
-        self.rank = 0 if silent else backend.rank
+        exchanges = backend.capabilities.exchanges
+        self.num_workers = backend.size if exchanges else 1
+        self.rank = backend.rank if exchanges else 0
         self._backend = backend
         self._merges = Op.MERGE in backend.capabilities.ops
         self._lock = threading.Lock()

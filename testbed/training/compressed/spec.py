@@ -13,11 +13,9 @@ from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
-from testbed.base.types import Op
+from testbed.base.types import NOTHING_MOVES, Op
+from testbed.compression.common import ratio_of, with_ratio
 from testbed.compression.protocol import Compressor
-from testbed.compression.wrappers import ratio_of, with_ratio
-
-NO_COMPRESSOR = "none"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def compression_of(text: str, seed: int, compared_steps: int = 0) -> Compression
         >>> compression_of("none", 1), compression_of("ef+topk:ratio=0.1", 1).text
         (None, 'ef+topk:ratio=0.1')
     """
-    if text == NO_COMPRESSOR:
+    if text == COMPRESSORS.default:
         return None
     return Compression(text, COMPRESSORS.resolve(text).build(), seed, compared_steps)
 
@@ -140,7 +138,7 @@ def refuse_unfit(
             f"{what} delivers means to the workers, but with update=server the optimizer is on the "
             "servers and takes gradients as they are; use update=worker"
         )
-    if capabilities.consistency not in ("bsp", "none"):
+    if capabilities.consistency not in ("bsp", NOTHING_MOVES):
         raise UsageError(
             f"{what} needs all ranks in the same step, and this backend's consistency is "
             f"{capabilities.consistency}; use consistency=bsp"
@@ -154,7 +152,7 @@ def refuse_unfit(
         if not parameter.is_floating_point():
             raise UsageError(
                 f"{what} takes real floating-point gradients, and {name!r} is {parameter.dtype}; "
-                f"use --compressor {NO_COMPRESSOR}"
+                f"use --compressor {COMPRESSORS.default}"
             )
     if compression.compressor.claims.carries_momentum:
         _refuse_momentum(what, optimizer)

@@ -47,7 +47,7 @@ class UnusedParameters:
     ) -> None:
         self.ask_always = not zeros_tell  # until the first step has shown it
         self._zeros_tell = zeros_tell
-        self._independent = backend.capabilities.consistency == "none"
+        self._independent = not backend.capabilities.exchanges
         self._size = backend.size
         self._control = control
         self._step = step

@@ -1,25 +1,130 @@
-"""The user's own model: a function in a Python file, named as `path/to/my_model.py:build`."""
+"""A workload in a user's file, `path/to/my_model.py:build:key=value,...`, checked without torch."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, make_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from testbed.base.errors import UsageError
-from testbed.base.spec import parse_options
-from testbed.workloads.kinds import OwnModel, no_function
+from testbed.base.axes import WorkloadFacts
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError, closest
+from testbed.base.parts import Part, Resolved
+from testbed.base.spec import parse_options, parse_spec
 from testbed.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Where the user's function stands, and its options as text."""
+
+    path: Path
+    function: str
+    options: Mapping[str, str]
+
+
+def parse_own_model(spec_text: str) -> OwnModel | None:
+    """The parts of `file.py:function:key=value,...`; None if the text names no Python file.
+
+    Raises:
+        UsageError: the function is missing, or an option is not `key=value`.
+
+    Example:
+        >>> own = parse_own_model("nets/my_model.py:build:width=32")
+        >>> own.function, dict(own.options)
+        ('build', {'width': '32'})
+    """
+    match = re.fullmatch(r"(.+?\.py)(?::(.*))?", spec_text.strip(), re.DOTALL)
+    if match is None:
+        return None
+    spec = parse_spec(match[2] or "") if match[2] else None
+    if spec is None or not spec.name.isidentifier():
+        raise UsageError(
+            f"workload is {spec_text!r}; expected a file and a function in it: "
+            f"{match[1]}:build or {match[1]}:build:key=value,..."
+        )
+    return OwnModel(Path(match[1]), spec.name, spec.options)
+
+
+_BINDS_UNSEEN = {"exec", "globals", "vars", "setattr", "__getattr__", "*"}
+
+
+def lacks_function(own: OwnModel) -> str | None:
+    """That the file surely does not have the function, found without running the file; else None.
+
+    A file that may get names by other ways than its text shows is left to whoever runs it, as is
+    one that is no Python.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        tree = ast.parse(own.path.read_bytes())
+    except (SyntaxError, ValueError):
+        return None
+    names = _names_in(tree)
+    if own.function in names or names & _BINDS_UNSEEN:
+        return None
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
+    return no_function(own, functions)
+
+
+def no_function(own: OwnModel, functions: Iterable[str]) -> str:
+    """That a file lacks the function, which it has, and which of them was perhaps meant.
+
+    Example:
+        >>> no_function(OwnModel(Path("nets.py"), "buidl", {}), ["build"])
+        "'nets.py' has no function 'buidl'; it has: build; did you mean 'build'?"
+    """
+    known = sorted(functions)
+    told = f"'{own.path}' has no function {own.function!r}; it has: {', '.join(known) or 'none'}"
+    return told + closest(own.function, known)
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    """All names in a text, and `*` where it imports whatever another file has."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
+def _refuses(own: OwnModel, config: RunConfig) -> str | None:
+    if not own.path.is_file():
+        return f"workload is {config.workload!r}, but there is no file {str(own.path)!r}"
+    return lacks_function(own)
+
+
+def check_dilation(workload: Resolved[WorkloadFacts], dilation: float) -> None:
+    """Refuse to stretch what cannot be stretched.
+
+    Raises:
+        UsageError: the workload really computes; its compute takes as long as it takes.
+    """
+    if dilation != 1 and not workload.facts.stretches:
+        raise UsageError(
+            f"dilation is {dilation:g}, but workload {workload.text!r} really computes and cannot "
+            "be made slower; replay a recorded trace of it, or use dilation=1"
+        )
+
 
 EXAMPLE = """\
     import torch
@@ -36,7 +141,7 @@ _EXPECTED = (
 _SCALARS = {str, int, float, bool}
 
 
-def build_own_model(own: OwnModel, *, seed: int, data_dir: str | None) -> Workload:
+def _build(own: OwnModel, *, seed: int, data_dir: str | None) -> Workload:
     """Load the file, call the function and take what it returns for a workload.
 
     The file's folder can be imported from while the function runs. An error that the user's code
@@ -158,6 +263,8 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _to_workload(own: OwnModel, result: Any) -> Workload:
+    from torch import nn
+
     workload = result
     if isinstance(result, tuple) and len(result) in (2, 3):
         model, dataset, *rest = result
@@ -166,7 +273,7 @@ def _to_workload(own: OwnModel, result: Any) -> Workload:
         kind = type(result).__name__
         what = f"a {kind} of {len(result)}" if isinstance(result, tuple) else f"a {kind}"
         raise UsageError(f"{own.function} in '{own.path}' returned {what}; {_EXPECTED}")
-    if not isinstance(workload.model, torch.nn.Module):
+    if not isinstance(workload.model, nn.Module):
         kind = type(workload.model).__name__
         raise UsageError(
             f"{own.function} in '{own.path}' returned a {kind} as the model; {_EXPECTED}"
@@ -176,9 +283,11 @@ def _to_workload(own: OwnModel, result: Any) -> Workload:
 
 def _as_loss(own: OwnModel, loss: Any) -> Any:
     """A criterion such as `nn.MSELoss()` takes (outputs, targets); a function (model, batch)."""
-    if loss is None or (callable(loss) and not isinstance(loss, torch.nn.Module)):
+    from torch import nn
+
+    if loss is None or (callable(loss) and not isinstance(loss, nn.Module)):
         return loss
-    if not isinstance(loss, torch.nn.Module):
+    if not isinstance(loss, nn.Module):
         raise UsageError(
             f"{own.function} in '{own.path}' returned a {type(loss).__name__} as the loss; "
             "expected a function loss(model, batch) or a criterion such as torch.nn.MSELoss()"
@@ -190,3 +299,16 @@ def _as_loss(own: OwnModel, loss: Any) -> Any:
         return value
 
     return criterion_loss
+
+
+def user_part(spec_text: str) -> tuple[Part, OwnModel] | None:
+    """The workload of a user's file, and where it stands; None if the text names no Python file.
+
+    Raises:
+        UsageError: see `parse_own_model`.
+    """
+    own = parse_own_model(spec_text)
+    if own is None:
+        return None
+    name = f"{own.path}:{own.function}"
+    return Part(name, "the user's own", _build, OwnModel, refuses=_refuses), own
