@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from testbed.base.errors import DeadlineExceeded
@@ -222,3 +223,17 @@ class Group:
     latency_s: float = 0.0
     jitter_s: float = 0.0
     name: str = "backend"
+
+    @property
+    def own_host(self) -> str:
+        """The host of this rank, a worker."""
+        return self.hosts[self.rank] if self.hosts else self.host
+
+    @property
+    def machine(self) -> str:
+        """This machine: its boot, or where Linux does not tell, the host's name.
+
+        Nodes of an emulated cluster are hosts of one machine, and share its cores.
+        """
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        return boot.read_text().strip() if boot.exists() else self.own_host

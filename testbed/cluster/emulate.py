@@ -17,11 +17,9 @@ import msgspec
 
 from testbed.base.errors import RunFailed, Unavailable, UsageError
 from testbed.cluster import system
-from testbed.cluster.changes import Change
-from testbed.cluster.cpus import idle_polling
 from testbed.cluster.facts import VARIABLE, Facts, write_facts
-from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
-from testbed.cluster.system import own_prefix, send_window_bytes, tcp_settings
+from testbed.cluster.spec import Change, ClusterSpec, Direction, Mechanism
+from testbed.cluster.system import idle_polling, own_prefix, send_window_bytes, tcp_settings
 from testbed.cluster.topology import CIDR, DEVICE, Node, Topology, facts_of
 
 # MPI sends its segments over one connection per neighbour and cannot refill it while its thread

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final, Literal
 
-from testbed.base.errors import RunFailed, UsageError
+from testbed.base.errors import RunFailed, Unavailable, UsageError
 
 # Names that tell whose a namespace is, so that what a dead owner left can be told from the rest.
 #
@@ -201,3 +204,99 @@ def tcp_settings(kernel_bps: float, round_trip_s: float = 0.0) -> dict[str, str]
         "ipv4/tcp_slow_start_after_idle": "0",
         "ipv4/tcp_wmem": f"4096 {LEAST_SEND_WINDOW_BYTES} {window}",
     }
+
+
+# Whether this process may make namespaces, and how: as root, or in a user namespace of its own.
+
+TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
+IN_USER_NAMESPACE = "TESTBED_USER_NAMESPACE"
+
+Way = Literal["here", "user namespace"]
+
+
+def find_way(environment: Mapping[str, str] = os.environ) -> Way:
+    """How a cluster can be had here.
+
+    Raises:
+        Unavailable: not at all; says why and what would help.
+    """
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise _unavailable(f"no {', '.join(missing)} on PATH", "install iproute2 and util-linux")
+    if os.geteuid() == 0:
+        refused = _refusal("-n", "-m")
+        if not refused or IN_USER_NAMESPACE in environment:
+            return "here"
+    refused = _refusal("-U", "-r", "-n", "-m")
+    if not refused:
+        return "user namespace"
+    remedy = "run as root, or let users make namespaces (sysctl user.max_user_namespaces, "
+    remedy += "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+    raise _unavailable(f"network namespaces are not allowed here ({refused})", remedy)
+
+
+def lacking() -> str | None:
+    """Why no cluster can be had here; None if one can."""
+    try:
+        find_way()
+    except Unavailable as error:
+        return str(error)
+    return None
+
+
+def enter_user_namespace(command: Sequence[str]) -> None:
+    """Run the command in this process's place, as root of a user namespace; does not return."""
+    folder = NETNS_FOLDER if NETNS_FOLDER.is_dir() else NETNS_FOLDER.parent
+    # Names of network namespaces are files in /run, which belongs to the real root.
+    prepare = f"mount -t tmpfs tmpfs {folder} && exec {shlex.join(command)}"
+    variables = f"{IN_USER_NAMESPACE}=1"
+    start_on_pid(["env", variables, "unshare", "-Urnm", "sh", "-c", prepare])
+
+
+def _refusal(*options: str) -> str:
+    """What `unshare` says when it may not; empty if it may."""
+    return refusal("unshare", *options)
+
+
+def _unavailable(reason: str, remedy: str) -> Unavailable:
+    return Unavailable("emulated", "cluster", reason, remedy)
+
+
+# Keeps idle cores from sleeping, so that a message need not wait for one to wake.
+
+REQUESTS: Final = Path("/dev/cpu_dma_latency")
+YES: Final = "yes"
+NOT_ASKED: Final = "no: awake=no"
+
+
+@contextlib.contextmanager
+def idle_polling(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
+    """Inside the block idle cores poll instead of halting; `yes`, or why they do not.
+
+    All nodes of an emulated cluster live on the cores of one machine, which work and wait by turns
+    thousands of times a second. In a virtual machine a core that halts goes back to the host, and
+    the time until the host lets it go on lies in every message that comes meanwhile, as time that
+    was stolen from it. A core that polls still counts as idle, yields at once, and the kernel
+    forgets the request when its holder ends, however it ends.
+
+    Args:
+        asked: False = idle cores halt as they always do.
+        requests: the kernel's file for requests of a longest wake-up latency; only root may write.
+
+    Example:
+        >>> with idle_polling(requests=Path("/nonexistent/requests")) as awake:
+        ...     awake
+        'no: No such file or directory'
+    """
+    if not asked:
+        yield NOT_ASKED
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            held = os.open(requests, os.O_WRONLY | os.O_CLOEXEC)
+            stack.callback(os.close, held)
+            os.write(held, struct.pack("=i", 0))  # microseconds
+        except OSError as error:
+            yield f"no: {error.strerror}"
+        else:
+            yield YES

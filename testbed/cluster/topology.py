@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.cluster.cpus import pin_cores
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
 
@@ -273,3 +272,30 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], a
         jitter_s=spec.jitter_s * spec.dilation if injects else 0.0,
         record=record,
     )
+
+
+# Which of the machine's cores each node has; pure.
+
+
+def pin_cores(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+    """The cores of each node, as many for each; None where they cannot be dealt out evenly.
+
+    With N nodes and C cores node i has core i mod C where C divides N, so that neighbours in a ring
+    are on different cores, and cores [i q, (i + 1) q) with q = floor(C / N) where C >= N; cores
+    that are left over then are nobody's. Elsewhere some nodes would have more than others. Cores
+    are taken by their numbers, whichever of them are threads of one physical core.
+
+    Args:
+        num_nodes: N > 0.
+        cores: C > 0 numbers, in order.
+
+    Example:
+        >>> pin_cores(4, [0, 1]), pin_cores(2, [0, 1, 2, 3, 4]), pin_cores(3, [0, 1])
+        (((0,), (1,), (0,), (1,)), ((0, 1), (2, 3)), None)
+    """
+    each, num_cores = len(cores) // num_nodes, len(cores)
+    if each:
+        return tuple(tuple(cores[i * each : (i + 1) * each]) for i in range(num_nodes))
+    if num_nodes % num_cores:
+        return None
+    return tuple((cores[i % num_cores],) for i in range(num_nodes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -43,10 +43,7 @@ class Dense:
         Synchronous SGD, as Li et al., 2020, VLDB (PyTorch Distributed). Departs: nothing.
     """
 
-    @property
-    def claims(self) -> Claims:
-        """See `Compressor.claims`."""
-        return Claims(unbiased=True, contraction=lambda values: 1.0)
+    claims: ClassVar[Claims] = Claims(unbiased=True, contraction=lambda values: 1.0)
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`."""
@@ -87,16 +84,12 @@ class Cast:
     """
 
     name: Literal["fp16", "bf16"]
+    claims: ClassVar[Claims] = Claims(mean_of_sent=False)
 
     @property
     def dtype(self) -> torch.dtype:
         """What travels."""
         return torch.float16 if self.name == "fp16" else torch.bfloat16
-
-    @property
-    def claims(self) -> Claims:
-        """See `Compressor.claims`."""
-        return Claims(mean_of_sent=False)
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -80,16 +81,12 @@ class OkTopK:
     ratio: float = 0.01
     every: int = 32
     rebalance: int = 64
+    claims: ClassVar[Claims] = Claims()
 
     def __post_init__(self) -> None:
         require_ratio("oktopk", self.ratio)
         require_between("oktopk", "every", self.every, 1, 1e9)
         require_between("oktopk", "rebalance", self.rebalance, 1, 1e9)
-
-    @property
-    def claims(self) -> Claims:
-        """See `Compressor.claims`."""
-        return Claims()
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`; `state`: two thresholds [1], boundaries [P + 1]."""

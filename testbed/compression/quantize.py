@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 
@@ -52,10 +52,7 @@ class Natural:
         first.
     """
 
-    @property
-    def claims(self) -> Claims:
-        """See `Quantiser.claims`."""
-        return Claims(unbiased=True, contraction=lambda values: 7 / 8)
+    claims: ClassVar[Claims] = Claims(unbiased=True, contraction=lambda values: 7 / 8)
 
     def code(self, values: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Quantiser.code`."""

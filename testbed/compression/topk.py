@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -143,15 +144,11 @@ class Threshold(SparseMerger):
     """
 
     value: float = 1e-3
+    claims: ClassVar[Claims] = Claims()
 
     def __post_init__(self) -> None:
         if not 0 < self.value < float("inf"):
             raise UsageError(f"threshold value is {self.value:g}; expected a number above 0")
-
-    @property
-    def claims(self) -> Claims:
-        """See `Codec.claims`."""
-        return Claims()
 
     def encode(self, values: torch.Tensor, context: Context) -> Encoded:
         """See `Codec.encode`."""

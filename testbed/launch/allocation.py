@@ -19,9 +19,9 @@ from pathlib import Path
 
 from testbed.base.config import START_S
 from testbed.base.errors import RunFailed
-from testbed.cluster.access import enter_user_namespace, find_way
 from testbed.cluster.emulate import emulated, link_changes
 from testbed.cluster.spec import parse_cluster
+from testbed.cluster.system import enter_user_namespace, find_way
 from testbed.launch import processes
 from testbed.launch.identity import Identity
 from testbed.launch.processes import base_environment

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.backends.machine import machine_id
 from testbed.backends.protocol import Group
 from testbed.base.axes import BACKENDS
 from testbed.base.link import Link
@@ -63,8 +62,7 @@ def codec_here(
     if found is None or found.facts.algorithm is None:
         return None
     group.control.state = f"timing {compressor}"
-    host = group.hosts[group.rank] if group.hosts else group.host
-    machine = machine_id(host)
+    machine = group.machine
     machines = group.control.all_gather("machines", machine.encode(), MEASURE_S, members=group.size)
     if link.num_workers * max(Counter(machines).values()) > MAX_PLAYED:
         return None

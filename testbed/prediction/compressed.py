@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -15,31 +14,10 @@ from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, num_mergers, round_phases_s, wire_bytes
 from testbed.prediction.codec import CodecCost, RoundCost
-from testbed.prediction.compressed_wire import Span, Wire, sent_spans
+from testbed.prediction.compressed_wire import MessageCost, Span, Wire, sent_spans
 from testbed.prediction.cross_iteration import forward_end_s
 from testbed.prediction.timeline import check_belongs, message_ready_s
 from testbed.statistics.summary import covered_s
-
-
-@dataclass(frozen=True)
-class MessageCost:
-    """The three stages of one message, alone on the link.
-
-    Attributes:
-        encode_s: until its first round can leave.
-        communication_s: from its first round's start to its last answer, work between included.
-        transfer_s: of that, what its bytes take on the wire.
-        decode_s: from there to the mean.
-        sent_bytes: payload that a rank hands over.
-        wire_bytes: through the busiest interface in one direction.
-    """
-
-    encode_s: float
-    communication_s: float
-    transfer_s: float
-    decode_s: float
-    sent_bytes: float
-    wire_bytes: float
 
 
 class CompressedTimeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +167,7 @@ def compressed_timeline(
     crosses = plan.crosses_iteration
     return CompressedTimeline(
         iteration_s=(
-            forward_end_s(trace, _by_tensor(plan, ends_s))
+            forward_end_s(plan, trace, ends_s)
             if crosses
             else trace.forward_s + max(backward_s, last_s)
         ),
@@ -262,14 +240,6 @@ def _one_after_another(ready_s: Sequence[float], durations_s: Sequence[float]) -
         free_s = max(free_s, ready_s[index]) + durations_s[index]
         ends_s[index] = free_s
     return ends_s
-
-
-def _by_tensor(plan: Plan, ends_s: Sequence[float]) -> list[float]:
-    arrived_s = [0.0] * len(plan.names)
-    for message, end_s in zip(plan.messages, ends_s, strict=True):
-        for part in message.parts:
-            arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
-    return arrived_s
 
 
 _LEAST_PER_BYTE_S = 1e-15  # planners divide by it

@@ -1,4 +1,4 @@
-"""When compressed messages are under way, between encoding and decoding; pure.
+"""What compressed messages take, and when they are under way between encoding and decoding; pure.
 
 On several channels start-ups overlap and bytes do not: a transfer begins when the one before it has
 ended.
@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
 
 from testbed.base.plan import Plan
 
 Span = tuple[float, float]
 
 
-class Travels(Protocol):
-    """The times of a message that `Wire` needs; `MessageCost` has them."""
+@dataclass(frozen=True)
+class MessageCost:
+    """The three stages of one message, alone on the link.
 
-    @property
-    def communication_s(self) -> float:
-        """From its first round's start to its last answer, alone."""
+    Attributes:
+        encode_s: until its first round can leave.
+        communication_s: from its first round's start to its last answer, work between included.
+        transfer_s: of that, what its bytes take on the wire.
+        decode_s: from there to the mean.
+        sent_bytes: payload that a rank hands over.
+        wire_bytes: through the busiest interface in one direction.
+    """
 
-    @property
-    def transfer_s(self) -> float:
-        """Of that, what its bytes take."""
+    encode_s: float
+    communication_s: float
+    transfer_s: float
+    decode_s: float
+    sent_bytes: float
+    wire_bytes: float
 
 
 class Wire:
@@ -35,11 +44,11 @@ class Wire:
         self._channels_s = [0.0] * num_channels
         self._free_s = 0.0
 
-    def bytes_leave_s(self, channel: int, ready_s: float, cost: Travels) -> float:
+    def bytes_leave_s(self, channel: int, ready_s: float, cost: MessageCost) -> float:
         """When the bytes of the next message of a channel could leave."""
         return self._begin_s(channel, ready_s) + cost.communication_s - cost.transfer_s
 
-    def send(self, channel: int, ready_s: float, cost: Travels) -> Span:
+    def send(self, channel: int, ready_s: float, cost: MessageCost) -> Span:
         """Send the next message of a channel; returns when it starts and when it has arrived."""
         begun_s = self._begin_s(channel, ready_s)
         leave_s = self.bytes_leave_s(channel, ready_s, cost)
@@ -51,7 +60,7 @@ class Wire:
         return max(self._channels_s[channel], ready_s)
 
 
-def sent_spans(plan: Plan, encoded_s: Sequence[float], costs: Sequence[Travels]) -> list[Span]:
+def sent_spans(plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]) -> list[Span]:
     """When each message starts and when it has arrived, in the plan's order.
 
     Order `fifo`: each channel keeps its order, and of their next messages the one whose bytes could
@@ -68,7 +77,7 @@ def sent_spans(plan: Plan, encoded_s: Sequence[float], costs: Sequence[Travels])
     return spans
 
 
-def _first_come(plan: Plan, encoded_s: Sequence[float], costs: Sequence[Travels]) -> list[Span]:
+def _first_come(plan: Plan, encoded_s: Sequence[float], costs: Sequence[MessageCost]) -> list[Span]:
     wire, spans = Wire(plan.num_channels), [(0.0, 0.0)] * len(costs)
     lines = [
         deque(i for i, m in enumerate(plan.messages) if m.channel == channel)
@@ -85,7 +94,7 @@ def _first_come(plan: Plan, encoded_s: Sequence[float], costs: Sequence[Travels]
 
 
 def _most_urgent_first(
-    plan: Plan, mine: Sequence[int], encoded_s: Sequence[float], costs: Sequence[Travels]
+    plan: Plan, mine: Sequence[int], encoded_s: Sequence[float], costs: Sequence[MessageCost]
 ) -> list[tuple[int, Span]]:
     arrivals = sorted(mine, key=encoded_s.__getitem__)
     waiting: list[tuple[int, int]] = []

@@ -214,8 +214,12 @@ def _may_choose(
     return not under_way if credit_bytes is None else under_way_bytes < credit_bytes
 
 
-def forward_end_s(trace: Trace, arrived_s: Sequence[float]) -> float:
-    """End of the next forward pass, if each tensor's last message ends at `arrived_s`."""
+def forward_end_s(plan: Plan, trace: Trace, ends_s: Sequence[float]) -> float:
+    """End of the next forward pass, if the plan's messages end then: layers wait for their own."""
+    arrived_s = [0.0] * len(trace.tensors)
+    for message, end_s in zip(plan.messages, ends_s, strict=True):
+        for part in message.parts:
+            arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
     now_s = max(trace.ready_s(), default=0.0)
     for index in forward_order(trace):
         now_s = max(now_s, arrived_s[index]) + trace.tensors[index].forward_s
@@ -233,15 +237,11 @@ def _by_rule(
         priorities = [m.priority for m in plan.messages]
         durations_s = [cost_s[size] for size in sizes]
         times = prioritised_s(ready_s, priorities, sizes, durations_s, plan.credit_bytes)
-    arrived_s = [0.0] * len(trace.tensors)
-    for message, (_, end_s) in zip(plan.messages, times, strict=True):
-        for part in message.parts:
-            arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
     spans = tuple(
         _span(plan, index, size, ready_s[index], *moments)
         for index, (size, moments) in enumerate(zip(sizes, times, strict=True))
     )
-    return spans, forward_end_s(trace, arrived_s)
+    return spans, forward_end_s(plan, trace, [end_s for _, end_s in times])
 
 
 def _in_halves(

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed.cluster.access import lacking
-from testbed.cluster.system import NETNS_FOLDER, PREFIX
+from testbed.cluster.system import NETNS_FOLDER, PREFIX, lacking
 from testbed.launch.allocation import GRACE_S
 from tests.harness.runs import FAULTY, answer, end_family, testbed
 

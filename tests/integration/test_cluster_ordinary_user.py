@@ -15,7 +15,7 @@ from tests.harness.ordinary_user import PROJECT, REFUSED, as_ordinary_user
 from tests.harness.runs import FAULTY, testbed
 
 WITHIN_S = 200.0
-ASK = "import os; from testbed.cluster.access import lacking; print(os.geteuid(), lacking() or '')"
+ASK = "import os; from testbed.cluster.system import lacking; print(os.geteuid(), lacking() or '')"
 
 pytestmark = pytest.mark.mpi
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.access import lacking
+from testbed.cluster.system import lacking
 from tests.harness.runs import (
     FAULTY,
     LATE,

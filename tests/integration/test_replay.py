@@ -8,7 +8,7 @@ import pytest
 
 from testbed.base.files import save_trace
 from testbed.base.trace import Trace, TraceTensor
-from testbed.cluster.access import lacking
+from testbed.cluster.system import lacking
 from testbed.noise.rehearsal import FEW_COUNTED, LEAST_COUNTED
 from testbed.prediction.rehearsal_fit import agreed
 from testbed.records.cell import Cell, decode_cell

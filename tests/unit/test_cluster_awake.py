@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cluster.cpus import NOT_ASKED, YES, idle_polling
+from testbed.cluster.system import NOT_ASKED, YES, idle_polling
 
 
 def held_open(path: Path) -> bool:

@@ -5,10 +5,9 @@ from itertools import pairwise
 import pytest
 
 from testbed.base.errors import UsageError
-from testbed.cluster.cpus import pin_cores
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
-from testbed.cluster.topology import Topology
+from testbed.cluster.topology import Topology, pin_cores
 from testbed.launch.host import check_threads, own_threads, threads_of
 
 

@@ -14,10 +14,9 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, Piece
 from testbed.base.parts import Part, Resolved
-from testbed.cluster.changes import parse_changes
 from testbed.cluster.emulate import Cluster
 from testbed.cluster.facts import Facts
-from testbed.cluster.spec import dilation_of, parse_cluster
+from testbed.cluster.spec import dilation_of, parse_changes, parse_cluster
 from testbed.cluster.system import abandoned, own_prefix, tcp_settings
 from testbed.cluster.topology import Topology
 from testbed.commands.checks import check_places, cluster_text, in_cluster

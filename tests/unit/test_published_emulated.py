@@ -12,8 +12,8 @@ import pytest
 from testbed.base.errors import UsageError
 from testbed.base.files import save_trace, shipped_traces
 from testbed.base.trace import Trace, TraceTensor
-from testbed.cluster.access import lacking
 from testbed.cluster.spec import parse_cluster
+from testbed.cluster.system import lacking
 from testbed.records.cell import Cell
 from testbed.records.store import cell_key
 from testbed.studies.published.emulate import (

@@ -9,7 +9,6 @@ import msgspec
 from mpi4py import MPI
 
 from testbed.backends.checks import check_request
-from testbed.backends.machine import machine_id
 from testbed.backends.mpi.backoff import Backoff, BackoffPolicy, backoff_for
 from testbed.backends.mpi.channel import RingCollectives
 from testbed.backends.mpi.flow import flat_groups, groups_of
@@ -69,8 +68,7 @@ def join(group: Group) -> Joined:
     """
     _require_threads()
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    host = group.hosts[group.rank] if group.hosts else group.host
-    mine = RankInfo(MPI.COMM_WORLD.Get_rank(), host, machine_id(host), cores)
+    mine = RankInfo(MPI.COMM_WORLD.Get_rank(), group.own_host, group.machine, cores)
     told = group.control.all_gather(
         f"{group.name}.mpi", msgspec.msgpack.encode(mine), group.deadline_s, members=group.size
     )

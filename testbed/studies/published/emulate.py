@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
-from testbed.cluster.access import lacking
+from testbed.cluster.system import lacking
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import PLAN, Store, cell_key, create_store
 from testbed.studies.published.lines import Line, Verdict, gain
