@@ -98,7 +98,7 @@ class ThreadedBackend:
         work.start()
         try:
             result = self._run(work.request)
-        except Exception as error:  # a library's own: handed to whoever waits, never dropped
+        except Exception as error:  # an error of the library: `wait` raises it
             self._fail(work, error)
             return
         with self._changed:
@@ -107,11 +107,11 @@ class ThreadedBackend:
         self._wake()
 
     def _fail(self, work: PendingWork, error: Exception) -> None:
-        if isinstance(error, RankLost):  # heard here before the queue heard of it
+        if isinstance(error, RankLost):  # known to this thread before it is to the queue
             self._queue.finish(work, error)
             self._wake()
             return
-        # A broken connection is usually a lost rank: wait for the control plane, which knows whom.
+        # A broken connection is usually a lost rank: wait for the control plane, which names it.
         if not isinstance(error, TestbedError) and self._lost.wait(self._group.deadline_s / 2):
             return
         failure = RunFailed(f"{self._name} failed in {work.request}: {error}")

@@ -1,4 +1,4 @@
-"""No communication at all: the upper bound that every other row is held against."""
+"""No communication at all: the upper bound of the speed of all other backends."""
 
 from __future__ import annotations
 

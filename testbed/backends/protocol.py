@@ -55,17 +55,17 @@ class Work(Protocol):
 
 
 class PendingResult:
-    """The waiting half of `Work`, for whoever ends it on another thread.
+    """The waiting half of `Work`; another thread ends it.
 
-    It ends once, by `finish` or by `fail`; a second one is ignored, so that a failure that reaches
-    all pending work cannot overtake a result.
+    It ends once, by `finish` or by `fail`; a second one is ignored, so that a failure of all
+    pending work does not replace a result.
 
     Args:
         what: is waited for, in words.
         deadline_s: how long `wait` waits unless it is told; None = without a limit.
 
     Attributes:
-        stage: what is being done for it, in words; empty where nothing tells.
+        stage: what is being done for it, in words; empty if unknown.
     """
 
     def __init__(self, what: object, deadline_s: float | None = None) -> None:
@@ -198,7 +198,7 @@ class Group:
         latency_s: real seconds that every exchange waits before it starts, where an emulated
             network cannot delay packets itself (see `DelayedBackend`); 0 = none.
         jitter_s: largest deviation from them.
-        name: what this opened backend calls itself on the control plane; unique within the job.
+        name: of this opened backend on the control plane; unique within the job.
         order: how a channel picks its next request.
         num_channels: channels that will be used.
         credit_bytes: with `priority`: bytes that may be chosen ahead on a channel; None = one

@@ -6,7 +6,7 @@ of picking. Ranks become ready at different times, so a local pick would differ 
 
 Rank 0 picks on while the bytes that it picked and that have not ended are below the credit
 (without one: while there are none), when a request comes and when one has ended or is about to (if
-the backend says so), so that the next ones are known everywhere before the channel is free. What
+the backend says so), so that all ranks know the next ones before the channel is free. What
 was picked is never taken back.
 
 Requests of an older step go first, however urgent the younger ones are: a rank may have to see its
@@ -61,7 +61,7 @@ class PendingWork(PendingResult):
         )
 
 
-# Op, key and step: what tells a request from the others that wait on its channel.
+# Op, key and step identify a request among those that wait on its channel.
 _Identity = tuple[str, str, int]
 # Channel and identity of a request that rank 0 picked.
 _Choice = tuple[int, str, str, int]
@@ -135,17 +135,17 @@ class RequestQueue:
     def take(self, channel: int) -> PendingWork | None:
         """The next request of an idle channel, None while there is none to run."""
         if self._group.order == "priority":
-            self._announce_choices()  # in one process it is heard before this returns
+            self._announce_choices()  # in one process its listeners have run when this returns
             with self._lock:
                 return self._next_announced(channel)
         with self._lock:
             return self._line[channel].popleft() if self._line[channel] else None
 
     def _announce_choices(self) -> None:
-        """Rank 0 chooses while there is credit and tells all ranks; others do nothing.
+        """Rank 0 chooses while there is credit and announces it; other ranks do nothing.
 
-        One thread at a time, so that what was chosen first is heard first. Another one leaves its
-        choices to that one, and so never waits here with a lock that a listener may need.
+        One thread at a time, so that what was chosen first is announced first. Another one leaves
+        its choices to that one, and so never waits here with a lock that a listener may need.
         """
         if not self._chooses:
             return
@@ -210,7 +210,7 @@ class RequestQueue:
             self._chosen[work.request.channel].pop(work, None)
 
     def finish(self, work: PendingWork, result: Result | BaseException) -> None:
-        """The request has ended, well or with an error; a later loss no longer concerns it."""
+        """The request has ended, well or with an error; a later loss no longer fails it."""
         with self._lock:
             self._let_go(work)
             self._live.discard(work)

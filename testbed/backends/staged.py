@@ -33,8 +33,8 @@ from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 # latency, however many messages its algorithm is made of; a barrier none.
 
 CLOSE_SHARE = 0.5
-# Only the loss of a rank ends the wait for the inner backend: how long is too long is for whoever
-# waits for the exchange to say.
+# Only the loss of a rank ends the wait for the inner backend: the deadline is that of `Work.wait`,
+# which the caller has.
 WAIT_S = 1e6
 
 
@@ -83,7 +83,7 @@ def open_delayed(open_inner: Callable[[Group], Backend], group: Group) -> Backen
     return DelayedBackend(inner, group)
 
 
-# Their sizes come as they come, and their answers are new tensors.
+# Their sizes change from step to step, and their results are new tensors.
 OF_ANY_SIZE = frozenset({Op.ALL_GATHER, Op.ALL_TO_ALL, Op.MERGE})
 
 
@@ -201,7 +201,7 @@ class StagedBackend:
             return self._inner.submit(request)
         work = StagedWork(request, self._deadline_s, self._copier)
         hosts = tuple(self._buffer(request, tensor) for tensor in given)
-        # A spread goes on from what the fold left in the host buffer.
+        # A spread continues with the host buffer in which the fold left its shard.
         folded = request.op is Op.SPREAD
         pairs = () if folded else zip(given, hosts, strict=True)
         tokens = tuple(self._copier.down(tensor, host) for tensor, host in pairs)

@@ -160,7 +160,7 @@ class MpiBackend:
         return self._loop.traffic
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """See `Backend.close`; collective. After a loss nothing more is said to MPI."""
+        """See `Backend.close`; collective. After a loss MPI is not called again."""
         self._requests.close()
         self._loop.close(timeout_s)
 

@@ -38,7 +38,7 @@ CROWDED = BackoffPolicy(yield_s=20e-6, shortest_s=20e-6, longest_s=150e-6)
 
 
 def sleep_exactly() -> bool:
-    """Ask the system not to prolong the sleeps of the calling thread; False if it cannot be asked.
+    """Ask the system not to prolong the sleeps of the calling thread; False if it cannot.
 
     A message in a ring waits for such a sleep at every hop. On four nodes with two cores, `p3`
     (643 messages a step) was a tenth faster for it.
@@ -92,7 +92,7 @@ class Backoff:
         self._last_s = 0.0
 
     def pause(self) -> None:
-        """Nothing progressed: let others have the core."""
+        """Nothing progressed: give the core up for a while."""
         now_s = time.perf_counter()
         if self._since_s is None:
             self._since_s = now_s

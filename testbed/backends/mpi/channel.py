@@ -118,7 +118,7 @@ class RingChannel:
         return Result(tensor, traffic=bound.traffic)
 
     def barrier(self) -> Steps[Result]:
-        """A sum of one byte that nobody looks at."""
+        """A sum of one byte, whose result is not used."""
         token = yield from self.doubling(self._token)
         return Result(traffic=_as_header(token.traffic))
 
@@ -222,7 +222,7 @@ def measure_switch(channel: RingChannel, backoff: Backoff, num_repeats: int = 5)
 
         doubling_s, ring_s = _medians_s((by_doubling, by_ring), backoff, num_repeats)
         timings.append((num_bytes, doubling_s, ring_s))
-    channel.free()  # its requests point to memory that goes away here
+    channel.free()  # its requests hold addresses of tensors that end here
     return int(channel.comm.bcast(choose_switch(timings), root=0))
 
 
@@ -234,8 +234,8 @@ def _medians_s(
     for repeat in range(num_repeats + 1):
         for begin, into in zip(candidates, samples, strict=True):
             start_s = time.perf_counter()
-            # In a row, as in a training step: what the network has saved up in a pause lets a sum
-            # alone look cheaper than it is.
+            # In a row, as in a training step: after a pause, with all buffers empty, a single sum
+            # takes less time than it does there.
             for _ in range(IN_ROW):
                 complete(begin(), backoff)
             if repeat > 0:  # the first one makes the requests and touches the memory

@@ -94,9 +94,10 @@ def ring_flow(
         >>> flow.first, [(a.begin, a.reduce, a.forward, a.after) for a in flow.arrivals]
         (((2, 4),), [(0, True, True, None), (2, False, False, 0)])
 
-    Source:
-        Patarasuk and Yuan, 2009, J. Parallel Distrib. Comput.; the hops are cut into segments as
-        in Open MPI's segmented ring, but a segment is passed on as soon as it has been added.
+    Reference:
+        Patarasuk and Yuan, 2009, J. Parallel Distrib. Comput. Departs: the hops are cut into
+        segments as in Open MPI's segmented ring, and a segment is passed on as soon as it has been
+        added.
     """
     n = len(ring)
     left, right = ring[position - 1], ring[(position + 1) % n]
@@ -248,7 +249,7 @@ def plan_doubling(rank: int, size: int) -> Doubling:
         >>> plan_doubling(0, 3).taker, plan_doubling(2, 4).partners
         (1, (3, 0))
 
-    Source:
+    Reference:
         Thakur, Rabenseifner and Gropp, 2005, Int. J. High Perform. Comput. Appl.
     """
     power = 1 << (size.bit_length() - 1)

@@ -17,7 +17,7 @@ from testbed.backends.mpi.loop import Steps, memory
 from testbed.backends.mpi.ring import free_all
 from testbed.base.types import AT_ONCE_BYTES, Result, Traffic
 
-# What ranks tell each other before tensors of unequal sizes come together.
+# The header that each rank sends before tensors of unequal sizes.
 
 HEAD_ELEMENTS = 2  # number of elements, place of the dtype in NUMBERED
 
@@ -66,7 +66,7 @@ class Frames:
     A frame is the head of a tensor, and the tensor itself if it has at most `AT_ONCE_BYTES`.
 
     Args:
-        comm: a communicator on which nobody else uses `TAG`.
+        comm: a communicator on which nothing else uses `TAG`.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -80,8 +80,8 @@ class Frames:
     def exchange(self, mine: torch.Tensor) -> Steps[None]:
         """Send this rank's frame to all others; theirs lie here until the next exchange.
 
-        Nobody waits for the others' receives: MPI keeps the frames of one rank in order, so that a
-        rank may be one exchange ahead.
+        No rank waits until others have posted their receives: MPI keeps the frames of one rank in
+        order, so that a rank may be one exchange ahead.
         """
         width = mine.numel() * mine.element_size()
         held = width if width <= AT_ONCE_BYTES else 0
@@ -143,7 +143,7 @@ def all_to_all(comm: MPI.Comm, parts: Sequence[torch.Tensor]) -> Steps[Result]:
     others = [(rank + distance) % size for distance in range(1, size)]
     given = [part.detach() for part in parts]
     heads = torch.stack([head_of(part) for part in given])
-    theirs = heads.clone()  # the own row stays
+    theirs = heads.clone()  # the row of this rank is not received
     yield from (
         [comm.Irecv([memory(theirs[r]), MPI.INT64_T], r, HEAD_TAG) for r in others]
         + [comm.Isend([memory(heads[r]), MPI.INT64_T], r, HEAD_TAG) for r in others]
@@ -169,7 +169,7 @@ def traffic_of_parts(heads: torch.Tensor, theirs: torch.Tensor, rank: int) -> Tr
     Args:
         heads: (n x 2) size and dtype of what goes to each rank.
         theirs: (n x 2) of what comes from each.
-        rank: this rank, whose own part goes nowhere.
+        rank: this rank, whose own part is not sent.
     """
     sent, received = (sum(sizes_from(h)) - int(h[rank, 0]) for h in (heads, theirs))
     width = NUMBERED[int(heads[rank, 1])].itemsize

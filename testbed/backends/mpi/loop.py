@@ -17,7 +17,7 @@ from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.base.errors import DeadlineExceeded
 from testbed.base.types import Request, Result, Traffic
 
-# What a collective is to the loop: a generator that yields an MPI request wherever it waits.
+# A collective is a generator that yields an MPI request wherever it waits.
 
 T = TypeVar("T")
 Steps = Generator[MPI.Request, None, T]
@@ -100,11 +100,11 @@ class Loop:
     Args:
         requests: where the channels' requests come from.
         wakeup: notified when there may be a new one.
-        begin: makes the generator of a request, which may say when it is about to end.
+        begin: makes the generator of a request, which may report that it is about to end.
         num_channels: channels to serve.
         backoff: how to wait when nothing progresses.
         finalize: what MPI must still do after a good end.
-        on_error: told of an exception in the thread, after all pending work has got it.
+        on_error: called with an exception of the thread, after all pending work has failed by it.
     """
 
     def __init__(

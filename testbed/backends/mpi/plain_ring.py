@@ -19,7 +19,7 @@ def plain_ring_sum(comm: MPI.Comm, tensor: torch.Tensor) -> None:
         comm: the communicator; all of its ranks call this.
         tensor: contiguous CPU tensor of the same shape and dtype on all ranks, changed in place.
 
-    Source:
+    Reference:
         Patarasuk and Yuan, 2009, J. Parallel Distrib. Comput.
     """
     plain_ring_fold(comm, tensor)

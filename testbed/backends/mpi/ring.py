@@ -78,7 +78,7 @@ TAG, DOUBLING_TAG = 1, 2
 
 
 class Staging:
-    """Where segments land that must be added: a few slots of one segment, used in turn.
+    """Receive buffers of segments that must be added: a few slots of one segment, used in turn.
 
     While one slot is being added, the messages for the others are already posted. Few slots, so
     that what arrives is still in the cache when it is added.

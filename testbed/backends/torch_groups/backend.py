@@ -19,18 +19,18 @@ from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result
 # torch.distributed does not export to type checkers the classes that it documents.
 dist: Any = untyped_dist
 
-# Who waits decides how long, and the control plane notices who is lost; the library only must not
-# give up before them.
+# Deadlines are those of `Work.wait`, and the control plane detects lost ranks; the library's own
+# timeout only has to be longer than both.
 LIBRARY_TIMEOUT = timedelta(hours=1)
 
 # The halves of a ring all-reduce, over a process group that can only send and receive.
 #
 # A shard goes in pieces, so that a piece is added or sent on while the next is on its way.
 #
-# Gloo's own halves are not what their names say: its reduce-scatter is an all-reduce of everything
-# within, with twice the bytes, and its `allgather` works on copies. Folding and spreading 16 MiB
-# between four nodes reached 0.81 of the line rate with that all-gather and the copies that it asked
-# for, 0.88 with one in place (`_allgather_base`), and 0.93 with this one.
+# Gloo's own halves cost more than their names suggest: its reduce-scatter is an all-reduce of the
+# whole tensor, with twice the bytes, and its `allgather` works on copies. Fold and spread of 16 MiB
+# between four nodes reached 0.81 of the line rate with that all-gather and the copies that it
+# needs, 0.88 with one in place (`_allgather_base`), and 0.93 with this one.
 
 NUM_PIECES = 4
 MIN_PIECE_BYTES = 32 * 1024
@@ -232,7 +232,7 @@ class TorchBackend(ThreadedBackend):
     def _sharded(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for the tensor in equal shards, as both halves take no others; its own shard.
 
-        The tensor itself if it can be cut so: a copy of it takes as long as a tenth of its way.
+        The tensor itself if it can be cut so: a copy of it takes a tenth of its transfer time.
         Otherwise new memory, not filled.
         """
         chunk = -(-flat.numel() // self.size)
@@ -335,7 +335,7 @@ def open_gloo(group: Group) -> TorchBackend:
 
 
 def refuse_without_gloo(backend: str) -> None:
-    """Torch may have been built without; only loading it tells."""
+    """Torch may have been built without Gloo, which only loading it shows."""
     if not (dist.is_available() and dist.is_gloo_available()):
         reason = "this torch was built without Gloo"
         raise Unavailable("backend", backend, reason, "install a torch wheel from PyPI")

@@ -33,7 +33,7 @@ class DdpBackend(TorchBackend):
     Raises:
         Unavailable: this torch has no Gloo.
 
-    Source:
+    Reference:
         Li et al., 2020, VLDB (PyTorch Distributed).
     """
 
@@ -48,7 +48,7 @@ class DdpBackend(TorchBackend):
 
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """See `ExternalFramework.wrap`."""
-        # Connections of its own, because its timeout is: who waits for `submit` decides by itself.
+        # Connections of its own, with a timeout of their own; requests have the deadline of `wait`.
         self._gloo = make_gloo(
             self._group, dist.PrefixStore(f"{self._group.name}/ddp", self._store)
         )

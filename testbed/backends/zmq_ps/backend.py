@@ -92,10 +92,10 @@ class ZmqPsBackend:
         return total if counters is None else total + counters.traffic(self.rank)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Say goodbye to the servers and end thread, sockets and the own server process.
+        """Leave the servers (GOODBYE) and end thread, sockets and the own server process.
 
         The own server serves the other workers until they have left too, for `timeout_s` seconds
-        at most; whoever still needs it then is told that it is gone.
+        at most; workers that still need it then get an error that says so.
         """
         with self._closing:
             if self._closed:

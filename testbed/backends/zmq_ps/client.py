@@ -51,8 +51,8 @@ def begin(request: Request, ticket: Ticket, layout: Layout, owners: Owners) -> E
         case Op.ALL_TO_ALL:
             return AllToAllExchange(request, ticket, layout)
         case Op.MERGE if request.parts:
-            # Selected elements may crowd in one range of every message, so that keys differ in
-            # which server has the first one.
+            # Selected elements may be most frequent in one range of every message, so that keys
+            # differ in which server has the first one.
             first = zlib.crc32(request.key.encode())
             return MergeExchange(request, ticket, layout, first)
         case Op.MERGE:
@@ -143,7 +143,7 @@ class Client:
         self._counters_lock = threading.Lock()
         self._leave = threading.Event()
         self._abort = threading.Event()
-        self._goodbyes: set[int] | None = None  # servers that still have to let this worker go
+        self._goodbyes: set[int] | None = None  # servers that have yet to confirm GOODBYE
         self._sockets: list[zmq.Socket[bytes]] = []
         self._thread = threading.Thread(target=self._run, name=f"zmq-ps-{layout.rank}", daemon=True)
 
@@ -158,7 +158,7 @@ class Client:
 
     @property
     def last_counters(self) -> Counters | None:
-        """What the own server said that it moved when it was last asked."""
+        """What the own server had moved when it was last asked."""
         return self._counters
 
     def ask_counters(self, timeout_s: float) -> None:
@@ -169,15 +169,15 @@ class Client:
             self._counters_come.clear()
             self._counters_wanted = True
             self._waker.wake()
-            if self._thread.is_alive():  # else nobody would answer
+            if self._thread.is_alive():  # else there is no thread to answer
                 self._counters_come.wait(timeout_s)
 
     def stop(self, timeout_s: float, *, in_order: bool) -> None:
         """End the thread and its sockets.
 
         Args:
-            timeout_s: how long the servers may take to let this worker go.
-            in_order: say goodbye first; False once nothing can finish any more.
+            timeout_s: how long the servers may take to confirm it.
+            in_order: send GOODBYE first; False once nothing can finish any more.
         """
         if in_order:
             self._leave.set()
@@ -197,9 +197,9 @@ class Client:
                     for socket in self._sockets:
                         socket.close(linger=0)
         except Exception as error:
-            # The thread's end is told to whoever waits, here and on the other ranks.
+            # All that waits, here and on other ranks, fails with the error that ended the thread.
             self._queue.fail_all(error)
-            if not isinstance(error, Disagreement):  # the others are told that by the server
+            if not isinstance(error, Disagreement):  # the server sends it to the others
                 named = isinstance(error, TestbedError)
                 self._report(str(error) if named else f"{type(error).__name__}: {error}")
         finally:
@@ -317,6 +317,6 @@ class Client:
         assert self._own is not None
         status = self._own.status(1.0)
         if self._goodbyes is not None and status == 0:
-            self._goodbyes.discard(self._own.index)  # it let everybody go and ended
+            self._goodbyes.discard(self._own.index)  # all workers had left, and it ended
             return
         raise RankLost(str(self._own), f"it ended with status {status}; see its message on stderr")

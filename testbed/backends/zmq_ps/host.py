@@ -21,7 +21,7 @@ class ServerProcess:
     """A colocated parameter server.
 
     Args:
-        settings: given to it through its stdin, which also ties its life to this process.
+        settings: given to it through its stdin, at whose end the server ends.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -81,7 +81,7 @@ class ServerProcess:
             return None
 
     def end(self, timeout_s: float) -> bool:
-        """Wait until it ends by itself, then make it; whether it ended by itself.
+        """Wait until it ends by itself, then kill it; whether it ended by itself.
 
         Args:
             timeout_s: how long it may take to end by itself.

@@ -1,4 +1,4 @@
-"""Which server holds which slice of a tensor: pure, so that all ranks find the same by themselves.
+"""Which server holds which slice of a tensor: pure, so that all ranks compute the same.
 
 Every tensor is cut evenly over the servers, whatever its size beside the others, because giving
 whole tensors to servers leaves the one with the largest tensor as the bottleneck. Tensors too small
@@ -108,17 +108,17 @@ def busiest_link_bytes(num_bytes: float, num_workers: int, options: ZmqPsOptions
     return num_bytes * (num_workers + num_servers - 2) / num_servers
 
 
-# Which server merges which key, so that all ranks find the same by themselves.
+# Which server merges which key: pure, so that all ranks compute the same.
 
 
 class Owners:
     """Each new key goes to the server that has the fewest bytes of its channel so far.
 
     Not every payload can be cut, and small ones need not be (`types.CUT_BYTES`): their whole keys
-    are shared out, by the bytes of the uncompressed message:
-    those are equal on all ranks, those of payloads need not be. All ranks run the requests of a
-    channel in one order and those of several channels in any, so each channel counts by itself,
-    from another server on. A server has at most one key's bytes per channel more than another.
+    are distributed by the bytes of the uncompressed message, which are equal on all ranks, as those
+    of payloads need not be. All ranks run the requests of a channel in one order and those of
+    several channels in any, so each channel counts for itself and begins at another server. A
+    server has at most one key's bytes per channel more than another.
 
     Args:
         num_servers: at least 1.

@@ -69,7 +69,7 @@ class PlainServer:
         return self._released(key)
 
     def depart(self, worker: int) -> dict[str, dict[int, tuple[torch.Tensor, int, int]]]:
-        """A worker left in good order; who may now go on, for each key."""
+        """A worker left in good order; the workers that may go on now, for each key."""
         for clocks in self.clocks.values():
             clocks.pop(worker, None)
         return {key: self._released(key) for key in self.parameters if self.staleness != 0}

@@ -27,7 +27,7 @@ SliceName = tuple[Operation, int, int, int]
 class RankOrderSum:
     """A sum whose terms are added in rank order; later ranks' terms wait for their turn.
 
-    The first term's memory becomes the sum's: the caller must hand over tensors of its own.
+    The first term's memory becomes the sum's: the caller must not use it afterwards.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -117,7 +117,7 @@ class Sums:
         return self._spread(name, entry) if entry.complete else []
 
     def _renew(self, header: Header) -> list[Packet]:
-        """The worker will never ask for the fold before this one: do not keep it for it."""
+        """The worker will not spread the fold before this one: drop what is kept for it."""
         name = (Operation.FOLD, header.stream, header.sequence - 1, header.offset)
         entry = self._entries.get(name)
         if entry is None:
@@ -139,7 +139,7 @@ class Sums:
 
 @dataclass
 class _Gathering:
-    """One all-gather on one server: everybody's messages go to everybody who has come."""
+    """One all-gather on one server: all messages go to all workers that have begun it."""
 
     first: Header
     arrived: dict[int, int] = field(default_factory=dict)  # worker -> messages still to come
@@ -181,7 +181,7 @@ class Relays:
         return len(self._gatherings) + len(self._all_to_alls) + len(self._broadcasts)
 
     def all_gather(self, message: Packet) -> list[Packet]:
-        """A slice of a worker's part, or word that it has none here; goes to those who have come.
+        """A slice of a worker's part, or the message that it has none here; sent to all that began.
 
         A worker is sent nothing before its own first message, so it never has to keep what
         belongs to an exchange that it has not begun.
@@ -207,9 +207,9 @@ class Relays:
         return replies
 
     def all_to_all(self, message: Packet) -> list[Packet]:
-        """A slice of a part, or a worker's question for its parts.
+        """A slice of a part, or a worker's request for its parts.
 
-        A worker is sent nothing before it asked, so it never has to keep what belongs to an
+        A worker is sent nothing before its request, so it never has to keep what belongs to an
         exchange that it has not begun. What carries nothing is not confirmed.
 
         Raises:

@@ -62,11 +62,11 @@ class Merges:
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
     def residual(self, key: str) -> torch.Tensor | None:
-        """What this server still owes a key's workers [n]; None where it goes back without loss."""
+        """What was not sent to a key's workers yet [n]; None where it goes back without loss."""
         return self._states.get(key, {}).get("residual")
 
     def push(self, message: Packet) -> list[Packet]:
-        """A slice of a worker's payload; once all payloads are whole, the answer to everybody.
+        """A slice of a worker's payload; once all payloads are whole, the answer to all.
 
         Raises:
             Mismatch: the workers disagree about key, step or merger, a slice came twice, or the
@@ -101,7 +101,7 @@ class Merges:
             merging = build(in_order[0].note)
             return self._merge(merging, tuple(one.payload() for one in in_order), header)
         except (TestbedError, RuntimeError, ValueError, IndexError) as error:
-            # Payloads that do not fit their merger: whoever waits for them is told.
+            # Payloads that do not fit their merger: all workers get the error.
             raise Mismatch(
                 f"MERGE of {header.key!r} in step {header.step} failed on its server: {error}"
             ) from error
@@ -126,7 +126,7 @@ class Merges:
         return pulled
 
     def _before(self, key: str, like: torch.Tensor) -> State:
-        """What is owed to a key; nothing to a message of another size, as after a new plan."""
+        """The residual of a key; zeros for a message of another size, as after a new plan."""
         state = self._states.get(key, {})
         kept = state.get("residual")
         return state if kept is not None and kept.shape == like.shape else {}

@@ -1,7 +1,7 @@
 """A parameter server: its state and its loop; run as a module, the process beside a worker.
 
 The process takes its settings as one JSON line on stdin (a token on the command line could be read
-by everybody on the machine), prints its endpoints as one line and ends when its stdin does, which
+by all users of the machine), prints its endpoints as one line and ends when its stdin does, which
 also happens when the worker is killed.
 """
 
@@ -46,10 +46,10 @@ from testbed.backends.zmq_ps.wire import (
 )
 from testbed.base.types import Traffic
 
-# What a parameter server knows and answers; no sockets, so that tests drive it message by message.
+# The state of a parameter server: packets in, answers out; no sockets, so that tests can drive it.
 #
 # One exchange is a table entry per slice, opened by the first message of any worker and closed by
-# the answer to the last, so that workers may arrive in any order and a server never needs to know
+# the answer to the last, so that workers may arrive in any order and a server is not told before
 # which tensors there are.
 
 
@@ -88,12 +88,12 @@ class ServerState:
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has said goodbye."""
+        """Whether every worker has sent GOODBYE."""
         return len(self.departed) == self.num_workers
 
     @property
     def num_open(self) -> int:
-        """Slices of exchanges that wait for somebody; 0 when all is answered."""
+        """Slices of exchanges that wait for a worker; 0 when all are answered."""
         parts = (self._sums, self._relays, self._merges, self._parameters)
         return sum(part.num_open for part in parts)
 
@@ -119,7 +119,7 @@ class ServerState:
             return handler(message)
         except Mismatch as error:
             note = str(error).encode()
-            # Kept for good: workers that come later must learn of it too, and the job ends here.
+            # Kept for good: workers that come later must get it too, and the job ends here.
             self._broken[header.exchange] = note
             return [_error(header, worker, note) for worker in range(self.num_workers)]
 
@@ -138,7 +138,7 @@ FLUSH_MS = 2000
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """What a server must know before it binds.
+    """What a server is given before it binds.
 
     Attributes:
         index: number of this server, for messages.
@@ -190,7 +190,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class Refusals:
-    """Counts what was refused and says so on stderr, at most once a second for each kind."""
+    """Counts what was refused and logs it on stderr, at most once a second for each kind."""
 
     def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
@@ -212,7 +212,7 @@ class Server:
     """A bound parameter server.
 
     Args:
-        settings: what it must know.
+        settings: see `ServerSettings`.
         context: the ZeroMQ context; closed by the caller.
 
     Raises:
@@ -257,7 +257,7 @@ class Server:
             if stop_fd in ready:
                 return False
             self._receive()
-        self._socket.setsockopt(zmq.LINGER, FLUSH_MS)  # the last goodbyes must get out
+        self._socket.setsockopt(zmq.LINGER, FLUSH_MS)  # for the answers to the last GOODBYEs
         return True
 
     def close(self) -> None:

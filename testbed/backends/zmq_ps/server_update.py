@@ -138,7 +138,7 @@ class ParameterSlice:
         return len(self._waiting)
 
     def push(self, header: Header, gradient: torch.Tensor) -> list[Packet]:
-        """A worker's gradient, which is consumed; whoever may go on gets the parameters.
+        """A worker's gradient, which is consumed; workers that may go on get the parameters.
 
         Raises:
             Mismatch: another tensor than was installed, or rates that differ between the workers.
@@ -154,7 +154,7 @@ class ParameterSlice:
         return self._release()
 
     def depart(self, worker: int) -> list[Packet]:
-        """The worker left in good order: nobody waits for it any more."""
+        """The worker left in good order: no other worker waits for it any more."""
         self._gone.add(worker)
         return self._release() if self._staleness != 0 else []
 

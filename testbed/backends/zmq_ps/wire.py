@@ -53,7 +53,7 @@ ExchangeName = tuple[Operation, int, int]  # operation, stream, sequence
 
 
 class Flag:
-    """Bits that change what a message means; plain numbers, because every message is asked."""
+    """Bits that change what a message means; plain numbers, because every message is tested."""
 
     NONE: Final = 0
     PAYLOAD: Final = 1  # the elements of this slice are in the second frame
@@ -92,7 +92,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         operation: what is asked or answered.
-        worker: the worker that sends a question, or to which an answer goes.
+        worker: the worker that sends a request, or to which an answer goes.
         root: source of a broadcast or of a gathered part; the range of a message that was cut.
         flags: see `Flag`.
         dtype: one of `DTYPES`.
@@ -151,7 +151,7 @@ def token_digest(token: bytes) -> bytes:
 
 
 def worker_identity(token: bytes, worker: int) -> bytes:
-    """The routing identity of a worker; nobody without the token can guess it."""
+    """The routing identity of a worker; it cannot be guessed without the token."""
     name = worker.to_bytes(4, "little")
     digest = hashlib.blake2b(name, digest_size=15, key=token[:64], person=b"testbed-ps-name")
     # A first byte of zero is reserved by ZeroMQ.
@@ -322,7 +322,7 @@ SAME_SLICE = ("key", "step", "dtype", "total_elements", "num_elements", "root")
 
 
 def check_same(first: Header, other: Header, names: tuple[str, ...] = SAME_SLICE) -> None:
-    """Whether two workers speak of the same slice of the same tensor.
+    """Whether two workers mean the same slice of the same tensor.
 
     Raises:
         Mismatch: one of the named fields differs.

@@ -42,7 +42,7 @@ class Ticket:
     renewed: bool = False
 
 
-# Numbers for exchanges, the same on all ranks without talking. Within a channel all ranks run the
+# Numbers for exchanges, the same on all ranks without messages. Within a channel all ranks run the
 # same requests in the same order, so counting suffices. A fold and the spread that brings it back
 # may be far apart, so folds are counted for each key when they are submitted.
 
@@ -238,11 +238,11 @@ class IncomingParts:
 
 
 class AnswersOfAnySize(Exchange):
-    """A request whose answers tell only at the end that they were the last ones."""
+    """A request that knows only after its last answer that it was the last one."""
 
     @property
     def about_to_end(self) -> bool:
-        """Nobody knows."""
+        """Always False: it is not known."""
         return False
 
     def _slices(self, part: torch.Tensor, server: int, first: Header) -> Iterator[Outgoing]:
@@ -251,7 +251,7 @@ class AnswersOfAnySize(Exchange):
         Args:
             part: one-dimensional.
             server: that gets them.
-            first: header of the first one; its note goes with no other.
+            first: header of the first one; no other one has its note.
         """
         memory, width = bytes_of(part), first.element_size
         for piece in place(first.key, part.numel(), width, 1, self.layout.slice_bytes):
@@ -268,7 +268,7 @@ class AnswersOfAnySize(Exchange):
 
 
 class PartsExchange(AnswersOfAnySize):
-    """A request that brings a part from every other worker; servers confirm what they got."""
+    """A request that brings a part from every other worker; servers confirm what they received."""
 
     def __init__(self, request: Request, ticket: Ticket, layout: Layout) -> None:
         super().__init__(request, ticket, layout)
@@ -303,7 +303,7 @@ class AllGatherExchange(PartsExchange):
         self._unconfirmed = sum(self._counts)
 
     def messages(self) -> Iterator[Outgoing]:
-        """Its slices, and for each server without a slice the word that there is none."""
+        """Its slices, and for each server without a slice a message that says so."""
         for piece in self.slices:
             header = replace(self._question(piece), frame_count=self._counts[piece.server])
             yield piece.server, header, self._elements(piece)
@@ -325,7 +325,7 @@ def relay_of(destination: int, num_servers: int) -> int:
 
 
 class AllToAllExchange(PartsExchange):
-    """One message at least for each other rank, an empty one if need be, and one that asks.
+    """One message at least for each other rank, which may be empty, and one request for parts.
 
     In headers `root` is the rank that a part goes to, on the way back the one that it comes from.
     """
@@ -334,7 +334,7 @@ class AllToAllExchange(PartsExchange):
         super().__init__(request, ticket, layout)
         rank, num_servers = layout.rank, layout.num_servers
         self.header = replace(self.header, dtype=NAMES[request.parts[rank].dtype], root=rank)
-        # The question goes first: what is for this rank can come while its own parts leave.
+        # The request goes first: parts for this rank can arrive while its own parts leave.
         self._outgoing: list[Outgoing] = [(relay_of(rank, num_servers), self.header, None)]
         for other, part in enumerate(request.parts):
             if other != rank:
