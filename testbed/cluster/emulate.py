@@ -87,7 +87,7 @@ class Cluster:
             "OMPI_MCA_btl_tcp_sndbuf": str(max(MPI_SEND_WINDOW_BYTES, under_way)),
             "OMPI_MCA_btl_tcp_eager_limit": str(EAGER_BYTES),
             "OMPI_MCA_mpi_yield_when_idle": "1",
-            # Whoever is no root outside is still one here, and may be.
+            # In a user namespace this process is root, which Open MPI refuses without these.
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "GLOO_SOCKET_IFNAME": DEVICE,
@@ -116,7 +116,7 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
 
     Args:
         spec: what to emulate.
-        number: told apart by it, one process may have several clusters at once.
+        number: of the cluster; one process may have several at once.
 
     Raises:
         Unavailable: the kernel lacks what was asked for.
@@ -159,7 +159,7 @@ def _check_policy(topology: Topology) -> None:
     """See that nodes may have their cores and CPU policy.
 
     Raises:
-        UsageError: cores are to be dealt out that do not go round.
+        UsageError: cores are to be pinned and cannot be distributed evenly.
         Unavailable: no `chrt` or `taskset`, or it is not allowed.
     """
     spec = topology.spec
@@ -227,7 +227,7 @@ def _signals_blocked() -> Iterator[None]:
 def link_changes(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
     """Carries out the changes of the specification while the block runs, and notes each as done.
 
-    Yields what tells which change could not be made, if one could not: no other is tried then, and
+    Yields a function that returns the error of a change that failed: no other is tried then, and
     what is measured from there on was not measured on the cluster that was asked for.
     """
     ended = threading.Event()
@@ -243,7 +243,7 @@ def link_changes(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
             try:
                 cluster.apply(change)
                 _note(cluster, change)
-            except Exception as error:  # whatever it is, the run has to hear of it
+            except Exception as error:  # any error has to fail the run
                 told = f"cluster: the change of links at {change.at_s:g} s was not made: {error}"
                 failures.append(RunFailed(told))
                 _tell(cluster, told)
@@ -259,7 +259,7 @@ def link_changes(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
 
 
 def _tell(cluster: Cluster, failure: str) -> None:
-    """Those who are about to write their results hear of it, too."""
+    """Write the failure where processes that are about to write results will read it."""
     facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
     write_facts(cluster.facts_path, msgspec.structs.replace(facts, failure=failure))
 

@@ -1,4 +1,4 @@
-"""What processes inside a cluster know of it: a file whose path is in their environment."""
+"""What processes inside a cluster can read of it: a file whose path is in their environment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def find_facts(environment: Mapping[str, str] = os.environ) -> Facts | None:
 
 
 def write_facts(path: Path, facts: Facts) -> None:
-    """Write them so that a reader finds the old ones or the new ones, never half of either."""
+    """Replace the file at once, so that a reader finds the old facts or the new ones."""
     draft = path.with_suffix(".new")
     draft.write_bytes(to_json(facts))
     draft.replace(path)

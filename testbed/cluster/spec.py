@@ -114,9 +114,9 @@ class ClusterSpec:
         ranks_per_node: worker processes on each node.
         cpu_policy: `batch` = processes on the nodes get Linux's SCHED_BATCH, see below; `other` =
             they keep the policy under which the testbed was started, as a rule SCHED_OTHER.
-        cores: `pinned` = each node's processes keep to its share of this machine's cores, an error
-            where they cannot be dealt out evenly (`topology.pin_cores`); `shared` = any node may be
-            on any core; `auto` = pinned where they can be dealt out.
+        cores: `pinned` = each node's processes stay on its share of this machine's cores, an error
+            where they cannot be distributed evenly (`topology.pin_cores`); `shared` = any node may
+            be on any core; `auto` = pinned where possible.
         awake: `auto` = idle cores of this machine poll instead of halting while the cluster is up,
             where that is allowed (see `system.idle_polling`); `no` = they halt as they always do.
         change: rates that change while it runs, `TIME:NODE:RATE+...`; see `Change`.
@@ -124,11 +124,11 @@ class ClusterSpec:
             or `rate.3=1gbit` for both.
 
     The nodes of a real cluster have cores of their own; here they share a few. Under the usual
-    policy a thread that a message has woken may take the core from another node's thread at once;
+    policy a thread that a message wakes may preempt another node's thread at once;
     `p3` on gloo (643 messages a step, four nodes on two cores) then spent a core on polling and
-    took 474 ms a step, 217 under `batch`. Under `batch` whoever computes goes on until it waits or
-    its slice is over, and a waking thread takes an idle core or waits for one. Where cores are
-    pinned, a node's threads do not wander to those of others: some 50 steps of `p3` on mpi-ring
+    took 474 ms a step, 217 under `batch`. Under `batch` a thread computes until it waits or its
+    slice is over, and a thread that wakes takes an idle core or waits for one. Where cores are
+    pinned, a node's threads do not move to those of others: some 50 steps of `p3` on mpi-ring
     took 150 to 187 ms, 160 to 224 where they were shared.
     """
 

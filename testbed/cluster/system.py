@@ -1,4 +1,4 @@
-"""What of the machine is asked and changed: namespaces, commands, what the kernel can do."""
+"""What is read from the machine and changed there: namespaces, commands, kernel features."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Final, Literal
 
 from testbed.base.errors import RunFailed, Unavailable, UsageError
 
-# Names that tell whose a namespace is, so that what a dead owner left can be told from the rest.
+# Names that hold the owner of a namespace, so that leftovers of an owner that ended can be found.
 #
 #     testbed-<pid>-<start of that process>-<part>
 #
-# A pid alone comes back one day; with the time at which its process started it does not.
+# A pid alone is used again some time; a pid with the time at which its process started is not.
 
 PREFIX = "testbed-"
 _START_FIELD = 19  # of /proc/PID/stat, counted behind the name's closing bracket
@@ -47,7 +47,7 @@ def own_prefix(number: int = 0) -> str:
 def abandoned(
     names: Iterable[str], start_of: Callable[[int], str | None] = process_start
 ) -> list[str]:
-    """Those of our names whose owner no longer lives; names of another form are nobody's concern.
+    """Those of our names whose owner has ended; names of another form are left alone.
 
     Example:
         >>> abandoned(["testbed-7-100-0n1", "testbed-8-200-0n1", "vpn"], {7: "100", 8: "9"}.get)
@@ -70,7 +70,7 @@ def call(*words: str) -> str:
     """Run a command of the system; what it printed.
 
     Raises:
-        RunFailed: it failed; says which and what it said.
+        RunFailed: it failed; names it and quotes its output.
     """
     done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
     if done.returncode != 0:
@@ -79,7 +79,7 @@ def call(*words: str) -> str:
 
 
 def refusal(*words: str) -> str:
-    """What a command that starts another says when it may not; empty if it may."""
+    """The error of a command that starts another, where it is not permitted; empty if it is."""
     try:
         tried = subprocess.run(
             (*words, "true"), capture_output=True, text=True, timeout=COMMAND_S, check=False
@@ -97,7 +97,7 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(name: str) -> None:
-    """End whatever still runs in a namespace of ours, and take it away; fine if it is gone."""
+    """End all processes in a namespace of ours and remove it; no error if it is gone."""
     listed = subprocess.run(
         ("ip", "netns", "pids", name), capture_output=True, text=True, timeout=COMMAND_S
     )
@@ -121,7 +121,7 @@ def remove_leftovers() -> list[str]:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Whether it is this user's folder; another cluster may be taking its own away meanwhile."""
+    """Whether it is this user's folder; another cluster may be removing its own meanwhile."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -176,10 +176,10 @@ def send_window_bytes(kernel_bps: float, round_trip_s: float = 0.0) -> int:
 
         W = R / 8 (1 ms + 2 l),   R bit/s in the kernel, l the latency of one way there
 
-    What a link carries in a millisecond: no loss ever tells senders to slow down here, so without
-    a bound each would fill the queues with megabytes, connections would share a link by how much
-    they queued, and an urgent message would stand behind all of it. What a latency keeps on the way
-    (bandwidth times round trip) comes on top, or no connection would fill its link.
+    What a link carries in a millisecond: senders are never slowed down by loss here, so without a
+    bound each would fill the queues with megabytes, connections would share a link in proportion to
+    what they queued, and an urgent message would wait behind all of it. What is in flight because
+    of the latency (bandwidth times round trip) is added, or no connection would fill its link.
 
     Args:
         kernel_bps: the link's rate.
@@ -196,7 +196,7 @@ def tcp_settings(kernel_bps: float, round_trip_s: float = 0.0) -> dict[str, str]
     """Path below `/proc/sys/net` -> value, for a node whose link has this rate.
 
     `reno` is the one congestion control that a namespace may always choose; on a network without
-    loss it does nothing but grow. A pause for computing is no reason to begin slowly again.
+    loss its window only grows. Slow start after a pause (for computing) is switched off.
     """
     window = send_window_bytes(kernel_bps, round_trip_s)
     return {
@@ -215,10 +215,10 @@ Way = Literal["here", "user namespace"]
 
 
 def find_way(environment: Mapping[str, str] = os.environ) -> Way:
-    """How a cluster can be had here.
+    """How a cluster can be made here.
 
     Raises:
-        Unavailable: not at all; says why and what would help.
+        Unavailable: not at all; says why and what to do.
     """
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
@@ -236,7 +236,7 @@ def find_way(environment: Mapping[str, str] = os.environ) -> Way:
 
 
 def lacking() -> str | None:
-    """Why no cluster can be had here; None if one can."""
+    """Why no cluster can be made here; None if one can."""
     try:
         find_way()
     except Unavailable as error:
@@ -254,7 +254,7 @@ def enter_user_namespace(command: Sequence[str]) -> None:
 
 
 def _refusal(*options: str) -> str:
-    """What `unshare` says when it may not; empty if it may."""
+    """The error of `unshare` where it is not permitted; empty if it is."""
     return refusal("unshare", *options)
 
 
@@ -262,7 +262,7 @@ def _unavailable(reason: str, remedy: str) -> Unavailable:
     return Unavailable("emulated", "cluster", reason, remedy)
 
 
-# Keeps idle cores from sleeping, so that a message need not wait for one to wake.
+# Keeps idle cores from halting, so that no message waits until a core resumes.
 
 REQUESTS: Final = Path("/dev/cpu_dma_latency")
 YES: Final = "yes"
@@ -273,11 +273,11 @@ NOT_ASKED: Final = "no: awake=no"
 def idle_polling(asked: bool = True, requests: Path = REQUESTS) -> Iterator[str]:
     """Inside the block idle cores poll instead of halting; `yes`, or why they do not.
 
-    All nodes of an emulated cluster live on the cores of one machine, which work and wait by turns
+    All nodes of an emulated cluster share the cores of one machine, which become idle and busy
     thousands of times a second. In a virtual machine a core that halts goes back to the host, and
-    the time until the host lets it go on lies in every message that comes meanwhile, as time that
-    was stolen from it. A core that polls still counts as idle, yields at once, and the kernel
-    forgets the request when its holder ends, however it ends.
+    the time until the host resumes it is added to every message that arrives meanwhile (as steal
+    time). A core that polls still counts as idle and yields at once. The kernel drops the request
+    when the process that holds it ends, however it ends.
 
     Args:
         asked: False = idle cores halt as they always do.

@@ -1,7 +1,7 @@
 """From a cluster's description to the commands that build it; pure.
 
 Each node is a network namespace with one cable (a pair of veth devices) to a bridge, which stands
-in a namespace of its own, so that clusters can have equal addresses without hearing each other. A
+in a namespace of its own, so that clusters can have equal addresses without a connection. A
 node's `up` direction is shaped where packets leave the node, `down` where they leave the bridge.
 """
 
@@ -70,7 +70,7 @@ class Topology:
         prefix: of the names of its namespaces.
         spec: rates and number of nodes.
         mechanism: how latency is made; None = there is none.
-        cores: of this machine, to be dealt out to the nodes; none = they are not.
+        cores: of this machine, to be distributed over the nodes; empty = not pinned.
     """
 
     prefix: str
@@ -278,11 +278,11 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], a
 
 
 def pin_cores(num_nodes: int, cores: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-    """The cores of each node, as many for each; None where they cannot be dealt out evenly.
+    """The cores of each node, as many for each; None where they cannot be distributed evenly.
 
     With N nodes and C cores node i has core i mod C where C divides N, so that neighbours in a ring
     are on different cores, and cores [i q, (i + 1) q) with q = floor(C / N) where C >= N; cores
-    that are left over then are nobody's. Elsewhere some nodes would have more than others. Cores
+    that are left over then are not used. Elsewhere some nodes would have more than others. Cores
     are taken by their numbers, whichever of them are threads of one physical core.
 
     Args:

@@ -23,13 +23,13 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     """One message; which fields mean something depends on the kind.
 
     Attributes:
-        kind: what is said.
-        member: who says it (or, for `loss`, who was lost).
+        kind: of message.
+        member: its sender (for `loss`: the lost member).
         name: all-gather name, topic, or words.
         turn: number of the all-gather under this name; `OTHERS_ALONE` for an announcement that does
-            not come back to who made it.
+            not come back to its sender.
         members: how many take part in it, or receive an announcement.
-        values: contributions, announcement, or the states of all members.
+        values: of an all-gather, an announcement, or the states of all members.
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class FrameReader:
 
     @property
     def wanted(self) -> int:
-        """How many bytes the next frame lacks, as far as what has arrived tells."""
+        """How many bytes of the next frame are missing, as far as that is known yet."""
         arrived = len(self._buffer)
         if arrived < _LENGTH.size:
             return _LENGTH.size - arrived

@@ -1,8 +1,8 @@
-"""The middle of the control plane's star: a thread in rank 0's process.
+"""The hub of the control plane, to which all members connect: a thread in rank 0's process.
 
-It matches all-gathers, repeats announcements in one order, and watches over the members: a
-connection that ends without a goodbye, or a member silent for too long, is a loss that everybody
-is told.
+It matches all-gathers, repeats announcements in one order, and watches the members: a connection
+that closes without a `bye`, or a member that sends nothing for too long, is a loss that is
+reported to all.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _Peer:
 
 
 class Hub:
-    """Serves the control plane until every member has left or a loss was told to all.
+    """Serves the control plane until every member has left or a loss was reported to all.
 
     Args:
         listener: a listening socket on the job's own interface.
         size: number of members.
         token: the job's secret; a connection that does not know it is dropped.
-        silence_s: a member that says nothing for so long is lost.
+        silence_s: a member that sends nothing for so long is lost.
         start_s: how long members may take to connect.
         hosts: where each member is expected, for messages.
     """
@@ -80,7 +80,7 @@ class Hub:
         self._thread.start()
 
     def wait_loss_sent(self, timeout_s: float) -> None:
-        """Wait until the first loss was told to all members; the process may then end."""
+        """Wait until the first loss was reported to all members; the process may then end."""
         self._loss_sent.wait(timeout_s)
 
     def announce(self, frame: Frame) -> None:
@@ -129,7 +129,7 @@ class Hub:
             try:
                 frames = peer.reader.feed(data)
             except BadFrame:
-                frames, data = [], b""  # a stranger on our port, not a member: drop the connection
+                frames, data = [], b""  # no member, but another program: drop the connection
             for frame in frames:
                 data = data if self._take(peer, frame) else b""
             if not data:
@@ -205,7 +205,7 @@ class Hub:
         self._send_bytes(peer, encode(frame))
 
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
-        # A peer that cannot take bytes is about to be noticed by the next read or by its silence.
+        # A peer that takes no bytes is detected by the next read or by `silence_s`.
         with contextlib.suppress(OSError):
             peer.connection.sendall(data)
 
@@ -235,7 +235,7 @@ class Hub:
         self._broadcast(Frame("beat", name=self._names.get(0, ""), values=states))
 
     def _miss(self, absent: list[int], waited_s: float) -> None:
-        """Say now and then who has not joined, and in the end give them up."""
+        """Log from time to time who has not joined; at `start_s` they are lost."""
         who = ", ".join(f"rank {m} (host {self._hosts[m]})" for m in absent)
         if waited_s > self._start_s:
             self._names[absent[0]] = who

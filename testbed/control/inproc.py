@@ -52,7 +52,7 @@ class InprocHub:
             return [values[r] for r in range(members)]
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """One object for all members, made by whoever asks first."""
+        """One object for all members, made by the first call."""
         with self._changed:
             if name not in self._shared:
                 self._shared[name] = make()
@@ -75,7 +75,7 @@ class InprocHub:
             self._listeners[topic].append((rank, callback))
 
     def lose(self, loss: Loss) -> None:
-        """Tell everybody but the lost one."""
+        """Report the loss to all other members."""
         with self._changed:
             if self._loss is not None:
                 return
@@ -118,7 +118,7 @@ class InprocControl:
         return self._hub.meet(self.rank, name, turn, value, members or self.size, timeout_s)
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """One object for all members: threads of a process need not send what they can see."""
+        """One object for all members: threads of a process need not send what they share."""
         return self._hub.share(name, make)
 
     def announce(

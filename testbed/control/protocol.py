@@ -1,7 +1,7 @@
-"""What every member of a job (worker or dedicated server) can say to the others, in a few bytes.
+"""Small messages between the members of a job (workers and dedicated servers).
 
 Gradients never travel here. The control plane carries addresses, digests, the order of priority
-messages and, above all, the news that a member raised, died or fell silent.
+messages and, above all, the report that a member raised, died or stopped answering.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Loss:
-    """Who was lost and why, as told to every survivor."""
+    """Who was lost and why, as reported to every other member."""
 
     member: int
     who: str
@@ -26,8 +26,8 @@ class Control(Protocol):
     Attributes:
         rank: this member.
         size: how many members there are.
-        state: what this member is doing now, in words that others quote when they wait in vain;
-            set by whoever does it.
+        state: what this member is doing now, in words that errors of other members quote; set by
+            the code that does it.
     """
 
     rank: int
@@ -37,30 +37,30 @@ class Control(Protocol):
     def all_gather(
         self, name: str, value: bytes, timeout_s: float, members: int | None = None
     ) -> list[bytes]:
-        """Everybody's value under this name, in rank order; the k-th call of a name meets the k-th.
+        """All members' values under this name, in rank order; the k-th calls of a name match.
 
         Args:
             name: what is exchanged, for errors and for matching.
-            value: this member's contribution.
+            value: of this member.
             timeout_s: how long to wait for the others.
             members: only the first so many members take part; None = all.
 
         Raises:
             RankLost: a member was lost before it gave its value.
-            DeadlineExceeded: somebody did not come within `timeout_s`; the message names who.
+            DeadlineExceeded: a member did not call within `timeout_s`; the message names it.
         """
         ...
 
     def announce(
         self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
     ) -> None:
-        """Tell all members; what is announced arrives everywhere in one order.
+        """Send a value to all members; announcements arrive in the same order everywhere.
 
         Args:
             topic: what listeners name.
             value: what they receive.
             members: only the first so many receive it; None = all. What reaches a member that never
-                listens is kept for good.
+                listens is kept until the end.
             others_alone: it does not come back to this member.
         """
         ...
@@ -70,7 +70,7 @@ class Control(Protocol):
         ...
 
     def report_failure(self, why: str) -> None:
-        """Tell all others that this member is about to end, and why."""
+        """Report to all others that this member is about to end, and why."""
         ...
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
@@ -78,7 +78,7 @@ class Control(Protocol):
         ...
 
     def describe(self) -> str:
-        """What every member last said that it was doing."""
+        """The last known `state` of every member."""
         ...
 
     @property

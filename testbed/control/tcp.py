@@ -20,10 +20,10 @@ class TcpControl:
     """See `Control` for what each call means.
 
     Args:
-        connection: to the hub, which has welcomed this member.
+        connection: to the hub, which has accepted this member.
         rank: this member's number.
         size: number of members.
-        silence_s: the hub is lost when it says nothing for so long.
+        silence_s: the hub is lost when it sends nothing for so long.
         hub: the hub itself, in the process that hosts it.
     """
 
@@ -80,7 +80,7 @@ class TcpControl:
     def announce(
         self, topic: str, value: bytes, members: int | None = None, *, others_alone: bool = False
     ) -> None:
-        """See `Control.announce`; in the hub's process this thread itself tells all."""
+        """See `Control.announce`; in the hub's process this thread itself sends it to all."""
         turn = OTHERS_ALONE if others_alone else 0
         frame = Frame("announce", self.rank, topic, turn, members or self.size, (value,))
         if self._hub is None:
@@ -89,7 +89,7 @@ class TcpControl:
             self._hub.announce(frame)
 
     def listen(self, topic: str, callback: Callable[[bytes], None]) -> None:
-        """See `Control.listen`; announcements that came before are heard first."""
+        """See `Control.listen`; announcements that came before are delivered first."""
         with self._changed:
             for value in self._early.pop(topic, []):
                 callback(value)
@@ -115,7 +115,7 @@ class TcpControl:
         return self._loss
 
     def describe(self) -> str:
-        """What every member said last that it was doing."""
+        """The last known `state` of every member."""
         return b"; ".join(self._states).decode() or "no member has said what it is doing"
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class TcpControl:
             self._hub.close(timeout_s=self._silence_s)
 
     def _send(self, frame: Frame) -> None:
-        # A dead connection shows itself to the reading thread, which tells everybody who waits.
+        # A dead connection is detected by the reading thread, which fails all waits.
         with self._sending, contextlib.suppress(OSError):
             self._connection.sendall(encode(frame))
 
@@ -220,11 +220,11 @@ def join_control(
     hub_host: str,
     hub: Hub | None = None,
 ) -> TcpControl:
-    """A member's end: asks for the hub, which may listen later, until it is welcomed.
+    """A member's end: connects to the hub, which may listen later, until it is accepted.
 
     Raises:
         RunFailed: the hub does not answer within `start_s`.
-        Disagreement: who listens there refuses this member, or is no hub.
+        Disagreement: the process that listens there refuses this member, or is no hub.
     """
     hello = Frame("hello", rank, who, values=(token,))
     end_s = time.monotonic() + start_s
@@ -265,5 +265,5 @@ def _enter(address: tuple[str, int], hello: Frame, timeout_s: float) -> socket.s
 
 
 def describe_self(role: str, rank: int) -> str:
-    """This process in words, for others' error messages."""
+    """This process in words, for error messages of other members."""
     return f"{role} {rank} (host {socket.gethostname()}, pid {os.getpid()})"

@@ -1,17 +1,18 @@
 """Processes that are forked from one that has loaded Python and torch already.
 
 Loading torch, `torch._dynamo` and the testbed takes several seconds of a core, which every rank and
-every parameter server would spend anew. Whoever starts them opens a `fork_server` and starts their
-commands as `through_stub` rewrites them:
+every parameter server would spend anew. The process that starts them opens a `fork_server` and
+starts their commands as `through_stub` rewrites them:
 
     launcher (testbed, mpirun, a rank) -> stub                    (`stub.c`, or `stub.py`)
     owner -> fork server -> keeper -> the process itself          (`server`, `process`)
 
 The stub takes the command's place below its launcher: it hands its descriptors to the server,
 passes signals on and ends as the process does, so that `wait`, `kill`, Open MPI's and MPICH's
-daemons find what they know. The keeper ends the process when the stub is killed, and ends what the
-process leaves behind. A stub that nobody answers, or whose command the server may not fork (another
-user, program, namespace, cgroup or set of cores), becomes the command: a fresh start.
+daemons work on it as on the process itself. The keeper ends the process when the stub is killed,
+and ends what the process leaves behind. A stub that gets no answer, or whose command the server may
+not fork (another user, program, namespace, cgroup or set of cores), becomes the command: a fresh
+start.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Literal
 
 SERVER = "TESTBED_FORK_SERVER"  # the variable with the socket of the server
 FORKED = "TESTBED_FORKED"  # the id of the process that was forked: not that of its children
-KEEPER = "testbed-keeper"  # how a keeper shows itself, with the id of its stub
+KEEPER = "testbed-keeper"  # the title of a keeper, with the id of its stub
 FIRST = "0"  # the name of the socket that stubs ask first
 TITLE_BYTES = 4096
 

@@ -89,7 +89,7 @@ def read_request(connection: socket.socket) -> Request:
 
 
 def _described(stub: int, descriptors: Mapping[int, int]) -> Request:
-    """A request as /proc tells it."""
+    """A request as /proc shows it."""
     proc = Path("/proc", str(stub))
     pairs = os.fsdecode((proc / "environ").read_bytes()).split("\0")
     environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
@@ -123,7 +123,7 @@ def identity_of(environment: Mapping[str, str]) -> Identity:
     """The variables that are read while libraries load: they decide what is forked from what.
 
     The wheel of Open MPI has its `mpirun` put this Python's own `lib` on LD_LIBRARY_PATH. Nothing
-    but MPI lies there, and finds its parts without.
+    but MPI is there, and it finds its parts without the variable.
 
     Example:
         >>> sorted(identity_of({"OMP_NUM_THREADS": "2", "EDITOR": "ed"}))
@@ -144,7 +144,7 @@ def can_be_forked(request: Request) -> bool:
 
 
 def surroundings_of(pid: int) -> tuple[object, ...]:
-    """What is not changed after a fork, or told libraries something else while they loaded."""
+    """What a fork cannot change, or what libraries have read while they loaded."""
     proc = Path("/proc", str(pid))
     spaces = {space.name: os.readlink(space) for space in (proc / "ns").iterdir()}
     texts = [(proc / name).read_text() for name in ("cgroup", "oom_score_adj")]
@@ -207,7 +207,7 @@ def become(request: Request) -> NoReturn:
 def _leave(status: int) -> NoReturn:
     """End in the order of Python's own end, but leave out that of the modules.
 
-    Taking those apart would first copy all of the memory that is shared with the server.
+    Clearing modules would first copy all of the memory that is shared with the server.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -220,7 +220,7 @@ def _leave(status: int) -> NoReturn:
     if mpi is not None and mpi.Is_initialized():
         if not mpi.Is_finalized():
             mpi.Finalize()  # what mpi4py does once the modules are gone
-        ctypes.PyDLL(None).exit(status & 0xFF)  # MPICH takes leave of its launcher only here
+        ctypes.PyDLL(None).exit(status & 0xFF)  # MPICH leaves its launcher only here
     os._exit(status & 0xFF)
 
 
@@ -276,7 +276,7 @@ def _descendants() -> list[psutil.Process]:
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
-        return []  # told without going through all processes of the machine
+        return []  # found without reading all processes of the machine
     family: list[psutil.Process] = psutil.Process().children(recursive=True)
     return family
 

@@ -1,10 +1,10 @@
 """The fork server; see the package.
 
-A process is as if freshly started only if libraries read the same while they loaded. So a server
-serves one *identity* (`identity_of`) and sends other requests on to a server that it starts for
-them. Before it forks, it has computed nothing and has one thread, or it does not fork at all: a
-child of a process that has computed with two threads hangs. It ends, and ends all that it forked,
-when its standard input closes, which it does however its owner ends.
+A forked process equals a freshly started one only if libraries read the same variables while they
+loaded. So a server serves one *identity* (`identity_of`) and forwards other requests to a server
+that it starts for them. Before it forks, it has computed nothing and has one thread, or it does not
+fork at all: a child of a process that has computed with two threads hangs. It ends, and ends all
+that it forked, when its standard input closes, which it does however its owner ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from testbed.forking import FIRST, KEEPER, process, start_server
 from testbed.forking.process import Request
 
 GRACE_S = 5.0
-STUB_S = 5.0  # how long a stub may take to say what it wants
+STUB_S = 5.0  # how long a stub may take to send its request
 MAX_SERVERS = 6
 MANY = 8  # requests, after which compiling a stub is worth its 70 ms
 
@@ -110,7 +110,7 @@ class Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # loading may take seconds
             before = len(os.listdir("/proc/self/fd"))
             for module in missing:
-                with contextlib.suppress(Exception):  # whoever needs it will say so
+                with contextlib.suppress(Exception):  # the process that needs it raises the error
                     importlib.import_module(module)
             self._loaded.update(missing)
             self._opened += len(os.listdir("/proc/self/fd")) - before
@@ -165,7 +165,7 @@ def _mirror(connection: socket.socket, child: int) -> int:
             signals = connection.recv(64)
         except OSError:
             signals = b""
-        for signum in signals or [signal.SIGKILL]:  # with the stub ends what it stands for
+        for signum in signals or [signal.SIGKILL]:  # the process ends with its stub
             os.kill(child, signum)
         if not signals:
             break
