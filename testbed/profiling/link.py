@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 import msgspec
@@ -159,7 +159,7 @@ class _Measurement:
         self._control = control
         self._sweep = sweep
         self._deadline_s = deadline_s
-        self._step = 0
+        self._step = -1
         self._concurrent = min(sweep.max_concurrent, backend.capabilities.num_channels)
         largest = max(*sweep.sizes, sweep.concurrent_bytes, *sweep.stream, LEAD_BYTES)
         self._tensors = [
@@ -228,57 +228,46 @@ class _Measurement:
         return max(times_s)
 
     def _stream(self) -> list[tuple[int, float]]:
-        step = self._begin()
-        works = [
-            self._backend.submit(
-                Request(
-                    Op.ALL_REDUCE,
-                    self._tensors[0][: num_bytes // 4],
-                    key=f"{KEY}/stream/{place}",
-                    step=step,
-                    priority=place,
-                )
-            )
+        self._begin()
+        ended_s = self._send(
+            self._sum(num_bytes, f"stream/{place}", priority=place)
             for place, num_bytes in enumerate(self._sweep.stream)
-        ]
-        for work in works:
-            work.wait(self._deadline_s)
-        ends = sorted(
-            (work.event.ended_s, num_bytes)
-            for work, num_bytes in zip(works, self._sweep.stream, strict=True)
         )
+        ends = sorted(zip(ended_s, self._sweep.stream, strict=True))
         return [
             (num_bytes, max(end_s - before_s, SHORTEST_S))
             for (before_s, _), (end_s, num_bytes) in itertools.pairwise(ends)
         ]
 
-    def _begin(self) -> int:
-        """A barrier; returns the number of the exchange that begins."""
-        step = self._step
+    def _begin(self) -> None:
+        """A barrier before the next exchange."""
         self._step += 1
-        request = Request(Op.BARRIER, key=f"{KEY}/begin", step=step)
-        self._backend.submit(request).wait(self._deadline_s)
-        return step
+        self._send([Request(Op.BARRIER, key=f"{KEY}/begin", step=self._step)])
+
+    def _sum(self, num_bytes: int, name: str, channel: int = 0, priority: int = 0) -> Request:
+        tensor, key = self._tensors[channel][: num_bytes // 4], f"{KEY}/{name}"
+        return Request(Op.ALL_REDUCE, tensor, key, self._step, priority, channel)
+
+    def _send(self, requests: Iterable[Request]) -> list[float]:
+        """When each of them had ended, all submitted before the first is waited for."""
+        works = [self._backend.submit(request) for request in requests]
+        for work in works:
+            work.wait(self._deadline_s)
+        return [work.event.ended_s for work in works]
 
     def _exchange(self, exchange: Exchange) -> tuple[Exchange, float]:
-        step = self._begin()
-        start_s = time.perf_counter()
-        works = [
-            self._backend.submit(
-                Request(
-                    Op.ALL_REDUCE,
-                    self._tensors[channel][: _bytes_at(exchange, place) // 4],
-                    key=f"{KEY}/{exchange.num_bytes}/{channel}/{place}",
-                    step=step,
-                    channel=channel,
-                )
+        self._begin()
+        start_s, num_bytes = time.perf_counter(), exchange.num_bytes
+        ended_s = self._send(
+            self._sum(
+                num_bytes if place else exchange.lead_bytes,
+                f"{num_bytes}/{channel}/{place}",
+                channel,
             )
             for place in range(exchange.num_in_row)
             for channel in range(exchange.num_messages)
-        ]
-        for work in works:
-            work.wait(self._deadline_s)
-        return exchange, time_of_one(exchange, start_s, [work.event.ended_s for work in works])
+        )
+        return exchange, time_of_one(exchange, start_s, ended_s)
 
     def _quiet(self, stolen: list[float]) -> list[int]:
         """Which rounds count, by what was taken of the cores of the rank that lost most."""
@@ -302,10 +291,6 @@ class _Measurement:
         )
         of_ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
         return list(zip(*of_ranks, strict=True))
-
-
-def _bytes_at(exchange: Exchange, place: int) -> int:
-    return exchange.num_bytes if place else exchange.lead_bytes
 
 
 def _fit(name: str, num_workers: int, times: Times, streamed: Sequence[tuple[int, float]]) -> Link:

@@ -13,7 +13,6 @@ import torch
 from mpi4py import MPI
 
 from testbed.backends.mpi.options import RingOptions
-from testbed.backends.mpi.plain_ring import plain_ring_fold, plain_ring_sum
 from testbed.backends.mpi.ring import PersistentCache
 from testbed.backends.protocol import Backend, Group
 from testbed.base.axes import BACKENDS
@@ -21,6 +20,7 @@ from testbed.base.errors import Disagreement, RankLost, UsageError
 from testbed.base.types import Op, Request, shard_bounds
 from testbed.control.protocol import Loss
 from tests.contracts.cases import WITHIN_S, assert_same, do, meet, normals
+from tests.harness.plain_ring import plain_ring_fold, plain_ring_sum
 
 Call = tuple[str, tuple[Any, ...]]  # `module:function` and its arguments
 

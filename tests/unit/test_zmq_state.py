@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from testbed.backends.checks import NAMES
 from testbed.backends.zmq_ps.placement import place
-from testbed.backends.zmq_ps.plain import PlainServer
 from testbed.backends.zmq_ps.server_process import ServerState
 from testbed.backends.zmq_ps.wire import Flag, Header, Operation, Packet, Refused
+from tests.harness.plain_server import PlainServer
 
 SGD = json.dumps({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01})
 ADAM = json.dumps({"optimizer": "adam", "eps": 1e-6})

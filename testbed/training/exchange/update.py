@@ -93,11 +93,22 @@ class MeanGradients:
         tensors, sums = list(values), list(values.values())
         divide(sums, self._divisor)
         norms = norms_of(sums)
-        if self._check_finite:
-            refuse_non_finite([self._buckets.plan.names[t] for t in tensors], sums, norms, step)
+        self._refuse_non_finite(values, step, norms=norms)
         # A mean that is zero everywhere may be that of a parameter that no rank has used.
         doubtful = [tensors[position] for position in all_zero(sums, norms)]
         return {**values, **dict.fromkeys(unused(doubtful) if doubtful else ())}
+
+    def _refuse_non_finite(
+        self,
+        values: Mapping[int, torch.Tensor],
+        step: int,
+        what: str = "gradient",
+        norms: Sequence[float] | None = None,
+    ) -> None:
+        if self._check_finite:
+            names, tensors = [self._buckets.plan.names[t] for t in values], list(values.values())
+            norms = norms_of(tensors) if norms is None else norms
+            refuse_non_finite(names, tensors, norms, step, what)
 
 
 class OwnGradients(MeanGradients):
@@ -107,14 +118,11 @@ class OwnGradients(MeanGradients):
 
     def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
         """See `Delivery.deliver`."""
-        if self._check_finite:
-            gradients = list(values.values())
-            names = [self._buckets.plan.names[tensor] for tensor in values]
-            refuse_non_finite(names, gradients, norms_of(gradients), step)
+        self._refuse_non_finite(values, step)
         return dict(values)
 
 
-class ServerParameters:
+class ServerParameters(MeanGradients):
     """Servers run the optimizer; updated parameters come back, and nothing is left to do here.
 
     Args:
@@ -124,7 +132,6 @@ class ServerParameters:
         check_finite: report NaN and infinity.
     """
 
-    exchanges = True
     may_replan = False  # servers hold the parameters as the plan's messages
 
     def __init__(
@@ -134,11 +141,9 @@ class ServerParameters:
         learning_rate: Callable[[], float],
         check_finite: bool,
     ) -> None:
-        self._backend = backend
+        super().__init__(backend, 1, check_finite)
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self._check_finite = check_finite
-        self._buckets: GradientBuckets
 
     def adopt(self, buckets: GradientBuckets) -> None:
         """See `Delivery.adopt`."""
@@ -153,10 +158,7 @@ class ServerParameters:
 
     def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
         """See `Delivery.deliver`; `values` are parameters, which are put in their places."""
-        if self._check_finite:
-            arrived = list(values.values())
-            names = [self._buckets.plan.names[tensor] for tensor in values]
-            refuse_non_finite(names, arrived, norms_of(arrived), step, "parameter")
+        self._refuse_non_finite(values, step, "parameter")
         with torch.no_grad():
             for tensor, value in values.items():
                 self._buckets.parameters[tensor].copy_(value)

@@ -1,6 +1,6 @@
 """The ring all-reduce as the papers draw it: whole chunks, one blocking exchange per hop.
 
-Slow and obvious; the segmented ring must give the same bits, and a test compares the two.
+The slow and obvious twin of `mpi-ring`; its segmented ring must give the same bits.
 """
 
 from __future__ import annotations
