@@ -62,7 +62,7 @@ class PendingResult:
 
     Args:
         what: is waited for, in words.
-        deadline_s: how long `wait` waits unless it is told; None = without a limit.
+        deadline_s: of a `wait` without `timeout_s`; None = no limit.
 
     Attributes:
         stage: what is being done for it, in words; empty if unknown.

@@ -88,7 +88,7 @@ OF_ANY_SIZE = frozenset({Op.ALL_GATHER, Op.ALL_TO_ALL, Op.MERGE})
 
 
 class Copier(Protocol):
-    """How bytes get off a device and back; a token stands for a copy that may still be running."""
+    """Copies to and from a device; a token stands for a copy that may still be running."""
 
     def buffer(self, like: torch.Tensor) -> torch.Tensor:
         """A host buffer of the tensor's shape and dtype."""
@@ -235,7 +235,7 @@ class StagedBackend:
                     self._copier.settle(token)
                 work.start()
                 inner = self._inner.submit(_with(work.request, hosts))
-            except Exception as error:  # belongs to whoever waits for this request
+            except Exception as error:  # raised by `wait` of this request
                 work.fail(error)
                 continue
             inner.when_done(partial(self._land, inner, work, hosts))
@@ -253,7 +253,7 @@ class StagedBackend:
                 result = replace(result, parts=parts)
             elif request.op is not Op.FOLD and tensor is not None:
                 work.landing = self._copier.up(hosts[0], tensor)
-        except Exception as error:  # belongs to whoever waits for this request
+        except Exception as error:  # raised by `wait` of this request
             work.fail(error)
             return
         work.finish(replace(result, tensor=tensor))

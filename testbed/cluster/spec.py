@@ -47,7 +47,7 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     """Changes in the order of their times.
 
     Raises:
-        UsageError: a piece is no change; says how one is written.
+        UsageError: a piece is no change; shows how one is written.
 
     Example:
         >>> [(c.at_s, c.node, c.rate_bps) for c in parse_changes("10s:2:1gbit+5:all:100mbit")]

@@ -27,7 +27,7 @@ WRONG_TOKEN = (
 
 
 class _Peer:
-    """One connection, and the member behind it once it has said hello."""
+    """One connection, and its member once that has sent `hello`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -43,7 +43,7 @@ class Hub:
     Args:
         listener: a listening socket on the job's own interface.
         size: number of members.
-        token: the job's secret; a connection that does not know it is dropped.
+        token: the job's secret; a connection without it is dropped.
         silence_s: a member that sends nothing for so long is lost.
         start_s: how long members may take to connect.
         hosts: where each member is expected, for messages.

@@ -213,8 +213,8 @@ def _together(shards: Sequence[tuple[Range, ...]], ranks: Sequence[int]) -> tupl
     return tuple(span for rank in ranks for span in shards[rank])
 
 
-# Recursive doubling, log2(n) exchanges of the whole tensor, for sums where latency is all: whom a
-# rank exchanges with, and up to which size it is worth it.
+# Recursive doubling, log2(n) exchanges of the whole tensor, for sums where latency dominates: the
+# partners of a rank, and up to which size it is the faster way.
 #
 # With n not a power of two, the first 2 (n - p) ranks (p the largest power of two below n) pair up
 # before: the even one gives its values to the odd one and gets the result from it at the end.
@@ -241,7 +241,7 @@ class Doubling:
 
 
 def plan_doubling(rank: int, size: int) -> Doubling:
-    """Whom a rank exchanges with.
+    """The ranks with which a rank exchanges.
 
     Example:
         >>> plan_doubling(1, 3)

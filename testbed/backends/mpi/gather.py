@@ -1,4 +1,4 @@
-"""All-gather of short tensors, and all-to-all: what has sizes that only the sender knows.
+"""All-gather of short tensors, and all-to-all: only the sender knows the sizes.
 
 In an all-gather each rank sends size, dtype and, if they are short, values to all others at once.
 Around a ring the sizes would go first, and both would take a hop for each rank; where tensors are

@@ -95,7 +95,7 @@ class Task:
 
 
 class Loop:
-    """Interleaves one generator per busy channel until told to stop or the group lost a member.
+    """Interleaves one generator per busy channel until `close`, or the loss of a member.
 
     Args:
         requests: where the channels' requests come from.

@@ -200,7 +200,7 @@ class PersistentDoubling:
     """A rank's part bound to the memory of one tensor by persistent requests.
 
     Args:
-        plan: whom to exchange with.
+        plan: the ranks to exchange with.
         comm: the channel's communicator.
         flat: the tensor, one-dimensional; only its address is kept.
         slots: `plan.num_received` tensors like `flat`, for what must be added.

@@ -330,7 +330,7 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # The worker is gone, or has not connected yet and will be told when it asks.
+            # The worker has ended, or has not connected yet and gets it with its first request.
             self.refusals.add("Undeliverable", f"{header.operation.name} to rank {header.worker}")
             return
         self._sent[header.worker] += header.payload_bytes
@@ -345,7 +345,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
     with zmq.Context() as context:
         server = Server(settings, context)
-        gc.freeze()  # a search for garbage in all that was imported would hold everybody up
+        gc.freeze()  # a garbage collection over all that was imported would delay all workers
         print(server.endpoint, server.local_endpoint, flush=True)
         server.run(sys.stdin.fileno())
         server.close()
