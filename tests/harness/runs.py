@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from testbed.cli import main
+from testbed.commands.run import RANK_MODULES
 from testbed.forking import through_stub
 
 HARNESS = Path(__file__).parent
@@ -27,6 +29,7 @@ ROOT = HARNESS.parent.parent
 FAULTY = HARNESS / "faulty_model.py"
 WITHIN_S = 100.0
 MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
+MODULES = (*RANK_MODULES, "sklearn.datasets")  # of commands, and of ranks that a launcher starts
 LATE = ("--backend", "gloo", "--start-deadline", "3")  # of a run that some rank does not join
 
 
@@ -39,14 +42,37 @@ class Finished:
     err: str
 
 
-def testbed(*arguments: str, within_s: float = WITHIN_S, under: tuple[str, ...] = ()) -> Finished:
-    """Run `testbed ...` (under a launcher if given) and wait for it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+def forkable(command: Sequence[str]) -> list[str]:
+    """A command of this Python, forked from the session's server: some seconds less of a core.
+
+    Every launcher starts ranks afresh in one test at least; in others it starts stubs, which it
+    cannot tell from ranks.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return through_stub(command, environment, MODULES)
+
+
+def testbed(
+    *arguments: str,
+    within_s: float = WITHIN_S,
+    under: tuple[str, ...] = (),
+    fresh: bool = True,
+    **variables: str,
+) -> Finished:
+    """Run `testbed ...` and wait for it.
+
+    Args:
+        arguments: as a user writes them.
+        within_s: it is ended after that, and the test fails.
+        under: the launcher's words.
+        fresh: what a launcher starts is a new Python; else it is forked, see `forkable`.
+        variables: of the command's environment.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **variables}
     command = [sys.executable, "-m", "testbed", *arguments]
-    if under:
-        command = [*under, *command]
-    else:
-        command = through_stub(command, environment, ["testbed.cli", "testbed.workloads.load"])
+    if not under or not fresh:
+        command = forkable(command)
+    command = [*under, *command]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:

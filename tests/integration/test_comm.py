@@ -40,7 +40,7 @@ def test_servers_of_different_numbers_without_mpi(tmp_path):
 def test_a_launcher_is_joined():
     under = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
     sizes = ("--minbytes", "4K", "--maxbytes", "4K", "--iters", "2")
-    done = testbed("comm", "--backend", "gloo,zmq-ps", *sizes, under=under)
+    done = testbed("comm", "--backend", "gloo,zmq-ps", *sizes, under=under, fresh=False)
     assert done.status == 0, done.err
     assert "launcher: torchrun" in done.out
 

@@ -22,6 +22,7 @@ from tests.harness.runs import (
     answer,
     but_for,
     cell_of,
+    forkable,
     testbed,
 )
 from tests.harness.slurm import absent
@@ -36,22 +37,29 @@ MPICH = ROOT / ".mpich" / "bin" / "mpirun"  # a folder of its own: it must not s
 @pytest.mark.parametrize("backend", ["mpi-ring", "mpi", "gloo", "zmq-ps"])
 def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    under = (*MPIRUN, "-n", "4")
-    done = testbed("run", *MODEL, "--backend", backend, "--json", str(record), under=under)
+    fresh = backend == "mpi-ring"
+    size = 2 if fresh else 4
+    run = ("run", *MODEL, "--backend", backend, "--json", str(record))
+    done = testbed(*run, under=(*MPIRUN, "-n", str(size)), fresh=fresh)
     assert done.status == 0, done.err
-    assert cell_of(record)["num_workers"] == 4
+    cell = cell_of(record)
+    assert cell["num_workers"] == size
+    assert cell["environment"]["started"] == ("fresh" if fresh else "forked")
     assert "joined by openmpi" in done.err
 
 
 @pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
 def test_torchrun(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    command = [*TORCHRUN, "-m", "testbed", "run", *MODEL, "--backend", backend]
-    done = subprocess.run(
-        [*command, "--json", str(record)], capture_output=True, text=True, timeout=WITHIN_S
-    )
+    run = ("testbed", "run", *MODEL, "--backend", backend, "--json", str(record))
+    ranks = ["-m", *run]
+    if backend != "gloo":
+        ranks = ["--no-python", *forkable((sys.executable, "-m", *run))]
+    done = subprocess.run([*TORCHRUN, *ranks], capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
-    assert cell_of(record)["num_workers"] == 2
+    cell = cell_of(record)
+    assert cell["num_workers"] == 2
+    assert cell["environment"]["started"] == ("fresh" if backend == "gloo" else "forked")
 
 
 @pytest.mark.mpi
@@ -59,7 +67,7 @@ def test_torchrun(backend: str, tmp_path: Path) -> None:
 def test_mpirun_of_mpich(backend: str, mpich: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     run = ("run", *MODEL, "--backend", backend, "--json", str(record))
-    done = testbed(*run, under=(mpich, "-n", "2"))
+    done = testbed(*run, under=(mpich, "-n", "2"), fresh=backend == "mpi-ring")
     assert done.status == 0, done.err
     assert cell_of(record)["num_workers"] == 2
     assert "joined by pmi" in done.err
@@ -99,7 +107,7 @@ def test_a_rank_that_does_not_come_is_named(
 ) -> None:
     if launcher[0] == "mpich":
         launcher = (request.getfixturevalue("mpich"), *launcher[1:])
-    done = testbed("run", *LATE, under=(*launcher, *but_for(1, variable)))
+    done = testbed("run", *LATE, under=(*launcher, *but_for(1, variable)), fresh=False)
     assert done.status != 0
     assert f"rank 1 (host {socket.gethostname()})" in done.err
     assert "--start-deadline" in done.err
@@ -123,7 +131,8 @@ def test_a_rank_that_testbed_lacks_is_named(
 def test_dedicated_servers_take_the_last_ranks(tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     backend = ("--backend", "zmq-ps:servers=dedicated:1")
-    done = testbed("run", *MODEL, *backend, "--json", str(record), under=(*MPIRUN, "-n", "3"))
+    run = ("run", *MODEL, *backend, "--json", str(record))
+    done = testbed(*run, under=(*MPIRUN, "-n", "3"), fresh=False)
     assert done.status == 0, done.err
     cell = cell_of(record)
     assert (cell["num_workers"], cell["num_servers"], cell["num_processes"]) == (2, 1, 3)

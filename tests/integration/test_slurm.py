@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.records.store import Store
-from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, but_for, cell_of
+from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, but_for, cell_of, forkable
 from tests.harness.slurm import NODE, Slurm, until
 
 RUN = (sys.executable, "-m", "testbed", "run", *MODEL)
@@ -33,10 +33,13 @@ def test_srun_with_pmix(backend: str, slurm: Slurm, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     size = 3 if "dedicated" in backend else 2
     step = ("srun", "--mpi=pmix", f"--ntasks={size}")
-    done = slurm.run(*step, *RUN, "--backend", backend, "--json", str(record))
+    run = (*RUN, "--backend", backend, "--json", str(record))
+    fresh = backend == "mpi-ring"
+    done = slurm.run(*step, *(run if fresh else forkable(run)))
     assert done.status == 0, done.err
     assert "joined by pmix" in done.err
     cell = cell_of(record)
+    assert cell["environment"]["started"] == ("fresh" if fresh else "forked")
     assert (cell["num_workers"], cell["num_processes"]) == (2, size)
 
 
@@ -44,7 +47,7 @@ def test_srun_with_pmix(backend: str, slurm: Slurm, tmp_path: Path) -> None:
 def test_a_join_that_lacks_a_rank_ends_soon_and_names_it(lacking: int, slurm: Slurm) -> None:
     begin_s = time.monotonic()
     step = ("srun", "--mpi=none", "--ntasks=2", "--kill-on-bad-exit=1")
-    run = (*RUN, "--backend", "gloo", "--start-deadline", "10")
+    run = forkable((*RUN, "--backend", "gloo", "--start-deadline", "10"))
     done = slurm.run(*step, *but_for(lacking, "SLURM_PROCID"), *run)
     assert done.status != 0
     assert time.monotonic() - begin_s < 15
@@ -55,7 +58,7 @@ def test_a_join_that_lacks_a_rank_ends_soon_and_names_it(lacking: int, slurm: Sl
 def test_a_rank_that_pmix_lacks_is_named(slurm: Slurm) -> None:
     slurm.needs_pmix()
     step = ("srun", "--mpi=pmix", "--ntasks=2", "--kill-on-bad-exit=1")
-    done = slurm.run(*step, *but_for(1, "SLURM_PROCID"), *RUN, *LATE)
+    done = slurm.run(*step, *but_for(1, "SLURM_PROCID"), *forkable((*RUN, *LATE)))
     assert done.status != 0
     assert f"rank 1 (host {NODE})" in done.err
 
