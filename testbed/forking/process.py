@@ -123,13 +123,18 @@ def identity_of(environment: Mapping[str, str]) -> Identity:
     """The variables that are read while libraries load: they decide what is forked from what.
 
     The wheel of Open MPI has its `mpirun` put this Python's own `lib` on LD_LIBRARY_PATH. Nothing
-    but MPI is there, and it finds its parts without the variable.
+    but MPI is there, and it finds its parts without the variable. What torchrun tells its ranks
+    is read after they have loaded.
 
     Example:
         >>> sorted(identity_of({"OMP_NUM_THREADS": "2", "EDITOR": "ed"}))
         [('OMP_NUM_THREADS', '2')]
     """
-    found = {name: value for name, value in environment.items() if name.startswith(_READ_AT_LOAD)}
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_LOAD) and not name.startswith("TORCHELASTIC_")
+    }
     folders = found.pop("LD_LIBRARY_PATH", "").split(":")
     others = [folder for folder in folders if folder not in ("", _OWN_LIBRARIES)]
     return frozenset([*found.items(), *(("LD_LIBRARY_PATH", folder) for folder in others)])

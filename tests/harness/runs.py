@@ -49,7 +49,9 @@ def forkable(command: Sequence[str]) -> list[str]:
     cannot tell from ranks.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return through_stub(command, environment, MODULES)
+    # torchrun sets it, for NCCL alone; with it ranks would be forked from a server of their own.
+    ignored = ["env", "-u", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    return [*ignored, *through_stub(command, environment, MODULES)]
 
 
 def testbed(

@@ -15,32 +15,9 @@ from testbed.base.errors import UsageError
 from testbed.base.files import save_link, save_trace
 from testbed.base.link import Link
 from testbed.base.trace import Trace, TraceTensor
-from tests.harness.runs import WITHIN_S
+from tests.harness.runs import ROOT, WITHIN_S, forkable
 
-SCRIPT = """
-import sys
-
-import torch
-
-import testbed
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-scheduler, trace, link, record = sys.argv[1:]
-session = testbed.distribute(
-    model, optimizer, "gloo", scheduler=scheduler, trace=trace or None, link=link or None
-)
-inputs = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(1))
-for step in range(6):
-    optimizer.zero_grad()
-    mine = inputs[step].chunk(session.backend.size)[session.backend.rank]
-    model(mine).square().mean().backward()
-    optimizer.step()
-state = model.state_dict()  # nothing may be pending in it
-if session.backend.rank == 0:
-    torch.save(state, record)
-"""
+SCRIPT = Path(__file__).parents[1] / "harness" / "own_script.py"
 
 
 def by_hand() -> torch.nn.Module:
@@ -73,15 +50,19 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_script_trains_as_one_process(
     scheduler: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    script, record = tmp_path / "mine.py", tmp_path / "state.pt"
-    script.write_text(SCRIPT)
+    record = tmp_path / "state.pt"
     trace, link = files if scheduler == "pace" else ("", "")
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
+    script = [str(SCRIPT)]
+    if scheduler != "pace":
+        module = (sys.executable, "-m", "tests.harness.own_script")
+        script = ["--no-python", *forkable(module)]
     done = subprocess.run(
-        [*torchrun, str(script), scheduler, str(trace), str(link), str(record)],
+        [*torchrun, *script, scheduler, str(trace), str(link), str(record)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
     found = torch.load(record)
