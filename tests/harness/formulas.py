@@ -84,11 +84,13 @@ def bucket(layers: Layers, limit: float, first_limit: float) -> Groups:
     """Add the layer, then close at the limit."""
     groups: Groups = []
     pending: list[int] = []
+    size = 0.0  # of what is pending: whole bytes, so that sums are exact
     for layer in range(layers.count, 0, -1):
         pending.append(layer)
-        if sum(layers.m[i] for i in pending) >= (limit if groups else first_limit):
+        size += layers.m[layer]
+        if size >= (limit if groups else first_limit):
             groups.append(pending)
-            pending = []
+            pending, size = [], 0.0
     return groups + ([pending] if pending else [])
 
 

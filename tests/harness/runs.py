@@ -30,6 +30,7 @@ FAULTY = HARNESS / "faulty_model.py"
 WITHIN_S = 100.0
 MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
 MODULES = (*RANK_MODULES, "sklearn.datasets")  # of commands, and of ranks that a launcher starts
+OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TMPDIR")
 LATE = ("--backend", "gloo", "--start-deadline", "3")  # of a run that some rank does not join
 
 
@@ -49,9 +50,9 @@ def forkable(command: Sequence[str]) -> list[str]:
     cannot tell from ranks.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    # torchrun sets it, for NCCL alone; with it ranks would be forked from a server of their own.
-    ignored = ["env", "-u", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
-    return [*ignored, *through_stub(command, environment, MODULES)]
+    # Set by torchrun, for NCCL alone, and by Slurm, to /tmp: a server of their own would be needed.
+    unset = [f"--unset={name}" for name in OF_LAUNCHERS if name not in os.environ]
+    return ["env", *unset, *through_stub(command, environment, MODULES)]
 
 
 def testbed(

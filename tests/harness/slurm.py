@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -19,7 +20,8 @@ import pytest
 
 from tests.harness.runs import Finished
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinfo", "squeue")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo")
+PROGRAMS += ("squeue",)
 # Debian keeps daemons where an ordinary user's PATH does not look.
 SEARCHED = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 START_S = 30.0
@@ -74,11 +76,13 @@ def missing_programs() -> list[str]:
     return [name for name in PROGRAMS if program(name) is None]
 
 
-def until(condition: Callable[[], bool], what: str, within_s: float = START_S) -> None:
+def until(
+    condition: Callable[[], bool], what: str, within_s: float = START_S, every_s: float = 0.05
+) -> None:
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, f"no {what} within {within_s:g} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,22 @@ class Slurm:
             env=dict(self.environment),
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    def batch(self, *words: str, within_s: float = 100.0) -> str:
+        """Submit a job and wait until it is over: its exit codes, each once, as Slurm shows them.
+
+        `sbatch --wait` asks every ten seconds.
+        """
+        done = self.run("sbatch", "--parsable", *words)
+        assert done.status == 0, done.err
+        job = done.out.strip()
+        self.ends(within_s)
+        shown = self.run("scontrol", "show", "job", job).out
+        return " ".join(sorted(set(re.findall(r" ExitCode=(\S+)", shown))))
+
+    def ends(self, within_s: float) -> None:
+        """Wait until no job is left."""
+        until(lambda: not self.queue(), f"end of the jobs\n{self.logs()}", within_s, every_s=0.2)
 
     def needs_pmix(self) -> None:
         """Skip the test where Slurm finds no PMIx library."""

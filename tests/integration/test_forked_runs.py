@@ -32,10 +32,11 @@ TIMES_OF_SAMPLES = {
 }
 
 
-def run(record: Path, *more: str) -> Cell:
+def run(record: Path, *more: str, **variables: str) -> Cell:
     done = testbed(
         *("run", "--workload", f"{FAULTY}:build", "--workers", "2", "--steps", "12"),
         *("--seed", "3", "--json", str(record), *more),
+        **variables,
     )
     assert done.status == 0, done.err
     return decode_cell(record.read_bytes())
@@ -54,12 +55,9 @@ def facts(cell: Cell) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "backend", [pytest.param("mpi-ring", marks=pytest.mark.mpi), "gloo", "zmq-ps"]
 )
-def test_records_of_forked_and_fresh_ranks_are_equal(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_forked_and_fresh_ranks_are_equal(backend: str, tmp_path: Path) -> None:
     forked = run(tmp_path / "forked.json", "--backend", backend)
-    monkeypatch.setenv(SERVER, "none")
-    fresh = run(tmp_path / "fresh.json", "--backend", backend)
+    fresh = run(tmp_path / "fresh.json", "--backend", backend, **{SERVER: "none"})
     assert forked.environment["started"] == "forked"
     assert fresh.environment["started"] == "fresh"
     assert forked.identical_work
