@@ -38,6 +38,7 @@ def distribute(
     *,
     scheduler: str = "wfbp",
     compressor: str = "none",
+    memory: str = "none",
     seed: int = 1,
     trace: str | Path | None = None,
     link: str | Path | None = None,
@@ -71,6 +72,7 @@ def distribute(
         compressor: `name[:key=value,...]`, as on the command line; wrappers before it with `+`
             (`ef+topk:ratio=0.01`). What it keeps from step to step is
             `session.state_dict()`, to be saved by each rank for itself.
+        memory: `name[:key=value,...]`, as on the command line.
         seed: of what a compressor draws.
         trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
             `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.
@@ -87,7 +89,7 @@ def distribute(
         `step()`, `accumulating()` for gradient accumulation.
 
     Raises:
-        UnknownName, UsageError, Unavailable: backend, scheduler or compressor cannot be used.
+        UnknownName, UsageError, Unavailable: a part cannot be used.
         UsageError: the backend needs server processes of its own, which a script cannot become;
             the scheduler needs a trace and a link; or they are of another model.
 
@@ -98,7 +100,9 @@ def distribute(
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
         >>> session.close()
     """
-    config = RunConfig(backend=backend, scheduler=scheduler, compressor=compressor, seed=seed)
+    config = RunConfig(
+        backend=backend, scheduler=scheduler, compressor=compressor, memory=memory, seed=seed
+    )
     parts = parts_of(config, [axis for axis in AXES if axis is not WORKLOADS])
     asked = parts[BACKENDS.what]
     compression = compression_of(compressor, seed)

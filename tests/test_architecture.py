@@ -42,6 +42,7 @@ ALLOWED = {
     "control": BASE,
     "cluster": BASE,
     "compression": BASE,
+    "memory": BASE,
     # a parameter server merges compressed payloads
     "backends": BASE | {"control", "compression", "forking"},
     "workloads": {"base"},
@@ -222,7 +223,16 @@ ABOUT_PARTS = {
     "testbed.base.spec": "`none` of an option stands for None",
     "testbed.profiling.shipped": "builds the published models behind the shipped traces",
 }
-ROOMS_OF_PARTS = {"backends", "scheduling", "compression", "models", "replay", "studies", "recipes"}
+ROOMS_OF_PARTS = {
+    "backends",
+    "scheduling",
+    "compression",
+    "memory",
+    "models",
+    "replay",
+    "studies",
+    "recipes",
+}
 
 
 def test_no_generic_module_knows_a_part() -> None:

@@ -157,5 +157,12 @@ def test_third_party_scheduler_is_installed_and_trains(
 def test_parts_on_the_page_are_those_that_are_tested() -> None:
     page = (ROOT / "docs/adding-a-part.md").read_text()
     package = ROOT / "tests/toy_plugin"
-    for name in ("pyproject.toml", "scheduler.py", "compressor.py", "backend.py", "workload.py"):
+    for name in (
+        "pyproject.toml",
+        "scheduler.py",
+        "compressor.py",
+        "backend.py",
+        "workload.py",
+        "memory.py",
+    ):
         assert (package / name).read_text().rstrip("\n") in page, f"{name} differs from the page"

@@ -124,7 +124,8 @@ class WorkloadFacts:
 
 # The table. `build` of a workload is called as `build(options, data_dir=..., seed=...)` under a
 # seeded torch generator, of a backend as `build(group, options)`, of a scheduler as
-# `build(trace, link, options)`, of a compressor as `build(options)` or `build(inner, options)`.
+# `build(trace, link, options)`, of a compressor as `build(options)` or `build(inner, options)`, of
+# a memory strategy as `build(model, optimizer, options)`.
 
 WORKLOADS: Final = Axis(
     "workload",
@@ -231,7 +232,15 @@ COMPRESSORS: Final = Axis(
     resumes=False,
 )
 
-AXES: Final[tuple[Axis[Any], ...]] = (WORKLOADS, BACKENDS, SCHEDULERS, COMPRESSORS)
+MEMORY: Final = Axis(
+    "memory",
+    {"none": "testbed.memory.none:NONE"},
+    "testbed.memory",
+    object,  # generic code asks nothing of them
+    on_model=True,
+)
+
+AXES: Final[tuple[Axis[Any], ...]] = (WORKLOADS, BACKENDS, SCHEDULERS, COMPRESSORS, MEMORY)
 
 STUDIES: Final = Registry(
     "study",

@@ -17,7 +17,7 @@ START_S = 120.0  # of a start deadline that nobody gave
 
 Precision = Literal["float32", "float64", "bf16", "fp16"]
 
-LATER: Final = frozenset({"start_deadline"})
+LATER: Final = frozenset({"start_deadline", "memory"})
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
@@ -100,6 +100,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             listed=True,
         ),
     ] = "none"
+    memory: Annotated[str, Setting(f"how a worker saves memory: {_PART}", listed=True)] = "none"
     trace: Annotated[
         str | None,
         Setting("plan from this trace: testbed.trace/1 file or shipped name", unset="made"),

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import testbed as testbed_api
 from tests.harness.packages import for_children, install
 from tests.harness.runs import answer, testbed
 
@@ -40,6 +42,7 @@ def test_list_shows_its_parts() -> None:
         ("schedulers", "toy-doubling"),
         ("compressors", "toy-int8"),
         ("workloads", "toy-line"),
+        ("memory", "toy-one-by-one"),
     ):
         found = [part for part in document[family] if part["name"] == name]
         assert [part["available"] for part in found] == [True], document[family]
@@ -71,13 +74,24 @@ def test_its_scheduler_and_compressor_train_over_a_backend_of_ours(
     done = testbed(
         *("run", "--workload", "digits-mlp", "--backend", "gloo"),
         *("--scheduler", "toy-doubling:first=2", "--compressor", "ef+toy-int8"),
+        *("--memory", "toy-one-by-one"),
         *("--steps", "20", "--json", str(record)),
     )
     assert done.status == 0, done.err
     cell = json.loads(record.read_text())
-    chosen = (cell["scheduler"], cell["config"]["compressor"])
-    assert chosen == ("toy-doubling:first=2", "ef+toy-int8")
+    config = cell["config"]
+    chosen = (cell["scheduler"], config["compressor"], config["memory"])
+    assert chosen == ("toy-doubling:first=2", "ef+toy-int8", "toy-one-by-one")
     assert cell["samples"]["loss"][-1] < cell["samples"]["loss"][0] / 2
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_memory_strategy_is_put_on_the_model_of_a_loop_of_one_s_own() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = testbed_api.distribute(model, optimizer, "gloo", memory="toy-one-by-one")
+    session.close()
+    assert [group["foreach"] for group in optimizer.param_groups] == [False]
 
 
 @pytest.mark.usefixtures("installed")

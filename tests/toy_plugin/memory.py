@@ -1,0 +1,20 @@
+"""A memory strategy: the optimizer takes its step one tensor at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from testbed.base.parts import NoOptions, Part
+
+
+def one_by_one(model: torch.nn.Module, optimizer: torch.optim.Optimizer, _: NoOptions) -> None:
+    """PyTorch's steps for all tensors at once hold temporary copies of them; these do not."""
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+
+
+TOY_ONE_BY_ONE = Part(
+    name="toy-one-by-one",
+    summary="the optimizer's step, one tensor at a time",
+    build=one_by_one,
+)
