@@ -82,6 +82,7 @@ ONLY_WHEN_OPENED = "a kind is found and asked without its library; what opens it
 OPTIONAL = "an optional dependency, or one that only some workloads need"
 LAZY = {
     "testbed.backends.mpi": ONLY_WHEN_OPENED,
+    "testbed.backends.none": ONLY_WHEN_OPENED,
     "testbed.backends.torch_groups": ONLY_WHEN_OPENED,
     "testbed.backends.zmq_ps": ONLY_WHEN_OPENED,
     "testbed.commands.checks": NO_TORCH,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
 from testbed.backends.queue import PendingWork
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import NoOptions, Part
 from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result, Traffic
+
+if TYPE_CHECKING:
+    import torch
 
 
 class NoBackend:
@@ -20,6 +22,9 @@ class NoBackend:
     """
 
     def __init__(self, group: Group) -> None:
+        from testbed.backends.checks import check_request
+
+        self._check = check_request
         self.rank = group.rank
         self.size = group.size
         self.capabilities = Capabilities(
@@ -31,7 +36,7 @@ class NoBackend:
 
     def submit(self, request: Request) -> PendingWork:
         """Done at once."""
-        check_request("none", request, self.capabilities, self.size)
+        self._check("none", request, self.capabilities, self.size)
         work = PendingWork(request, 0.0)
         work.finish(Result(request.tensor, self._parts(request)))
         return work
@@ -67,6 +72,7 @@ def open_none(group: Group, options: NoOptions) -> NoBackend:
         UsageError: an option is given; there are none.
 
     Example:
+        >>> import torch
         >>> from testbed.control.inproc import InprocHub
         >>> backend = open_none(Group(0, 2, InprocHub(2).member(0)), NoOptions())
         >>> backend.submit(Request(Op.ALL_REDUCE, torch.ones(2))).wait().tensor
