@@ -42,27 +42,27 @@ class Training:
     held_up: bool = False
 
 
-AWKWARD = Recipe("awkward", accumulate=2, twin=False, steps=7)
-COMPLETE = Recipe("complete", accumulate=2, decay=0.9, steps=5)
+AWKWARD = Recipe("awkward", accumulate=2, twin=False, steps=5)
+COMPLETE = Recipe("complete", accumulate=2, decay=0.9, steps=4)
 TRAININGS = {
     "all at once": Training(AWKWARD, "bandwidth-bound"),
     "naive twin": Training(COMPLETE, "start-up-bound"),
     "adam": Training(
-        Recipe("awkward", "float64", twin=False, optimizer="adam", decay=0.8, steps=6),
+        Recipe("awkward", "float64", twin=False, optimizer="adam", decay=0.8, steps=4),
         "compute-bound",
     ),
-    "clipped": Training(Recipe("complete", max_norm=0.5, steps=4), "bandwidth-bound"),
+    "clipped": Training(Recipe("complete", max_norm=0.5, steps=3), "bandwidth-bound"),
     # In the first step all is used, so that nobody expects what comes in the second.
     "unused later": Training(Recipe("unused at times", steps=5), "start-up-bound"),
-    "held up": Training(Recipe("awkward", twin=False, steps=5), "bandwidth-bound", held_up=True),
+    "held up": Training(Recipe("awkward", twin=False, steps=4), "bandwidth-bound", held_up=True),
 }
 # A server that runs the optimizer refuses unused parameters, and has no gradients to clip.
 ON_SERVERS = {
     "naive twin": Training(COMPLETE, "start-up-bound"),
     "adam": Training(
-        Recipe("complete", "float64", optimizer="adam", decay=0.8, steps=6), "compute-bound"
+        Recipe("complete", "float64", optimizer="adam", decay=0.8, steps=4), "compute-bound"
     ),
-    "held up": Training(Recipe("complete", steps=5), "bandwidth-bound", held_up=True),
+    "held up": Training(Recipe("complete", steps=4), "bandwidth-bound", held_up=True),
 }
 
 

@@ -31,7 +31,7 @@ WITHIN_S = 100.0
 MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
 MODULES = (*RANK_MODULES, "sklearn.datasets")  # of commands, and of ranks that a launcher starts
 OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TMPDIR")
-LATE = ("--backend", "gloo", "--start-deadline", "3")  # of a run that some rank does not join
+LATE = ("--backend", "gloo", "--start-deadline", "2")  # of a run that some rank does not join
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pytest
 from tests.harness.family import belongs, descendants
 from tests.harness.runs import FAULTY, end_family, testbed
 
-DEADLINE_S = "6"
+DEADLINE_S = "4"
 NETWORKED = ["zmq-ps", "mpi-ring", "mpi", "gloo"]
 FAULTS = ["kill", "raise", "stop", "hang"]
 # One fault of each kind on each backend would take minutes: the default suite holds every backend
