@@ -140,7 +140,8 @@ class Result:
         traffic: bytes that this rank sent and received for it.
         version: for APPLY: number of updates that the returned parameters hold.
         staleness: for APPLY: how many clocks the slowest worker was behind when this rank went on.
-        lossless: for MERGE: the payload was packed by `Merger.pack_mean` (`server.Pulled`).
+        lossless: for MERGE: the payload was packed by `Merger.pack_mean` (see
+            `testbed.compression.server_merge.Pulled`).
     """
 
     tensor: torch.Tensor | None = None

@@ -42,7 +42,7 @@ class Workload:
         for_values: called before the workload is computed only for its values (the single-process
             reference): from then on it need not take its time, and gradients must be memory of
             their own. None = nothing to tell.
-        recorded: what it replays, as recorded (`prediction.Trace`); None = it really computes.
+        recorded: the `testbed.base.trace.Trace` that it replays; None = it really computes.
         data: where the samples come from, for the table; `synthetic ...` if they are made up.
         name: filled in by the loader.
     """

@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import io
 import json
 import os
 import re
@@ -54,7 +56,7 @@ RENAMED: tuple[tuple[str, str], ...] = (
 """Patterns of older words -> newer words, replaced on both sides: records keep what they said."""
 
 ADDED: Mapping[str, str] = {"start_deadline": "120.0", "memory": "none"}
-"""JSON keys that the newer checkout may write and the older does not know, with their value."""
+"""JSON keys and CSV columns that the older checkout does not know, with the value they may have."""
 
 MATCHED = ("num_workers", "compressor", "scheduler")
 """JSON keys by which results of schedulers are matched."""
@@ -193,10 +195,17 @@ def differences_of_folders(old: Path, new: Path, only: str = "*") -> Iterator[Di
 def _differences_of_files(old: Path, new: Path, name: str) -> Iterator[Difference]:
     if name.endswith(".json"):
         yield from differences_of_json(_read_json(old), _read_json(new), name)
+    elif name.endswith(".csv"):
+        yield from differences_of_json(_read_csv(old), _read_csv(new), name)
     elif name.endswith(".table"):
         yield from differences_of_tables(old.read_text(), new.read_text(), name)
     else:
         yield from differences_of_text(old.read_text(), new.read_text(), name)
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    """A row each, by the names of the columns."""
+    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 def _read_json(path: Path) -> Any:

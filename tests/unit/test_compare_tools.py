@@ -39,6 +39,8 @@ def folders(tmp_path: Path, old: dict[str, str], new: dict[str, str]) -> tuple[P
             '{"results": [{"scheduler": "a", "t": 2}, {"scheduler": "b", "t": 3}]}',
             [True],
         ),
+        ("a.csv", "backend,ms\ngloo,1.5\n", "backend,memory,ms\ngloo,none,1.5\n", []),
+        ("a.csv", "backend,ms\ngloo,1.5\n", "backend,ms\ngloo,1.6\n", [True]),
         ("a.txt", "peer:ddp     1.2 ms\n", "ddp     1.2 ms\n", []),
         ("a.txt", "gloo 1.2 ms\nmpi 2 ms", "gloo 1.3 ms\nring 2 ms", [True, False]),
     ],
