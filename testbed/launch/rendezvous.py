@@ -170,6 +170,8 @@ def _exchange_by_mpi(
         remedy = f"set {_LIBRARY} to the launcher's libmpi, or start with testbed or torchrun"
         raise Unavailable("launcher", identity.launcher, reason, remedy)
     told = world.allgather((socket.gethostname(), msgspec.msgpack.encode(mine)))
+    if _hydra_proxy(environment) is not None:
+        _unlink_shared_memory(Path("/proc/self/maps").read_text())
     invitation = msgspec.msgpack.decode(told[0][1], type=Invitation)
     return msgspec.structs.replace(invitation, hosts=tuple(host for host, _ in told))
 
@@ -269,6 +271,20 @@ def _abort_hydra(environment: Mapping[str, str]) -> None:
                 break
             time.sleep(0.005)
     os.write(int(environment["PMI_FD"]), b"cmd=abort exitcode=1\n")
+
+
+def _unlink_shared_memory(maps: str) -> None:
+    """Remove the name of the memory that MPICH's ranks of this host share, which all have by now.
+
+    MPICH removes it in MPI_Finalize; after kill -9 it would stay in memory until the next boot.
+
+    Args:
+        maps: what is mapped into this process, as /proc tells it.
+    """
+    for line in maps.splitlines():
+        name = line.split(maxsplit=5)[-1]
+        if name.startswith("/dev/shm/mpich_shm_"):
+            Path(name).unlink(missing_ok=True)
 
 
 def _hydra_proxy(environment: Mapping[str, str]) -> str | None:

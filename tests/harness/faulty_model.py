@@ -40,7 +40,7 @@ def build(fault: str = "none", rank: int = 1, at: int = 3, note: str = "") -> Wo
 
 
 def own_rank() -> int:
-    names = ("TESTBED_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+    names = ("TESTBED_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
     return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 

@@ -33,6 +33,7 @@ from testbed.launch import mpirun, processes
 from testbed.launch.identity import Identity
 from testbed.launch.job import start_ranks
 from testbed.launch.join import Role
+from testbed.launch.mpirun import shared_memory
 from tests.harness.family import belongs, descendants
 from tests.harness.rank_agent import Agent, Answer, Case, Leave, Setup
 from tests.harness.rank_main import JobSettings
@@ -257,6 +258,7 @@ class ProcessRanks:
         size = job.num_ranks + BACKENDS.resolve(job.backend).facts.num_servers
         self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
         self._log = (self._folder / "log").open("wb+")
+        self._memory = contextlib.ExitStack()
         self._children: list[subprocess.Popen[bytes]] = []
         self._connections: dict[int, socket.socket] = {}
         address = str(self._folder / "socket")
@@ -278,8 +280,9 @@ class ProcessRanks:
                 base = importable(processes.base_environment())
                 command = through_stub(command, base, MODULES)
                 errors = self._log.fileno()
+                shared = self._memory.enter_context(shared_memory()) if needs_mpi else None
                 self._children = (
-                    [mpirun.start_ranks(command, size, 1, base, errors=errors)]
+                    [mpirun.start_ranks(command, size, 1, base, errors=errors, shared=shared)]
                     if needs_mpi
                     else start_ranks(command, size, 1, base, errors=errors)
                 )
@@ -311,6 +314,7 @@ class ProcessRanks:
 
     def end(self) -> None:
         processes.end_all(self._children)
+        self._memory.close()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()

@@ -74,6 +74,17 @@ def test_mpirun_of_mpich(backend: str, mpich: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_a_killed_rank_of_mpich_leaves_no_shared_memory(mpich: str) -> None:
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    model = ("--workload", f"{FAULTY}:build:fault=kill,rank=1,at=3", "--verify-steps", "0")
+    run = ("run", *model, "--backend", "mpi-ring", "--steps", "20", "--deadline", "4")
+    done = testbed(*run, under=(mpich, "-n", "2"), fresh=False)
+    assert done.status != 0
+    assert "joined by pmi" in done.err
+    assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
+
+
+@pytest.mark.mpi
 def test_a_site_s_mpich_starts_the_ranks_of_a_run(
     mpich: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
