@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,3 +93,25 @@ class Control(Protocol):
     def close(self) -> None:
         """Leave in good order; the others do not take it for a loss."""
         ...
+
+
+def gather(
+    control: Control, name: str, mine: T, kind: type[T], timeout_s: float, members: int | None
+) -> list[T]:
+    """See `Control.all_gather`, for values that MessagePack can hold.
+
+    Args:
+        control: this member's end.
+        name: see `Control.all_gather`, as are `timeout_s` and `members`.
+        mine: this member's value.
+        kind: its type, which those of the others are checked for.
+        timeout_s: how long to wait for the others.
+        members: only the first so many members take part; None = all.
+
+    Example:
+        >>> from testbed.control.inproc import InprocHub
+        >>> gather(InprocHub(1).member(0), "sizes", (4, "a"), tuple[int, str], 1.0, None)
+        [(4, 'a')]
+    """
+    told = control.all_gather(name, msgspec.msgpack.encode(mine), timeout_s, members)
+    return [msgspec.msgpack.decode(each, type=kind) for each in told]

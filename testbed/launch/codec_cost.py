@@ -15,6 +15,7 @@ from testbed.base.axes import BACKENDS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
+from testbed.control.protocol import gather
 from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
 from testbed.prediction.codec import CodecCost, CodecSample, sped_up
 from testbed.profiling.codec import SIZES, measure_codec
@@ -77,10 +78,7 @@ def codec_here(
         device=group.device,
     )
     mine = _Told(machine, tuple(sorted(os.sched_getaffinity(0))), codec)
-    words = group.control.all_gather(
-        "codec", msgspec.msgpack.encode(mine), MEASURE_S, members=group.size
-    )
-    told = [msgspec.msgpack.decode(text, type=_Told) for text in words]
+    told = gather(group.control, "codec", mine, _Told, MEASURE_S, group.size)
     here = [each for each in told if each.machine == mine.machine]
     num_cores = len({core for each in here for core in each.cores})
     return CodecHere(

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TextIO
 
-import msgspec
 import psutil
 
 from testbed.backends.protocol import Backend, Group, Order
@@ -21,7 +20,7 @@ from testbed.base.errors import Disagreement, UsageError
 from testbed.base.parts import Resolved
 from testbed.cluster.facts import find_facts
 from testbed.control.inproc import InprocHub
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, gather
 from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity, identify
 from testbed.launch.rendezvous import load_mpi, meet
@@ -119,12 +118,9 @@ def join(
     settings = (
         f"{role.backend.name} {role.backend.options} workers={role.num_workers} order={order}"
     )
-    mine = msgspec.msgpack.encode((socket.gethostname(), settings, num_channels))
-    members = [
-        msgspec.msgpack.decode(m, type=tuple[str, str, int])
-        # Rank 0's hub gives up after start_s and says whom it lacks; that word comes first.
-        for m in control.all_gather("join", mine, start_s + deadline_s)
-    ]
+    mine, kind = (socket.gethostname(), settings, num_channels), tuple[str, str, int]
+    # Rank 0's hub gives up after start_s and says whom it lacks; that word comes first.
+    members = gather(control, "join", mine, kind, start_s + deadline_s, None)
     _agree(members)
     hosts = tuple(host for host, _, _ in members)
     address = choose_address(interface, single_host=len(set(hosts)) == 1)

@@ -13,7 +13,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.dtypes import Dtype
 from testbed.base.types import Op, Request, Result
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, gather
 from testbed.microbench.config import OPS, Size, sizes, turns
 from testbed.records.comm import EXACT_UP_TO, CommConfig, Operation
 
@@ -227,10 +227,8 @@ def measure(
         mine = _measure_size(config, backends, control, tensors, size, first_step)
         first_step += len(backends) * (config.warmup + config.iters)
         control.state = f"comparing samples of {size.num_bytes} bytes"
-        told = control.all_gather(
-            "comm samples", msgspec.msgpack.encode(mine), config.deadline, members=config.workers
-        )
-        ranks = [msgspec.msgpack.decode(text, type=RankSamples) for text in told]
+        deadline_s, workers = config.deadline, config.workers
+        ranks = gather(control, "comm samples", mine, RankSamples, deadline_s, workers)
         yield combine(size, ranks, checked=config.check > 0)
 
 

@@ -14,7 +14,7 @@ from testbed.backends.protocol import Backend
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.types import Op, Request
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, gather
 from testbed.noise.steady import quietest
 from testbed.noise.steal_time import StealTime
 from testbed.prediction.fit import fit_link, fit_slowdown
@@ -283,13 +283,8 @@ class _Measurement:
 
     def _gather(self, times_s: list[float]) -> list[tuple[float, ...]]:
         """For each of my times those of all ranks."""
-        told = self._control.all_gather(
-            "link times",
-            msgspec.msgpack.encode(times_s),
-            self._deadline_s,
-            members=self._backend.size,
-        )
-        of_ranks = [msgspec.msgpack.decode(text, type=list[float]) for text in told]
+        deadline_s, size = self._deadline_s, self._backend.size
+        of_ranks = gather(self._control, "link times", times_s, list[float], deadline_s, size)
         return list(zip(*of_ranks, strict=True))
 
 

@@ -6,13 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, gather
 
 
 @dataclass(frozen=True)
@@ -278,5 +277,4 @@ def first_look(
     for work in (first, timed):
         work.wait(deadline_s)
     mine = (timed.event.ended_s - first.event.ended_s) / TIMED_BYTES
-    told = control.all_gather(KEY, msgspec.json.encode(mine), deadline_s, members=backend.size)
-    return sum(msgspec.json.decode(each, type=float) for each in told) / backend.size
+    return sum(gather(control, KEY, mine, float, deadline_s, backend.size)) / backend.size

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 
-import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.base.types import Op, Request
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, gather
 from testbed.training.exchange.reducer import GradientReducer, StepState
 from testbed.training.exchange.update import Unused
 
@@ -91,10 +90,8 @@ class UnusedParameters:
 
     def _all_gathered(self, absent: set[int]) -> set[int]:
         self.ask_always = True
-        mine = msgspec.msgpack.encode(sorted(absent))
-        everybody = self._control.all_gather(KEY, mine, self._timeout_s, members=self._size)
-        sets = [set(msgspec.msgpack.decode(answer, type=list[int])) for answer in everybody]
-        return set.intersection(*sets)
+        everybody = gather(self._control, KEY, absent, set[int], self._timeout_s, self._size)
+        return set.intersection(*everybody)
 
     def _submit(self, tensors: Sequence[int], reducer: GradientReducer) -> Work:
         votes = torch.tensor([0 if i in reducer.absent else 1 for i in tensors], dtype=torch.int32)
