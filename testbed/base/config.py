@@ -34,9 +34,7 @@ def read_targets(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(piece) for piece in text.split(",") if piece)
     except ValueError as error:
-        raise UsageError(
-            f"--target-accuracy is {text!r}; expected e.g. 0.95 or 0.95,0.97"
-        ) from error
+        raise UsageError(f"accuracies are {text!r}; expected e.g. 0.95 or 0.95,0.97") from error
 
 
 @dataclass(frozen=True)
@@ -244,12 +242,24 @@ def read_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
     if name not in FIELDS:
         raise UnknownName("setting", name, FIELDS)
     kind, setting = settings()[name]
-    if setting.read is not None:
-        return tuple(map(setting.read, texts))
     try:
+        if setting.read is not None:
+            return tuple(map(setting.read, texts))
+        for text in texts:
+            _check_choice(name, text)
         return tuple(msgspec.convert(text, kind, strict=False) for text in texts)
+    except UsageError as error:
+        raise (
+            error if option(name) in str(error) else UsageError(f"{option(name)}: {error}")
+        ) from None
     except msgspec.ValidationError as error:
         raise UsageError(f"{option(name)} is {','.join(texts)!r}: {error}") from None
+
+
+def _check_choice(name: str, value: object) -> None:
+    kind = settings()[name][0]
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise UsageError(f"{option(name)} is {value!r}; expected {' or '.join(get_args(kind))}")
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -265,10 +275,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     for name, value in values.items():
         if name not in settings():
             raise UnknownName("setting", name, FIELDS)
-        kind = settings()[name][0]
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            allowed = " or ".join(get_args(kind))
-            raise UsageError(f"{option(name)} is {value!r}; expected {allowed}")
+        _check_choice(name, value)
     try:
         return msgspec.convert(dict(values), RunConfig)
     except msgspec.ValidationError as error:

@@ -120,7 +120,8 @@ def sweep(
 ) -> None:
     """Measure every combination of the axes, repeats interleaved, and print the table.
 
-    Axes given here replace those of the recipe. Every run has processes of its own; a failed one
+    A LIST is one value or several, separated by commas. What is given here replaces that of the
+    recipe. Every run has processes of its own; a failed one
     is recorded and the sweep goes on. A sweep that was stopped goes on with --resume.
 
     Examples:

@@ -5,8 +5,10 @@ from importlib.metadata import version
 import pytest
 from typer.main import get_command
 
-from testbed.base.config import RunConfig
+from testbed.base.axes import AXES
+from testbed.base.config import RunConfig, settings
 from testbed.cli import main, make_app
+from tests.harness.runs import answer
 
 
 def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +30,29 @@ def test_run_offers_each_field_of_the_configuration_with_its_default() -> None:
         and options[name] != str(default).split(".")[0]
     }
     assert not differing
+
+
+def test_sweep_offers_a_list_of_each_setting_that_says_so_with_the_same_help() -> None:
+    commands = get_command(make_app()).commands
+    of_run, of_sweep = ({p.name: p for p in commands[verb].params} for verb in ("run", "sweep"))
+    listed = [name for name, (_, setting) in settings().items() if setting.listed]
+    assert {axis.what for axis in AXES} <= set(listed)
+    assert [name for name in listed if of_sweep[name].help != of_run[name].help] == []
+    assert {of_sweep[name].metavar for name in listed} == {"LIST"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--precision", "float31"), "--precision is 'float31'; expected float32 or float64"),
+        (("--deadline", "soon"), "--deadline: duration is 'soon'; expected seconds"),
+        (("--target-accuracy", "high"), "--target-accuracy: accuracies are 'high'"),
+        (("--accumulate", "0"), "--accumulate is 0; expected a number above 0"),
+        (("--momentum", "-1"), "--momentum is -1.0; expected 0 or more"),
+        (("--memory", "nosuch"), "no memory 'nosuch'; known: none"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_option(words: tuple[str, str], told: str) -> None:
+    done = answer("run", *words)
+    assert done.status == 2
+    assert told in done.err
