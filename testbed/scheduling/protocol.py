@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import msgspec
 
 from testbed.base.axes import SCHEDULERS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-
-
-class Planner(Protocol):
-    """Decides which bytes leave together, in which order and on which channel."""
-
-    def __call__(self, trace: Trace, link: Link, options: Any, /) -> Plan:
-        """The plan for this trace on this link; deterministic, without I/O."""
-        ...
 
 
 def needs_profile(spec_text: str) -> bool:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
@@ -58,28 +58,6 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         environment=describe_environment(),
         command=shlex.join(arguments),
     )
-
-
-def run_sweep(
-    sweep: Sweep,
-    directory: Path | None,
-    *,
-    runner: Runner | None = None,
-    hosts: Sequence[tuple[str, int]] | None = None,
-    out: TextIO | None = None,
-) -> int:
-    """Measure a sweep in a new folder; see `carry_out` for the status that comes back.
-
-    Args:
-        sweep: what is to be measured.
-        directory: the new folder; None: one in `runs/results`.
-        runner: runs one cell; None: in processes of its own, see `process_runner`.
-        hosts: (host, slots) to run on; None: this machine.
-        out: where progress is told; None: standard error.
-    """
-    store = begin(make_plan(sweep, to_hostfile(hosts or ())), directory)
-    with process_runner(store) if runner is None else nullcontext(runner) as chosen:
-        return carry_out(store, chosen, out)
 
 
 def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:

@@ -18,7 +18,7 @@ from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import Store, cell_key, create_store, newest_store, write_atomically
 from testbed.sweeping.executor import failed_cell
 from testbed.sweeping.grid import Sweep
-from testbed.sweeping.run import begin, carry_out, make_plan, run_sweep
+from testbed.sweeping.run import begin, carry_out, make_plan, to_hostfile
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime.datetime(2025, 1, 2, 3, 4, 5)
@@ -212,10 +212,9 @@ def test_a_share_that_is_none_is_refused(tmp_path):
 
 
 def test_plan_is_readable_and_its_hosts_reach_the_cells(tmp_path):
-    code = run_sweep(
-        SWEEP, tmp_path / "s", runner=Counting(), hosts=[("h1", 2), ("h2", 4)], out=io.StringIO()
-    )
-    assert code == 0
+    hosts = to_hostfile([("h1", 2), ("h2", 4)])
+    store = begin(make_plan(SWEEP, hosts), tmp_path / "s")
+    assert carry_out(store, Counting(), io.StringIO()) == 0
     plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert plan["schema"] == "testbed.sweep/1"
     assert len(plan["order"]) == 6
