@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -149,6 +150,16 @@ def test_no_package_imports_itself_through_others() -> None:
                 into.add(sources()[found.target].place)
     del graph["__init__"]  # exports what packages offer
     assert circles(graph) == []
+
+
+def test_the_picture_shows_which_way_imports_point() -> None:
+    picture = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
+    rows = [re.split(r"\s{2,}", line)[0].split(", ") for line in picture.strip().splitlines()]
+    row_of = {package: row for row, packages in enumerate(rows) for package in packages}
+    assert row_of.keys() == ALLOWED.keys() | {"commands", "cli"}
+    for package, allowed in ALLOWED.items():
+        for other in {name.split(".")[0] for name in allowed} - {package}:
+            assert row_of[other] < row_of[package], f"{package} may import {other}"
 
 
 def test_the_dense_way_knows_nothing_of_compressors() -> None:

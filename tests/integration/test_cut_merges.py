@@ -29,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 def run(trace: Path, backend: str, compressor: str) -> Cell:
     cell = trace.with_name("cell.json")
     done = testbed(
-        *("run", "--workload", f"replay:{trace}", "--workers", "3", "--steps", "2"),
+        *("run", "--workload", f"replay:{trace}", "--workers", "3", "--steps", "3"),
         *("--warmup", "1", "--json", str(cell), "--backend", backend, "--threads", "1"),
         *("--compressor", compressor, "--scheduler", "wfbp"),
     )

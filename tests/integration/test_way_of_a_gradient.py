@@ -9,7 +9,7 @@ import pytest
 from tests.tools.trace_gradient import trace
 
 ROOT = Path(__file__).parent.parent.parent
-BOUNDS = {"mpi-ring": 18, "zmq-ps": 22}
+BOUNDS = {"mpi-ring": 16, "zmq-ps": 19}
 
 
 @pytest.mark.mpi
