@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -29,6 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _ranks_are_forked() -> Iterator[None]:
     """Ranks, servers and commands are forked from a few processes, which the session shares."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command has it
+    # As torch sets it some time later, after which a second server of each kind would be needed.
+    cache = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     with fork_server({**os.environ, "OMP_NUM_THREADS": "1"}) as environment:
         os.environ[SERVER] = environment[SERVER]
         yield
