@@ -29,8 +29,9 @@ WRONG_TOKEN = (
 class _Peer:
     """One connection, and its member once that has sent `hello`."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, address: str) -> None:
         self.connection = connection
+        self.address = address
         self.reader = FrameReader()
         self.member = -1
         self.received_s = time.monotonic()
@@ -119,12 +120,13 @@ class Hub:
 
     def _serve(self, source: object) -> None:
         if source is self._listener:
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(self._silence_s)
-            self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+            peer = _Peer(connection, f"{address[0]}:{address[1]}")
+            self._selector.register(connection, selectors.EVENT_READ, peer)
         elif isinstance(source, socket.socket) and source is not self._wake_in:
-            peer: _Peer = self._selector.get_key(source).data
+            peer = self._selector.get_key(source).data
             data = read_some(source)
             try:
                 frames = peer.reader.feed(data)
@@ -156,14 +158,14 @@ class Hub:
     def _welcome(self, peer: _Peer, frame: Frame) -> bool:
         if frame.kind != "hello" or len(frame.values) != 1:
             return False
-        is_absent = frame.member in self._absent()
         if not hmac.compare_digest(frame.values[0], self._token):
+            # Whoever has not shown the token changes nothing: its member stays absent.
             self._send(peer, Frame("refuse", 0, WRONG_TOKEN))
-            if is_absent and self._loss is None:
-                self._names[frame.member] = frame.name
-                self._lose(frame.member, f"refused: {WRONG_TOKEN}")
+            who = f"{peer.address}, which calls itself {frame.name[:100]!r}"
+            sys.stderr.write(f"testbed: refused {who}: {WRONG_TOKEN}\n")
+            sys.stderr.flush()
             return False
-        if not is_absent:
+        if frame.member not in self._absent():
             words = f"rank {frame.member} is there already, or is none of 0 .. {self._size - 1}"
             self._send(peer, Frame("refuse", 0, words))
             return False
