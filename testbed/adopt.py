@@ -11,9 +11,9 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Backend, Group
-from testbed.base.axes import AXES, BACKENDS, WORKLOADS
-from testbed.base.config import RunConfig
-from testbed.base.errors import UsageError
+from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
+from testbed.base.config import make_config
+from testbed.base.errors import UnknownName, UsageError
 from testbed.base.files import load_link, load_trace
 from testbed.base.plan import Plan
 from testbed.control.protocol import Control
@@ -34,11 +34,8 @@ Measured = tuple[str | Path, str | Path]
 def distribute(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    backend: str = "mpi-ring",
+    backend: str = BACKENDS.default,
     *,
-    scheduler: str = "wfbp",
-    compressor: str = "none",
-    memory: str = "none",
     seed: int = 1,
     trace: str | Path | None = None,
     link: str | Path | None = None,
@@ -46,6 +43,7 @@ def distribute(
     patience_s: float = 600.0,
     check_finite: bool = True,
     interface: str | None = None,
+    **parts: str,
 ) -> Session:
     """Make an ordinary training loop data-parallel; start the script under mpirun or torchrun.
 
@@ -68,11 +66,6 @@ def distribute(
         model: built alike on all ranks.
         optimizer: of the model's parameters.
         backend: `name[:key=value,...]`, as on the command line.
-        scheduler: `name[:key=value,...]`, as on the command line.
-        compressor: `name[:key=value,...]`, as on the command line; wrappers before it with `+`
-            (`ef+topk:ratio=0.01`). What it keeps from step to step is
-            `session.state_dict()`, to be saved by each rank for itself.
-        memory: `name[:key=value,...]`, as on the command line.
         seed: of what a compressor draws.
         trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
             `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.
@@ -83,6 +76,9 @@ def distribute(
         check_finite: raise `NonFiniteGradient` where a mean holds NaN or infinity; False beside a
             gradient scaler, which looks for them itself and skips the step.
         interface: network interface or address to use; None = decided here.
+        parts: `scheduler=`, `compressor=`, `memory=`: `name[:key=value,...]`, as on the command
+            line. What a compressor keeps from step to step is `session.state_dict()`, to be saved
+            by each rank for itself.
 
     Returns:
         The session: `synchronize()` before clipping and before a gradient scaler's `unscale_()` or
@@ -100,12 +96,15 @@ def distribute(
         >>> model(torch.ones(1, 4)).sum().backward(); optimizer.step()
         >>> session.close()
     """
-    config = RunConfig(
-        backend=backend, scheduler=scheduler, compressor=compressor, memory=memory, seed=seed
-    )
-    parts = parts_of(config, [axis for axis in AXES if axis is not WORKLOADS])
-    asked = parts[BACKENDS.what]
-    compression = compression_of(compressor, seed)
+    axes = [axis for axis in AXES if axis is not WORKLOADS]
+    for name in parts:
+        if name not in {axis.what for axis in axes}:
+            raise UnknownName("argument of distribute", name, [axis.what for axis in axes])
+    config = make_config({"backend": backend, "seed": seed, **parts})
+    scheduler = config.scheduler
+    chosen = parts_of(config, axes)
+    asked = chosen[BACKENDS.what]
+    compression = compression_of(config.compressor, seed)
     if asked.facts.num_servers:
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
@@ -123,7 +122,7 @@ def distribute(
         if compression is None:
             refuse_ratios(plan)
         opened = open_backend(role, group_for(plan, group))
-        put_on_model(parts.values(), model, optimizer)
+        put_on_model(chosen.values(), model, optimizer)
         session = Session(
             *(model, optimizer, opened, group.control),
             plan=plan,
@@ -172,9 +171,10 @@ def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None)
         given, lacking = ("trace", "link") if link is None else ("link", "trace")
         raise UsageError(f"{given}= was given without {lacking}=; expected both or neither; {how}")
     if needs_profile(scheduler):
+        without = ", ".join(SCHEDULERS.which(lambda facts: not facts.needs_profile))
         raise UsageError(
             f"scheduler {scheduler!r} plans from times and was given none; expected trace= and "
-            f"link=; {how}, or use a scheduler without (wfbp, bucket, dear, bytescheduler)"
+            f"link=; {how}, or use a scheduler without ({without})"
         )
     return None
 

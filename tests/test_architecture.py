@@ -229,9 +229,13 @@ OTHER_WORDS = {
     "precision": {"fp16", "bf16"},  # of `RunConfig`, not the compressor
     "awake": {"auto"},  # of an emulated cluster
 }
+# Names that mean other things as well: told only where something is compared with them.
+COMMON_WORDS = {"none", "auto", "warmup", "fp16", "bf16"}
+LOOKS_INTO = {"startswith", "endswith", "removeprefix", "get", "index"}
 # Modules of which a part is the subject: where parts live, and tables about named ones.
 ABOUT_PARTS = {
     "testbed.base.axes": "the table itself",
+    "testbed.base.config": "the defaults of RunConfig",
     "testbed.base.spec": "`none` of an option stands for None",
     "testbed.profiling.shipped": "builds the published models behind the shipped traces",
 }
@@ -258,42 +262,77 @@ def test_no_generic_module_knows_a_part() -> None:
 
 
 def parts_known_to(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Imports of modules that hold a part, and comparisons with a registered name."""
-    paths = [path for axis in AXES for path in axis.builtin.values()]
-    modules = {path.partition(":")[0] for path in paths}
+    """Imports from where a part lives, and constants that are a registered name."""
     known = {name for axis in AXES for name in axis.builtin}
+    prose, compared = prose_of(tree), compared_in(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module in modules:
-            yield node.lineno, f"imports {node.module}"
+        targets = []
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, f"imports {a.name}") for a in node.names if a.name in modules)
+            targets = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from ((node.lineno, f"imports {t}") for t in targets if is_a_part_s_own(t))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            word = node.value.partition(":")[0]
+            if word in known and (word not in COMMON_WORDS or compared.get(id(node), False)):
+                yield node.lineno, f"has the name {node.value!r}"
+
+
+def is_a_part_s_own(target: str) -> bool:
+    """Whether a module, or a name in it, is what holds a part or lies in such a package."""
+    homes = {path.partition(":")[0] for axis in AXES for path in axis.builtin.values()}
+    return any(f"{target}.".startswith(f"{home}.") for home in homes)
+
+
+def prose_of(tree: ast.Module) -> set[int]:
+    """Docstrings and pieces of longer texts, by their identity."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found.add(id(node.value))
+        if isinstance(node, ast.JoinedStr):
+            found |= {id(value) for value in node.values}
+    return found
+
+
+def compared_in(tree: ast.Module) -> dict[int, bool]:
+    """Constants that something is compared with, by identity; False: with another setting."""
+    found: dict[int, bool] = {}
+    for node in ast.walk(tree):
+        words: set[str] = set()
+        within: list[ast.AST] = []
         if isinstance(node, ast.Compare):
-            subject = getattr(node.left, "attr", "")
-            words = {w for side in node.comparators for w in literals(side)} & known
-            if words - OTHER_WORDS.get(subject, set()):
-                yield node.lineno, f"compares: {ast.unparse(node)}"
-        if isinstance(node, ast.match_case) and literals(node.pattern) & known:
-            yield node.pattern.lineno, f"compares: {ast.unparse(node.pattern)}"
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "get"):
-            words = {w for side in node.args[:1] for w in literals(side)} & known
-            if words:
-                yield node.lineno, f"asks for: {ast.unparse(node)}"
-
-
-def literals(tree: ast.AST) -> set[object]:
-    return {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+            words, within = OTHER_WORDS.get(getattr(node.left, "attr", ""), set()), [node]
+        elif isinstance(node, ast.match_case):
+            within = [node.pattern]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in LOOKS_INTO:
+            within = list(node.args[:1])
+        for constant in (n for tree in within for n in ast.walk(tree)):
+            if isinstance(constant, ast.Constant):
+                found[id(constant)] = constant.value not in words
+    return found
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "from testbed.backends.zmq_ps import ZMQ_PS",
+        "from testbed.backends import mpi",
+        "from testbed.backends.mpi.options import RingOptions",
         "import testbed.scheduling.dear",
         "spec.name == 'mpi-ring'",
+        "'gloo' == name",
         "name in ('gloo', 'nccl')",
+        "NAMES = ('gloo', 'nccl')",
         "scheduler.startswith('sequential')",
+        "name.removeprefix('topk')",
+        "{'gloo': 1}[name]",
         "match name:\n  case 'topk': pass",
         "config.precision == 'topk'",
+        "config.compressor == 'fp16'",
+        "'none' != backend",
+        "text.startswith('auto')",
+        "resolve('zmq-ps:servers=colocated')",
     ],
 )
 def test_a_module_that_knows_a_part_is_found(code: str) -> None:

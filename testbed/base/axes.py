@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from testbed.base.config import RunConfig
 from testbed.base.parts import Axis, Registry
 from testbed.base.types import NOTHING_MOVES
 
@@ -59,6 +60,11 @@ class BackendFacts:
     bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
 
     @property
+    def exact(self) -> bool:
+        """Whether workers train what one process with all samples would."""
+        return self.consistency == "bsp"
+
+    @property
     def exchanges(self) -> bool:
         """Whether ranks exchange anything; else each is alone with its own samples."""
         return self.consistency != NOTHING_MOVES
@@ -78,6 +84,7 @@ class SchedulerFacts:
         tried: of `auto`'s candidates, those with this scheduler: options as text.
         tried_of_many: the same for a model of more than 1000 tensors; None = no fewer.
         outdone: what a table says of its plans where others are faster; empty: nothing.
+        exact: a step's means are of that step's gradients.
         within_iteration: the options where every step waits for the whole mean gradient anyhow;
             None = these.
     """
@@ -91,6 +98,7 @@ class SchedulerFacts:
     tried: tuple[str, ...] = ()
     tried_of_many: tuple[str, ...] | None = None
     outdone: str = ""
+    exact: bool = True
     within_iteration: Any = None
 
 
@@ -100,9 +108,13 @@ class CompressorFacts:
 
     Attributes:
         merged_by: what a parameter server may be told to merge its payloads by: word -> class.
+        carries_momentum: it does the momentum of SGD itself, so the optimizer must have none.
+        exact: means are those of the gradients themselves, up to rounding.
     """
 
     merged_by: Mapping[str, type] = field(default_factory=dict)
+    carries_momentum: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,11 +127,24 @@ class WorkloadFacts:
             `dilation=`, how many times slower than the real thing it is to run.
         imports: modules that building it imports beside torch and its own, so that they can be
             imported before the ranks are started.
+        exact: its gradients are those of its samples.
     """
 
     num_parameters: int | None = None
     stretches: bool = False
     imports: tuple[str, ...] = ()
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """What a memory strategy declares under its options.
+
+    Attributes:
+        exact: the model trains to the same parameters as without it.
+    """
+
+    exact: bool = True
 
 
 # The table. `build` of a workload is called as `build(options, data_dir=..., seed=...)` under a
@@ -163,10 +188,10 @@ BACKENDS: Final = Axis(
     {
         "loopback": "testbed.backends.loopback:LOOPBACK",
         "none": "testbed.backends.none:NONE",
-        "zmq-ps": "testbed.backends.zmq_ps:ZMQ_PS",
         "mpi-ring": "testbed.backends.mpi:MPI_RING",
         "mpi": "testbed.backends.mpi:MPI_LIBRARY",
         "gloo": "testbed.backends.torch_groups:GLOO",
+        "zmq-ps": "testbed.backends.zmq_ps:ZMQ_PS",
         "nccl": "testbed.backends.torch_groups:NCCL",
         "ddp": "testbed.backends.torch_groups:DDP",
     },
@@ -236,11 +261,28 @@ MEMORY: Final = Axis(
     "memory",
     {"none": "testbed.memory.none:NONE"},
     "testbed.memory",
-    object,  # generic code asks nothing of them
+    MemoryFacts,
     on_model=True,
+    same_step=False,
 )
 
 AXES: Final[tuple[Axis[Any], ...]] = (WORKLOADS, BACKENDS, SCHEDULERS, COMPRESSORS, MEMORY)
+
+
+def inexact_parts(config: RunConfig) -> dict[str, str]:
+    """The parts of a run for which it trains to other parameters than one process would, by axis.
+
+    Example:
+        >>> inexact_parts(RunConfig(compressor="ef+topk", backend="zmq-ps:consistency=async"))
+        {'backend': 'zmq-ps:consistency=async', 'compressor': 'ef+topk'}
+    """
+    parts = {axis.what: axis.resolve(axis.of(config)) for axis in AXES}
+    return {
+        what: part.text
+        for what, part in parts.items()
+        if not all(link.facts.exact for link in part.links)
+    }
+
 
 STUDIES: Final = Registry(
     "study",

@@ -99,6 +99,11 @@ class Resolved(Generic[F]):
         """What the command line calls it."""
         return self.part.name
 
+    @property
+    def links(self) -> tuple[Resolved[F], ...]:
+        """Itself and what stands to its right in a chain."""
+        return (self, *(() if self.inner is None else self.inner.links))
+
     def build(self, *given: Any, **named: Any) -> Any:
         """The part itself, from what its axis gives."""
         within = () if self.inner is None else (self.inner.build(),)
@@ -169,12 +174,13 @@ class Registry:
         module, _, attribute = path.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, OSError, RuntimeError) as error:
+        except ImportError as error:
             reason = f"{module} cannot be imported ({error})"
-            missing = getattr(error, "name", None) or module
-            raise Unavailable(
-                self.what, name, reason, f"install what provides {missing!r}"
-            ) from error
+            remedy = f"install what provides {error.name or module!r}"
+            raise Unavailable(self.what, name, reason, remedy) from error
+        except Exception as error:  # a third party's module may raise anything
+            reason = f"{path} cannot be loaded ({type(error).__name__}: {error})"
+            raise Unavailable(self.what, name, reason, "report it to its authors") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.paths()))
@@ -196,6 +202,7 @@ class Axis(Registry, Generic[F]):
         on_model: its parts are built on each worker before the first step, from what trains:
             `build(model, optimizer, options)`, and stay with it.
         same_work: runs that differ in it alone are expected to do the same work.
+        same_step: and their steps without communication to take the same time.
         resumes: a run may go on from a checkpoint that another part of this axis has written.
     """
 
@@ -208,6 +215,7 @@ class Axis(Registry, Generic[F]):
     shown: bool = False
     on_model: bool = False
     same_work: bool = True
+    same_step: bool = True
     resumes: bool = True
 
     @property
@@ -292,7 +300,12 @@ class Axis(Registry, Generic[F]):
         return tuple(n for n, part in found.items() if part is not None and holds(part.facts))
 
     def _resolve(self, spec: PartSpec, inner: Resolved[F] | None) -> Resolved[F]:
-        part: Part = self.load(spec.name)
+        part = self.load(spec.name)
+        if not isinstance(part, Part):
+            told = (
+                f"{self.paths()[spec.name]} is a {type(part).__name__}, no testbed.base.parts.Part"
+            )
+            raise Unavailable(self.what, spec.name, told, "report it to its authors")
         if part.wraps and inner is None:
             raise UsageError(
                 f"{spec.name!r} needs a {self.what} to its right; write {spec.name}+NAME"

@@ -26,7 +26,7 @@ from testbed.launch.host import threads_of
 from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.microbench.config import reproduce, to_arguments
-from testbed.microbench.contestants import Contestant, bus_factor_of, resolve, together
+from testbed.microbench.contestants import Contestant, bus_factor_of, comparable, resolve, together
 from testbed.records.comm import CommConfig, CommRecord, CommResult
 from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
@@ -34,8 +34,12 @@ from testbed.records.store import write_atomically
 
 def comm(
     backend: Annotated[
-        str, typer.Option(help="name[:key=value,...],name,...; see testbed list")
-    ] = "mpi-ring,mpi,gloo,zmq-ps",
+        str | None,
+        typer.Option(
+            help="name[:key=value,...],name,...; see testbed list",
+            show_default="all that add up between processes on CPUs",
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -114,7 +118,7 @@ def comm(
         mpirun --oversubscribe --allow-run-as-root -n 4 testbed comm --backend mpi-ring,gloo
     """
     here = find_facts(os.environ)
-    contestants = resolve(split_specs(backend))
+    contestants = resolve(split_specs(backend) if backend else comparable())
     whole = together(contestants)
     inside = cluster_text(cluster, here)
     if inside is not None:

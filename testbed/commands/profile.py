@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from testbed.base.axes import WORKLOADS
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import save_trace
@@ -18,7 +19,7 @@ from testbed.profiling.table import trace_table
 def profile(
     workload: Annotated[
         str, typer.Option(help="name[:key=value,...] or file.py:function; see testbed list")
-    ] = "digits-cnn",
+    ] = WORKLOADS.default,
     device: Annotated[str, typer.Option(help="cpu or cuda[:index]")] = "cpu",
     batch_size: Annotated[
         int | None,

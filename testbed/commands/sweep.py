@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.base.axes import BACKENDS, STUDIES
+from testbed.base.axes import AXES, BACKENDS, STUDIES
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
 from testbed.cluster.spec import parse_cluster
 from testbed.commands.settings import lists_of, takes_lists
+from testbed.launch.plan_options import parts_of
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
 from testbed.records.report import encode_report
@@ -233,7 +234,28 @@ def _wanted(
         sweep = with_axes(load_recipe(recipe), axes)
     sweep = replace(sweep, **changes)
     check_parts(sweep.cells)
+    _check_together(sweep.cells)
     return sweep
+
+
+def _check_together(cells: Sequence[RunConfig]) -> None:
+    """Refuse cells whose parts do not go together, as `testbed run` would.
+
+    Raises:
+        UsageError: lists them, each with the reason.
+    """
+    problems: dict[str, None] = {}
+    for cell in cells:
+        axes = [axis for axis in AXES if axis.is_light or cell.cluster is not None]
+        try:
+            parts_of(cell, axes)
+        except Unavailable:  # its cells fail when they run, and say why
+            continue
+        except UsageError as error:
+            problems[f"{label(cell)}: {error}"] = None
+    if problems:
+        lines = "\n  ".join(problems)
+        raise UsageError(f"{len(problems)} cell(s) cannot be run:\n  {lines}")
 
 
 def _store_to_resume(

@@ -121,5 +121,7 @@ DGC = Part(
     summary="deep gradient compression (ratio, momentum, clip, masking, warmup_steps)",
     build=lambda options: options,
     options=Dgc,
-    facts=lambda options: CompressorFacts({"sparse": SparseMerger}),
+    facts=lambda options: CompressorFacts(
+        {"sparse": SparseMerger}, carries_momentum=options.momentum > 0
+    ),
 )

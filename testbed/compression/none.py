@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from testbed.base.axes import CompressorFacts
 from testbed.base.parts import NoOptions, Part
 
 if TYPE_CHECKING:
@@ -16,4 +17,9 @@ def _dense(options: NoOptions) -> Compressor:
     return Dense()
 
 
-NONE = Part(name="none", summary="values as they are", build=_dense)
+NONE = Part(
+    name="none",
+    summary="values as they are",
+    build=_dense,
+    facts=lambda options: CompressorFacts(exact=True),
+)

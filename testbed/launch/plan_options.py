@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from testbed.backends.protocol import Group
-from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS
+from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, SCHEDULERS, WORKLOADS, CompressorFacts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
@@ -20,9 +20,6 @@ from testbed.cluster.spec import dilation_of
 from testbed.prediction.timeline import message_bytes
 from testbed.scheduling.protocol import make_plan
 from testbed.workloads.user_file import check_dilation
-
-if TYPE_CHECKING:
-    from testbed.compression.protocol import Compressor
 
 
 def parts_of(config: RunConfig, axes: Sequence[Axis[Any]] = AXES) -> dict[str, Resolved[Any]]:
@@ -47,11 +44,13 @@ def parts_of(config: RunConfig, axes: Sequence[Axis[Any]] = AXES) -> dict[str, R
             f"backend {config.backend!r} schedules by itself; leave out --scheduler and --plan"
         )
     if not COMPRESSORS.is_default(config):
-        _check_compressor(config, parts[COMPRESSORS.what].build(), framework)
+        _check_compressor(config, parts[COMPRESSORS.what], framework)
     return parts
 
 
-def _check_compressor(config: RunConfig, compressor: Compressor, framework: bool) -> None:
+def _check_compressor(
+    config: RunConfig, compressor: Resolved[CompressorFacts], framework: bool
+) -> None:
     what = f"compressor {config.compressor!r}"
     if framework:
         raise UsageError(
@@ -63,7 +62,7 @@ def _check_compressor(config: RunConfig, compressor: Compressor, framework: bool
             f"{what} cannot stand beside --precision fp16, whose gradient scale would stay in what "
             "is kept from step to step; use bf16 or float32"
         )
-    if compressor.claims.carries_momentum and config.optimizer != "sgd":
+    if any(c.facts.carries_momentum for c in compressor.links) and config.optimizer != "sgd":
         raise UsageError(
             f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
             "sgd, or give the compressor momentum=0"

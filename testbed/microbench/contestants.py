@@ -27,6 +27,23 @@ def bus_factor_of(contestant: Contestant, config: CommConfig) -> float:
     return bus_factor(config.op, config.workers, of_sum)
 
 
+def comparable() -> tuple[str, ...]:
+    """The backends that add up between processes on CPUs.
+
+    Example:
+        >>> [name for name in comparable() if name in BACKENDS.builtin]
+        ['mpi-ring', 'mpi', 'gloo', 'zmq-ps']
+    """
+    return BACKENDS.which(
+        lambda facts: (
+            facts.exchanges
+            and not facts.in_process
+            and facts.schedule is None
+            and "cpu" in facts.device_types
+        )
+    )
+
+
 def resolve(labels: Sequence[str]) -> tuple[Contestant, ...]:
     """All backends, checked before any process is started.
 

@@ -190,7 +190,8 @@ def _work_key(cell: ReportCell) -> _Key:
 
 
 def _step_key(cell: ReportCell) -> _Key:
-    levelled = tuple(n for n in _EXCHANGE if n != "slow") + _RECORD + _LENGTH
+    kept = {"slow", *(axis.what for axis in AXES if not axis.same_step)}
+    levelled = tuple(n for n in _EXCHANGE if n not in kept) + _RECORD + _LENGTH
     return _without(cell, levelled), sharing_of(cell.cluster)
 
 

@@ -106,7 +106,7 @@ def reference_parameters(
     if workload.for_values is not None:
         workload.for_values()
     order = sample_order(config, workload, num_workers)
-    replica = make_replica(workload, config, num_steps(config, order))
+    replica = make_replica(workload, config, num_steps(config, order), plain=True)
     replica.model.train()
     cursors = [SampleCursor(order, rank) for rank in range(num_workers)]
     workers = [_VirtualWorker(replica.model, rank, config.seed) for rank in range(num_workers)]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from testbed.base.axes import AXES
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.parts import Resolved
@@ -63,8 +64,16 @@ class Replica:
                 yield
 
 
-def make_replica(workload: Workload, config: RunConfig, total_steps: int) -> Replica:
+def make_replica(
+    workload: Workload, config: RunConfig, total_steps: int, plain: bool = False
+) -> Replica:
     """Put a freshly built workload on its device, with optimizer and schedule.
+
+    Args:
+        workload: its model is moved.
+        config: of the run.
+        total_steps: of the learning rate's schedule.
+        plain: leave out the parts that are put on a model, as what others are compared with does.
 
     Raises:
         UsageError: a precision that the device lacks.
@@ -77,6 +86,9 @@ def make_replica(workload: Workload, config: RunConfig, total_steps: int) -> Rep
     model = workload.model.to(device, DTYPES.get(config.precision, torch.float32))
     settings = resolve_optimizer(config, workload, total_steps)
     optimizer = make_optimizer(model.parameters(), settings)
+    if not plain:
+        chosen = [axis.resolve(axis.of(config)) for axis in AXES if axis.on_model]
+        put_on_model(chosen, model, optimizer)
     return Replica(
         workload,
         model,

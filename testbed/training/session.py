@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.axes import SCHEDULERS
 from testbed.base.plan import Plan, check_plan
 from testbed.base.types import Event, Op, Traffic
 from testbed.control.protocol import Control
@@ -108,7 +109,7 @@ class Session:
         )
         self._delivery: Delivery = self.engine or _delivery_of(backend, optimizer, check_finite)
         if plan is None:
-            replan = replan or replanner("wfbp", self._named)
+            replan = replan or replanner(SCHEDULERS.default, self._named)
             plan = replan([name for name, _ in reversed(self._named)])
         self._replan = replan if self._delivery.may_replan else None
         share_start(model, backend)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.base.axes import inexact_parts
 from testbed.base.config import RunConfig, reproduce
 from testbed.base.link import Link
 from testbed.base.plan import Plan
@@ -187,10 +188,10 @@ def judge(
         return False, f"{consistency}: workers read parameters of different age"
     if len({o.final_digest for o in outcomes}) > 1:
         return False, "ranks ended with different parameters"
-    if first.compression is not None:
+    if inexact := inexact_parts(config):
         return None, (
-            f"ranks agree bit for bit; {config.compressor} changes what is sent, so that a single "
-            "process would arrive elsewhere"
+            f"ranks agree bit for bit; {' and '.join(inexact.values())} changes what is trained: a "
+            "single process would arrive elsewhere"
         )
     if first.reference_error is None:
         return None, "not compared with a single process; ranks agree bit for bit"

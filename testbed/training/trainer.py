@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from testbed.backends.protocol import ExternalFramework
-from testbed.base.axes import AXES
+from testbed.base.axes import AXES, inexact_parts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.types import Op
 from testbed.noise.steal_time import StealTime, read_cores, shares_of
 from testbed.training.checkpoint import Checkpoints
 from testbed.training.compressed.engine import CompressionEngine
@@ -33,7 +32,6 @@ from testbed.training.replica import (
     backward,
     make_replica,
     num_steps,
-    put_on_model,
     sample_order,
     update,
 )
@@ -65,7 +63,6 @@ def train(run: Run, workload: Workload) -> Outcome:
     _check(run, total)
     replica = make_replica(workload, config, total)
     replica.model.train()
-    put_on_model([axis.resolve(axis.of(config)) for axis in AXES], replica.model, replica.optimizer)
     compression = _compression(run, workload, total)
     session, observers = _open_session(run, replica, compression)
     with session:
@@ -81,8 +78,7 @@ def train(run: Run, workload: Workload) -> Outcome:
         identity = _identity(config, outcome)
         checkpoints = Checkpoints(run, replica, session, digest, identity, total)
         first = checkpoints.resume()
-        # What a compressor loses makes another training, on purpose.
-        is_exact = compression is None and run.backend.capabilities.consistency == "bsp"
+        is_exact = not inexact_parts(config)  # what a compressor loses makes another training
         if is_exact and config.verify_steps and config.resume_from is None:
             observers.append(Verification(run, replica.model, min(config.verify_steps, total)))
         if workload.test is not None:
@@ -247,24 +243,14 @@ def _compression(run: Run, workload: Workload, total: int) -> Compression | None
 def _open_session(
     run: Run, replica: Replica, compression: Compression | None
 ) -> tuple[TrainingSession, list[Observer]]:
-    """The session, and an observer of its compressor.
-
-    Raises:
-        UsageError: a compressor, and the backend exchanges gradients by itself.
-    """
+    """The session, and an observer of its compressor."""
     on_resume = replica.workload.on_resume
     patience_s = 0.8 * run.config.deadline
-    if isinstance(run.backend, ExternalFramework):
-        if compression is not None:
-            raise UsageError(
-                f"--compressor {run.config.compressor} compresses what a plan sends, and backend "
-                f"{run.config.backend!r} exchanges gradients by itself; use another backend"
-            )
-        if run.backend.size > 1:
-            external = ExternalSession(
-                *(replica.model, replica.optimizer, run.backend, run.control), patience_s, on_resume
-            )
-            return external, []
+    if isinstance(run.backend, ExternalFramework) and run.backend.size > 1:
+        external = ExternalSession(
+            *(replica.model, replica.optimizer, run.backend, run.control), patience_s, on_resume
+        )
+        return external, []
     session = Session(
         *(replica.model, replica.optimizer, run.backend, run.control),
         plan=run.plan,
@@ -279,17 +265,6 @@ def _open_session(
 
 def _check(run: Run, total: int) -> None:
     config = run.config
-    applies = Op.APPLY in run.backend.capabilities.ops
-    if applies and config.clip_norm is not None:
-        raise UsageError(
-            "--clip-norm needs the whole mean gradient in one place, but with update=server it "
-            "exists on the servers in slices; use update=worker"
-        )
-    if applies and (config.checkpoint or config.resume_from):
-        raise UsageError(
-            "--checkpoint and --resume-from need the optimizer's state, but with update=server it "
-            "is on the servers; use update=worker"
-        )
     if config.warmup is not None and config.warmup >= total:
         raise UsageError(
             f"--warmup is {config.warmup} and the run has {total} steps; expected fewer, so that "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 import testbed as testbed_api
+from testbed.base import parts
+from testbed.base.axes import SCHEDULERS
+from testbed.base.errors import Unavailable
 from tests.harness.packages import for_children, install
 from tests.harness.runs import answer, testbed
 
@@ -92,6 +96,27 @@ def test_its_memory_strategy_is_put_on_the_model_of_a_loop_of_one_s_own() -> Non
     session = testbed_api.distribute(model, optimizer, "gloo", memory="toy-one-by-one")
     session.close()
     assert [group["foreach"] for group in optimizer.param_groups] == [False]
+
+
+def broken(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process finds an entry point of a scheduler at this path, beside the project's own."""
+    theirs = importlib.metadata.EntryPoint("toy-broken", path, SCHEDULERS.group)
+    monkeypatch.setattr(
+        parts, "entry_points", lambda group: [theirs] if group == SCHEDULERS.group else []
+    )
+    monkeypatch.syspath_prepend("/nowhere")  # names are looked for anew on another path
+
+
+@pytest.mark.parametrize("path", ["json:nothing", "json:dumps", "no_such_module_at_all:X"])
+def test_a_broken_package_of_somebody_else_hinders_nobody(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(path, monkeypatch)
+    assert "wfbp" in SCHEDULERS.which(lambda facts: not facts.needs_profile)
+    with pytest.raises(Unavailable, match="toy-broken"):
+        SCHEDULERS.resolve("toy-broken")
+    rows = answer("list", "schedulers").out.splitlines()
+    assert [row for row in rows if "toy-broken" in row and "unavailable" in row]
 
 
 @pytest.mark.usefixtures("installed")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
+import torch
 
 import testbed
-from testbed.base.axes import AXES, WORKLOADS
+from testbed.base.errors import UsageError
 
 
 def test_the_public_names() -> None:
@@ -20,9 +19,7 @@ def test_another_name_is_refused_with_those_that_there_are() -> None:
         _ = testbed.distribution
 
 
-def test_distribute_takes_a_part_of_each_axis_but_the_model() -> None:
-    given = inspect.signature(testbed.distribute).parameters
-    axes = [axis for axis in AXES if axis is not WORKLOADS]
-    assert {axis.what: given[axis.what].default for axis in axes} == {
-        axis.what: axis.default for axis in axes
-    }
+def test_distribute_refuses_what_is_no_axis() -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=r"no argument of distribute 'shedule'.*scheduler"):
+        testbed.distribute(model, torch.optim.SGD(model.parameters()), shedule="dear")

@@ -109,7 +109,8 @@ def known_cells():
 
 def report_of(cells):
     def group(c):
-        return repr((c.backend, c.workload, c.config.seed, c.config.batch_size))
+        settings = (c.config.seed, c.config.batch_size, c.config.memory)
+        return repr((c.backend, c.workload, *settings))
 
     return make_report(Collected(tuple(Found("folder", group(c), c) for c in cells), ()))
 
@@ -173,6 +174,18 @@ def test_efficiency_never_mixes_ways_to_share_cores():
 def test_efficiency_never_mixes_batch_sizes():
     other = cell("gloo", 30, batch_size=32, config={"batch_size": 32})
     assert row(report_of([cell("none", 20), other]), "gloo").efficiency is None
+
+
+def test_efficiency_never_mixes_memory_strategies():
+    cells = [cell(name, 20 if name == "none" else 40) for name in ("none", "gloo")]
+    slow = [cell(c.backend, 100, config={"memory": "slow"}) for c in cells]
+    judged = report_of([*slow, *cells]).cells
+    shares = {(c.backend, c.config.memory): c.efficiency for c in judged}
+    assert shares["none", "slow"] == shares["none", "none"] == 1.0
+    assert shares["gloo", "none"] == pytest.approx(0.5, rel=0.02)
+    assert shares["gloo", "slow"] == pytest.approx(1.0, rel=0.02)
+    assert row(report_of([cells[0], slow[1]]), "gloo").efficiency is None
+    assert row(report_of([cells[1], slow[0]]), "gloo").comparable
 
 
 def test_a_default_and_the_same_value_given_are_the_same_work():

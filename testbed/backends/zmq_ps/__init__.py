@@ -42,7 +42,24 @@ def _algorithm(options: ZmqPsOptions) -> str:
 
 def _refuses(options: ZmqPsOptions, config: RunConfig) -> str | None:
     compressed = not COMPRESSORS.is_default(config)
-    if compressed and options.repack and (config.checkpoint or config.resume_from):
+    saves = config.checkpoint or config.resume_from
+    if options.update_on_server and config.clip_norm is not None:
+        return (
+            "--clip-norm needs the whole mean gradient in one place, but with update=server it "
+            "exists on the servers in slices; use update=worker"
+        )
+    if options.update_on_server and saves:
+        return (
+            "--checkpoint and --resume-from need the optimizer's state, but with update=server it "
+            "is on the servers; use update=worker"
+        )
+    if options.update_on_server and compressed:
+        return (
+            f"compressor {config.compressor!r} delivers means to the workers, but with "
+            "update=server the optimizer is on the servers and takes gradients as they are; use "
+            "update=worker"
+        )
+    if compressed and options.repack and saves:
         return (
             f"with {config.backend!r} servers keep what they did not send back, which no "
             "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
