@@ -87,6 +87,7 @@ class LoopbackBackend(ThreadedBackend):
         capabilities = Capabilities(SERVERLESS_OPS, num_channels=group.num_channels)
         super().__init__(group, "loopback", capabilities, self._perform)
 
+    @torch.no_grad()  # a tensor may be a parameter
     def _perform(self, request: Request) -> Result:
         given = self._meeting.exchange(self.rank, request, self._limit_s)
         traffic = Traffic(local_bytes=2 * request.num_bytes, num_messages=1)

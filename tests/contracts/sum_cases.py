@@ -101,6 +101,14 @@ def shapes(backend: Backend, group: Group) -> None:
         assert_same(tensor, sum_of_integers(group.size, size, torch.float32).view(shape), shape)
 
 
+def parameters(backend: Backend, group: Group) -> None:
+    """A parameter, which autograd lets nobody change in place but under `no_grad`."""
+    given = torch.nn.Parameter(integers(group.rank, 5, torch.float32).to(device_of(backend)))
+    do(backend, Op.ALL_REDUCE, given, key="parameter")
+    assert given.requires_grad
+    assert_same(given.detach(), sum_of_integers(group.size, 5, torch.float32), "parameter")
+
+
 def nothing_moves(backend: Backend, group: Group) -> None:
     """What declares that it does not communicate leaves every tensor alone."""
     assert backend.capabilities.consistency == "none"

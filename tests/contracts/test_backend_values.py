@@ -35,7 +35,8 @@ def test_a_large_sum(job: Job, pool: RankPool) -> None:
 
 @every_job
 @pytest.mark.parametrize(
-    "case", ["repeated_in_place", "repeated_fresh", "repeated_under_one_name", "shapes"]
+    "case",
+    ["repeated_in_place", "repeated_fresh", "repeated_under_one_name", "shapes", "parameters"],
 )
 def test_sums_go_on(job: Job, pool: RankPool, case: str) -> None:
     pool.run(f"{SUMS}:{case}")
