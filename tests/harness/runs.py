@@ -46,8 +46,8 @@ class Finished:
 def forkable(command: Sequence[str]) -> list[str]:
     """A command of this Python, forked from the session's server: some seconds less of a core.
 
-    Every launcher starts ranks afresh in one test at least; in others it starts stubs, which it
-    cannot tell from ranks.
+    Testbed itself starts ranks afresh under a launcher that it did not start. So does each launcher
+    in tests, once with each backend; in tests of something else it starts stubs of forked ranks.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # Set by torchrun, for NCCL alone, and by Slurm, to /tmp: a server of their own would be needed.

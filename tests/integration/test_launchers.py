@@ -22,7 +22,6 @@ from tests.harness.runs import (
     answer,
     but_for,
     cell_of,
-    forkable,
     testbed,
 )
 from tests.harness.slurm import absent
@@ -37,29 +36,27 @@ MPICH = ROOT / ".mpich" / "bin" / "mpirun"  # a folder of its own: it must not s
 @pytest.mark.parametrize("backend", ["mpi-ring", "mpi", "gloo", "zmq-ps"])
 def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    fresh = backend == "mpi-ring"
-    size = 2 if fresh else 4
+    size = 4 if backend == "mpi-ring" else 2
     run = ("run", *MODEL, "--backend", backend, "--json", str(record))
-    done = testbed(*run, under=(*MPIRUN, "-n", str(size)), fresh=fresh)
+    done = testbed(*run, under=(*MPIRUN, "-n", str(size)))
     assert done.status == 0, done.err
     cell = cell_of(record)
     assert cell["num_workers"] == size
-    assert cell["environment"]["started"] == ("fresh" if fresh else "forked")
+    assert cell["environment"]["started"] == "fresh"
     assert "joined by openmpi" in done.err
 
 
 @pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
 def test_torchrun(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
-    run = ("testbed", "run", *MODEL, "--backend", backend, "--json", str(record))
-    ranks = ["-m", *run]
-    if backend != "gloo":
-        ranks = ["--no-python", *forkable((sys.executable, "-m", *run))]
-    done = subprocess.run([*TORCHRUN, *ranks], capture_output=True, text=True, timeout=WITHIN_S)
+    command = [*TORCHRUN, "-m", "testbed", "run", *MODEL, "--backend", backend]
+    done = subprocess.run(
+        [*command, "--json", str(record)], capture_output=True, text=True, timeout=WITHIN_S
+    )
     assert done.returncode == 0, done.stderr
     cell = cell_of(record)
     assert cell["num_workers"] == 2
-    assert cell["environment"]["started"] == ("fresh" if backend == "gloo" else "forked")
+    assert cell["environment"]["started"] == "fresh"
 
 
 @pytest.mark.mpi
@@ -67,9 +64,11 @@ def test_torchrun(backend: str, tmp_path: Path) -> None:
 def test_mpirun_of_mpich(backend: str, mpich: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     run = ("run", *MODEL, "--backend", backend, "--json", str(record))
-    done = testbed(*run, under=(mpich, "-n", "2"), fresh=backend == "mpi-ring")
+    done = testbed(*run, under=(mpich, "-n", "2"))
     assert done.status == 0, done.err
-    assert cell_of(record)["num_workers"] == 2
+    cell = cell_of(record)
+    assert cell["num_workers"] == 2
+    assert cell["environment"]["started"] == "fresh"
     assert "joined by pmi" in done.err
 
 

@@ -16,12 +16,15 @@ RUN = (sys.executable, "-m", "testbed", "run", *MODEL)
 
 
 def test_srun_without_mpi(slurm: Slurm, tmp_path: Path) -> None:
+    """Of gloo; of zmq-ps it is in the example of a job."""
     record = tmp_path / "cell.json"
     step = ("srun", "--mpi=none", "--ntasks=2")
     done = slurm.run(*step, *RUN, "--backend", "gloo", "--json", str(record))
     assert done.status == 0, done.err
     assert "joined by slurm" in done.err
-    assert cell_of(record)["num_workers"] == 2
+    cell = cell_of(record)
+    assert cell["num_workers"] == 2
+    assert cell["environment"]["started"] == "fresh"
 
 
 @pytest.mark.mpi
@@ -33,13 +36,11 @@ def test_srun_with_pmix(backend: str, slurm: Slurm, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     size = 3 if "dedicated" in backend else 2
     step = ("srun", "--mpi=pmix", f"--ntasks={size}")
-    run = (*RUN, "--backend", backend, "--json", str(record))
-    fresh = backend == "mpi-ring"
-    done = slurm.run(*step, *(run if fresh else forkable(run)))
+    done = slurm.run(*step, *RUN, "--backend", backend, "--json", str(record))
     assert done.status == 0, done.err
     assert "joined by pmix" in done.err
     cell = cell_of(record)
-    assert cell["environment"]["started"] == ("fresh" if fresh else "forked")
+    assert cell["environment"]["started"] == "fresh"
     assert (cell["num_workers"], cell["num_processes"]) == (2, size)
 
 
@@ -74,7 +75,8 @@ def test_the_example_of_a_job(slurm: Slurm, tmp_path: Path) -> None:
     said = (tmp_path / "job.log").read_text()
     assert status == "0:0", said
     assert "joined by slurm" in said
-    assert cell_of(tmp_path / "cell.json")["backend"] == "zmq-ps"
+    cell = cell_of(tmp_path / "cell.json")
+    assert (cell["backend"], cell["environment"]["started"]) == ("zmq-ps", "fresh")
     cells = [cell_of(path) for path in (tmp_path / "results" / "cells").glob("*.json")]
     assert sorted(cell["backend"] for cell in cells) == ["gloo", "mpi-ring"]
 
