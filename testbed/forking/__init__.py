@@ -10,9 +10,9 @@ starts their commands as `through_stub` rewrites them:
 The stub takes the command's place below its launcher: it hands its descriptors to the server,
 passes signals on and ends as the process does, so that `wait`, `kill`, Open MPI's and MPICH's
 daemons work on it as on the process itself. The keeper ends the process when the stub is killed,
-and ends what the process leaves behind. A stub that gets no answer, or whose command the server may
-not fork (another user, program, namespace, cgroup or set of cores), becomes the command: a fresh
-start.
+and ends what the process leaves behind. A stub that gets no answer within `ANSWER_S`, or whose
+command the server may not fork (another user, program, namespace, cgroup or set of cores), becomes
+the command: a fresh start.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from typing import Literal
 
 SERVER = "TESTBED_FORK_SERVER"  # the variable with the socket of the server
 FORKED = "TESTBED_FORKED"  # the id of the process that was forked: not that of its children
-KEEPER = "testbed-keeper"  # the title of a keeper, with the id of its stub
+SUPERVISOR = "TESTBED_SUPERVISOR"  # the variable with the id of a cell's supervisor
+KEEPER = "testbed-keeper"  # the title of a keeper, with the ids of its stub and its supervisor
 FIRST = "0"  # the name of the socket that stubs ask first
 TITLE_BYTES = 4096
+ANSWER_S = 60.0  # far above what loading all modules takes: a server that does not answer hangs
 
 
 @contextlib.contextmanager
@@ -60,7 +62,10 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def through_stub(
-    command: Sequence[str], environment: Mapping[str, str], modules: Sequence[str]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    modules: Sequence[str],
+    answer_s: float = ANSWER_S,
 ) -> list[str]:
     """The command with a stub before it, if its variables name a server that may fork it.
 
@@ -68,6 +73,7 @@ def through_stub(
         command: `python -m module arguments`.
         environment: the variables that it will have.
         modules: what it will load sooner or later; the server loads them first, once.
+        answer_s: seconds that the server may take to answer; then the command starts afresh.
     """
     path = environment.get(SERVER, "")
     if list(command[:2]) != [sys.executable, "-m"] or not os.path.exists(path):
@@ -76,7 +82,7 @@ def through_stub(
     script = str(Path(__file__).with_name("stub.py"))
     runs = os.access(compiled, os.X_OK)
     stub = [str(compiled)] if runs else [sys.executable, "-I", "-S", script]
-    return [*stub, path, ",".join(modules), *command]
+    return [*stub, path, f"{answer_s:g}", ",".join(modules), *command]
 
 
 def start_server(path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

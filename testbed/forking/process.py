@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
 import ctypes
@@ -79,8 +80,8 @@ def read_request(connection: socket.socket) -> Request:
         raise PermissionError(f"process {stub} belongs to user {user}, group {group}")
     size = 4 * MAX_DESCRIPTORS
     numbers, descriptors, _, _ = socket.recv_fds(connection, size, MAX_DESCRIPTORS)
-    given = struct.unpack(f"{len(numbers) // 4}i", numbers)
     try:
+        given = array.array("i", numbers)
         return _described(stub, dict(zip(given, descriptors, strict=True)))
     except BaseException:
         for descriptor in descriptors:
@@ -95,7 +96,7 @@ def _described(stub: int, descriptors: Mapping[int, int]) -> Request:
     environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     words = os.fsdecode((proc / "cmdline").read_bytes()).split("\0")[:-1]
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
-    modules, *command = words[words.index(environment[SERVER]) + 1 :]
+    _, modules, *command = words[words.index(environment[SERVER]) + 1 :]
     return Request(
         stub,
         tuple(filter(None, modules.split(","))),
@@ -162,7 +163,7 @@ def take_limits(request: Request) -> None:
     """Folder, file mode and limits of the stub, for this process and its children.
 
     Raises:
-        OSError: one of them is above what this process may have.
+        OSError, ValueError: one of them is above what this process may have.
     """
     stub = request.stub
     os.chdir(f"/proc/{stub}/cwd")
@@ -193,6 +194,7 @@ def become(request: Request) -> NoReturn:
     _, _, module, *arguments = request.command
     sys.orig_argv[:] = request.command
     sys.argv[:] = ["-m", *arguments]
+    interrupted = False
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0
@@ -203,16 +205,18 @@ def become(request: Request) -> NoReturn:
     except BaseException as error:  # as Python itself ends
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
-        if isinstance(error, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-    _leave(status)
+        interrupted = isinstance(error, KeyboardInterrupt)
+    _leave(status, interrupted)
 
 
-def _leave(status: int) -> NoReturn:
+def _leave(status: int, interrupted: bool) -> NoReturn:
     """End in the order of Python's own end, but leave out that of the modules.
 
     Clearing modules would first copy all of the memory that is shared with the server.
+
+    Args:
+        status: exit status.
+        interrupted: end by SIGINT instead.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -222,9 +226,13 @@ def _leave(status: int) -> NoReturn:
     except OSError:
         status = 120
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized():
-        if not mpi.Is_finalized():
-            mpi.Finalize()  # what mpi4py does once the modules are gone
+    started = mpi is not None and mpi.Is_initialized()
+    if mpi is not None and started and not mpi.Is_finalized():
+        mpi.Finalize()  # what mpi4py does once the modules are gone
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    if started:
         ctypes.PyDLL(None).exit(status & 0xFF)  # MPICH leaves its launcher only here
     os._exit(status & 0xFF)
 

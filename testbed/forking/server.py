@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from testbed.forking import FIRST, KEEPER, process, start_server
+from testbed.forking import FIRST, KEEPER, SUPERVISOR, process, start_server
 from testbed.forking.process import Request
 
 GRACE_S = 5.0
@@ -139,18 +139,20 @@ def _keep(connection: socket.socket, request: Request, server: int) -> Request:
         process.end_with(server)
         process.take_limits(request)
         os.close(os.pidfd_open(keeper))  # an older kernel has none
+        process.take_title([KEEPER, str(request.stub), request.environment.get(SUPERVISOR, "")])
+        if select.select([connection], [], [], 0)[0]:
+            raise ConnectionAbortedError("the stub has ended, or is its command by now")
         child = os.fork()
         if child == 0:
             process.end_with(keeper)
             return request
-        process.take_title([KEEPER, str(request.stub)])
         for name in set(os.listdir("/proc/self/fd")) - {"0", "1", "2", str(connection.fileno())}:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(int(name))
         status = os.waitstatus_to_exitcode(_mirror(connection, child))
         process.end_descendants(GRACE_S)
         connection.send(bytes([ord("E"), status] if status >= 0 else [ord("S"), -status]))
-    except OSError:  # the stub starts afresh, or has ended
+    except (OSError, ValueError):  # the stub starts afresh, or has ended
         os._exit(1)
     os._exit(0)
 

@@ -1,9 +1,9 @@
 /* Stands in the process tree for a process that a fork server forks; see __init__.py.
 
-   stub SOCKET MODULES COMMAND...
+   stub SOCKET WAIT_S MODULES COMMAND...
 
    Hands its descriptors to the server, passes signals on, and ends as the forked process does. If
-   the server does not fork, it becomes the command itself. */
+   the server does not fork, or does not answer for WAIT_S seconds, it becomes the command itself. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -62,6 +63,13 @@ static int ask(const char *path, const int *fds, int count) {
     return sendmsg(server, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
+/* How long each call on the server's socket may take; 0 = for ever. */
+static void wait_at_most(double wait_s) {
+    struct timeval limit = {(time_t)wait_s, (suseconds_t)((wait_s - (time_t)wait_s) * 1e6)};
+    setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(server, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  /* connect, too */
+}
+
 static ssize_t answer(char *text, size_t size) {
     ssize_t got;
     while ((got = recv(server, text, size - 1, 0)) < 0 && errno == EINTR);
@@ -83,21 +91,23 @@ static void end_by(int signum) {
 int main(int argc, char **argv) {
     int fds[MAX_FDS];
     char text[512];
-    if (argc < 4) return 2;
+    if (argc < 5) return 2;
     strncpy(text, argv[1], sizeof text - 1);
     text[sizeof text - 1] = 0;
     int count;
     do {
         if (server >= 0) close(server);
         server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        wait_at_most(atof(argv[2]));
         count = inherited(fds);
         if (count < 1 || ask(text, fds, count) || answer(text, sizeof text) < 1) text[0] = 0;
     } while (text[0] == '/');  /* the socket of another server */
     if (text[0] != 'A') {
-        execvp(argv[3], argv + 3);
-        perror(argv[3]);
+        execvp(argv[4], argv + 4);
+        perror(argv[4]);
         return 127;
     }
+    wait_at_most(0);
     for (int i = 0; i < count; i++) close(fds[i]);
     struct sigaction action = {.sa_handler = pass_on, .sa_flags = SA_RESTART}, now;
     for (int signum = 1; signum < NSIG; signum++) {

@@ -1,10 +1,11 @@
 """Stands in the process tree for a process that a fork server forks; see the package.
 
-    python -I -S stub.py SOCKET MODULES COMMAND...
+    python -I -S stub.py SOCKET WAIT_S MODULES COMMAND...
 
 Hands its descriptors to the server, passes signals on, and ends as the forked process does. If the
-server does not fork, it becomes the command itself. `stub.c` does the same where there is a
-compiler; this one loads only what is built into Python, and starts in 10 ms.
+server does not fork, or does not answer for WAIT_S seconds, it becomes the command itself. `stub.c`
+does the same where there is a compiler; this one loads only what is built into Python, and starts
+in 10 ms.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself takes 3 ms to load
@@ -15,13 +16,14 @@ from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
 FAULTS = {4, 7, 8, 11}  # SIGILL, SIGBUS, SIGFPE, SIGSEGV: of the stub itself
 
 
-def main(path: str, command: list[str]) -> None:
+def main(path: str, wait_s: float, command: list[str]) -> None:
     """Ask the server at `path`, and do as it answers; does not return."""
     inherited = _inherited()
     numbers = b"".join(fd.to_bytes(4, sys.byteorder) for fd in inherited)
     answer = path.encode()
     while answer[:1] == b"/":  # the socket of a server
         server = socket(AF_UNIX, SOCK_SEQPACKET, 0)
+        server.settimeout(wait_s)
         try:
             server.connect(answer)
             server.sendmsg([numbers], [(SOL_SOCKET, SCM_RIGHTS, numbers)])
@@ -30,6 +32,7 @@ def main(path: str, command: list[str]) -> None:
             answer = b""
     if answer != b"A":
         os.execvp(command[0], command)
+    server.settimeout(None)
 
     def pass_on(signum: int, frame: object) -> None:
         server.send(bytes([signum]))
@@ -61,4 +64,4 @@ def _inherited() -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[3:])
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[4:])

@@ -4,8 +4,9 @@
 
 The cell runs in a session of its own. The supervisor ends all of its processes, wherever in the
 process tree they hang, once the cell has ended or standard input closes, which it does when the
-sweep wants the cell to end and also when the sweep itself was killed. The exit status is the
-cell's (128 + signal if a signal ended it).
+sweep wants the cell to end and also when the sweep itself was killed. What a fork server forked
+for the cell is ended by its keepers; the supervisor waits for them. The exit status is the cell's
+(128 + signal if a signal ended it).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import sys
 import threading
 from types import FrameType
 
+import psutil
+
+from testbed.forking import KEEPER, SUPERVISOR
 from testbed.forking.process import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -47,6 +51,7 @@ def supervise(command: list[str], grace_s: float) -> int:
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, SUPERVISOR: str(os.getpid())},
         start_new_session=True,
         preexec_fn=_end_with_parent,  # no thread runs yet, so this is safe
     )
@@ -61,8 +66,17 @@ def supervise(command: list[str], grace_s: float) -> int:
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         selector.select()
     end_descendants(grace_s)
+    while keepers := _keepers():
+        psutil.wait_procs(keepers)
     code = child.wait()
     return code if code >= 0 else 128 - code
+
+
+def _keepers() -> list[psutil.Process]:
+    """The keepers of what was forked for the command: they hang below the fork server."""
+    own = str(os.getpid())
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if (p.info["cmdline"] or [])[:3:2] == [KEEPER, own]]
 
 
 def _end_with_parent() -> None:

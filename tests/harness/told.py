@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -85,6 +86,8 @@ def stay() -> None:
 
 
 def main(what: str, *arguments: str) -> None:
+    if what in ("exit", "say", "raise"):
+        atexit.register(print, "left in order")
     match what:
         case "surroundings":
             print(json.dumps(surroundings()))
@@ -94,6 +97,10 @@ def main(what: str, *arguments: str) -> None:
             leave_behind()
         case "stay":
             stay()
+        case "stay-deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            leave_behind()
+            signal.pause()
         case "ids":
             keeper = Path("/proc", str(os.getppid()), "status").read_text()
             server = keeper.partition("PPid:\t")[2].split("\n")[0]

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,14 @@ import psutil
 import pytest
 
 from testbed.forking import SERVER, fork_server, how_started, through_stub
+from testbed.forking.process import prctl
 
 ROOT = Path(__file__).parents[2]
 TOLD = (sys.executable, "-m", "tests.harness.told")
 SAFE = {"PYTHONSAFEPATH": "1"}
 OTHER = {"OMP_NUM_THREADS": "3"}
 GONE_S = 20.0
+PR_CAPBSET_DROP, CAP_SYS_RESOURCE = 24, 24
 
 Environment = dict[str, str]
 
@@ -43,9 +46,13 @@ def forks() -> Iterator[Environment]:
 
 
 def start(
-    environment: Mapping[str, str], *arguments: str, modules: tuple[str, ...] = (), **more: Any
+    environment: Mapping[str, str],
+    *arguments: str,
+    modules: tuple[str, ...] = (),
+    answer_s: float = 60.0,
+    **more: Any,
 ) -> subprocess.Popen[str]:
-    command = through_stub([*TOLD, *arguments], environment, modules)
+    command = through_stub([*TOLD, *arguments], environment, modules, answer_s)
     return subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, text=True, **more
     )
@@ -164,6 +171,7 @@ def test_the_stub_ends_as_a_fresh_process_does(stubbed: Environment, words: str)
     status, out, errors = ways(stubbed, *words.split())
     expected, expected_out, expected_errors = ways(fresh(stubbed), *words.split())
     assert (status, out) == (expected, expected_out)
+    assert (out == "left in order\n") == (not words.startswith("kill"))
     assert errors.splitlines()[-1:] == expected_errors.splitlines()[-1:]
 
 
@@ -315,6 +323,104 @@ def test_a_folder_with_a_testbed_of_its_own_starts_afresh(
     (tmp_path / "testbed").mkdir()
     (tmp_path / "testbed/__init__.py").touch()
     assert starts_afresh({**stubbed, "PYTHONPATH": stubbed["PYTHONPATH"]}, cwd=tmp_path)
+
+
+def test_a_server_that_hangs_means_a_fresh_start(stubbed: Environment) -> None:
+    *_, server = tell(stubbed, "ids")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with start(stubbed, "ids", answer_s=0.3) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())[0] == process.pid
+            assert process.wait(GONE_S) == 0
+            os.kill(server, signal.SIGCONT)  # which holds this output in the request, unread
+            assert process.stdout.read() == ""
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert not starts_afresh(stubbed)
+
+
+def test_a_stub_that_went_on_alone_is_not_forked_too(forks: Environment, tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    (tmp_path / "waits.py").write_text(f"open({str(fifo)!r}).close()")
+    base = {k: v for k, v in forks.items() if k != SERVER}
+    paths = os.pathsep.join([base["PYTHONPATH"], str(tmp_path)])
+    with fork_server({**base, "PYTHONPATH": paths}) as environment:
+        with start(environment, "ids", modules=("waits",), answer_s=0.3) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())[0] == process.pid
+            fifo.write_text("")  # the server goes on
+            assert process.stdout.read() == ""
+        assert not starts_afresh(environment)
+
+
+# Keeps a process for a stub that has closed its connection.
+KEEPS = """
+import os, socket
+from testbed.forking import process, server
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+theirs.close()
+request = process.Request(os.getpid(), (), (), {}, {}, frozenset(), frozenset(), 0o022)
+if (keeper := os.fork()) == 0:
+    os.register_at_fork(before=lambda: os.write(1, b"forked"))
+    server._keep(ours, request, os.getppid())
+    os._exit(0)
+os.waitpid(keeper, 0)
+"""
+
+
+def test_nothing_is_forked_once_the_stub_has_hung_up(forks: Environment) -> None:
+    command = [sys.executable, "-c", KEEPS]
+    assert subprocess.run(command, env=forks, capture_output=True, check=True).stdout == b""
+
+
+def test_who_is_no_stub_leaves_the_server_as_it_was(forks: Environment) -> None:
+    *_, server = tell(forks, "ids")
+    before = len(os.listdir(f"/proc/{server}/fd"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(forks[SERVER])
+        socket.send_fds(stranger, [b"five."], [stranger.fileno()])
+        assert stranger.recv(1) == b""
+    assert tell(forks, "ids")[-1] == server
+    assert len(os.listdir(f"/proc/{server}/fd")) == before
+
+
+# A server whose limit is lower than its stub's, and which may not raise it.
+LOW = """
+import json, os, resource, subprocess, sys
+from testbed.forking import fork_server, through_stub
+with fork_server(os.environ) as environment:
+    command = through_stub([sys.executable, "-m", "tests.harness.told", "ids"], environment, [])
+    *_, server = json.loads(subprocess.check_output(command, env=environment))
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (99, 99))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as stub:
+        print(json.loads(stub.stdout.read())[0] == stub.pid)
+"""
+
+
+def test_a_limit_that_the_server_may_not_raise_means_a_fresh_start(forks: Environment) -> None:
+    base = {k: v for k, v in forks.items() if k != SERVER}
+    done = subprocess.run(
+        [sys.executable, "-c", LOW],
+        env=base,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE),
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_a_supervisor_waits_for_what_was_forked_for_its_cell(forks: Environment) -> None:
+    cell = through_stub([*TOLD, "stay-deaf"], forks, [])
+    command = [sys.executable, "-m", "testbed.sweeping.supervise", "0.2", *cell]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=forks, **pipes) as supervisor:
+        assert supervisor.stdout is not None
+        left = int(supervisor.stdout.readline())
+        (stub,) = psutil.Process(supervisor.pid).children()
+        stub.kill()
+        assert supervisor.wait(GONE_S) == 128 + signal.SIGKILL
+        assert not psutil.pid_exists(left)
 
 
 def test_another_program_is_itself(stubbed: Environment) -> None:
