@@ -24,6 +24,7 @@ from testbed.prediction.timeline import (
     message_bytes,
     message_ready_s,
     serial_s,
+    span_of,
     timeline,
 )
 
@@ -238,7 +239,7 @@ def _by_rule(
         durations_s = [cost_s[size] for size in sizes]
         times = prioritised_s(ready_s, priorities, sizes, durations_s, plan.credit_bytes)
     spans = tuple(
-        _span(plan, index, size, ready_s[index], *moments)
+        span_of(plan, index, size, ready_s[index], *moments)
         for index, (size, moments) in enumerate(zip(sizes, times, strict=True))
     )
     return spans, forward_end_s(plan, trace, [end_s for _, end_s in times])
@@ -258,12 +259,12 @@ def _in_halves(
     for index, ready in enumerate(ready_s):
         start_s = max(folded_s, ready)
         folded_s = start_s + half_s[index]
-        spans.append(_span(plan, index, -(-sizes[index] // 2), ready, start_s, folded_s))
+        spans.append(span_of(plan, index, -(-sizes[index] // 2), ready, start_s, folded_s))
     now_s = spread_s = barrier_s = max(folded_s, max(trace.ready_s(), default=0.0))
     for layer, needed in _needed_first(plan, trace):
         for index in needed:
             start_s, spread_s = spread_s, spread_s + half_s[index]
-            spans.append(_span(plan, index, sizes[index] // 2, barrier_s, start_s, spread_s))
+            spans.append(span_of(plan, index, sizes[index] // 2, barrier_s, start_s, spread_s))
             now_s = max(now_s, spread_s)
         now_s += trace.tensors[layer].forward_s
     return tuple(spans), now_s
@@ -280,20 +281,6 @@ def _needed_first(plan: Plan, trace: Trace) -> Iterable[tuple[int, list[int]]]:
         needed = [i for i in dict.fromkeys(holding[layer]) if i not in seen]
         seen.update(needed)
         yield layer, needed
-
-
-def _span(
-    plan: Plan, index: int, num_bytes: int, ready_s: float, start_s: float, end_s: float
-) -> Span:
-    message = plan.messages[index]
-    return Span(
-        tensors=tuple(p.tensor for p in message.parts),
-        num_bytes=num_bytes,
-        ready_s=ready_s,
-        start_s=start_s,
-        end_s=end_s,
-        channel=message.channel,
-    )
 
 
 def _check_rules(plan: Plan) -> None:

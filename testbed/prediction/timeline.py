@@ -216,19 +216,25 @@ def timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
     else:
         times = ticked_s(ready_s, sizes, link, ticks)
     spans = tuple(
-        Span(
-            tensors=tuple(p.tensor for p in message.parts),
-            num_bytes=size,
-            ready_s=ready,
-            start_s=start,
-            end_s=end,
-            channel=message.channel,
-        )
-        for message, size, ready, (start, end) in zip(
-            plan.messages, sizes, ready_s, times, strict=True
-        )
+        span_of(plan, index, size, ready, *moments)
+        for index, (size, ready, moments) in enumerate(zip(sizes, ready_s, times, strict=True))
     )
     return _summed_up(spans, trace, link)
+
+
+def span_of(
+    plan: Plan, index: int, num_bytes: int, ready_s: float, start_s: float, end_s: float
+) -> Span:
+    """When this message of the plan, or a half of it, was ready, started and ended."""
+    message = plan.messages[index]
+    return Span(
+        tensors=tuple(p.tensor for p in message.parts),
+        num_bytes=num_bytes,
+        ready_s=ready_s,
+        start_s=start_s,
+        end_s=end_s,
+        channel=message.channel,
+    )
 
 
 def _summed_up(spans: tuple[Span, ...], trace: Trace, link: Link) -> Timeline:
