@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import select
 import socket
 import struct
 import sys
@@ -206,7 +207,7 @@ def roll_call(identity: Identity, environment: Mapping[str, str], start_s: float
 
     Raises:
         DeadlineExceeded: ranks of this host did not come within `start_s`; names them.
-        RankLost: the first one gave up.
+        RankLost: the first one gave up, or another ended while it waited.
     """
     job = environment.get("PMIX_NAMESPACE") or _hydra_proxy(environment)
     told = any("LOCAL" in name for name in identity.variables)
@@ -221,19 +222,45 @@ def roll_call(identity: Identity, environment: Mapping[str, str], start_s: float
             return _answer(own, name, identity, end_s, f"{kind} 0 {late}")
         own.bind(name)
         own.listen(identity.local_size)
-        with contextlib.ExitStack() as connections:
-            here: dict[int, socket.socket] = {0: own}
-            while len(here) < identity.local_size:
-                own.settimeout(max(0.01, end_s - time.monotonic()))
-                try:
-                    connection = connections.enter_context(own.accept()[0])
-                    here[int.from_bytes(connection.recv(4), "big")] = connection
-                except TimeoutError:
-                    absent = [f"{kind} {r}" for r in range(identity.local_size) if r not in here]
-                    atexit.register(_abort_hydra, dict(environment))  # once the error is told
-                    raise DeadlineExceeded(f"{', '.join(absent)} {late}") from None
-            for rank in range(1, identity.local_size):
-                here[rank].send(b"all")
+        try:
+            _call(own, identity.local_size, end_s, kind, late)
+        except (DeadlineExceeded, RankLost):
+            atexit.register(_abort_hydra, dict(environment))  # once the error is told
+            raise
+
+
+def _call(own: socket.socket, size: int, end_s: float, kind: str, late: str) -> None:
+    """Wait until each of the other ranks has said its number on a connection, and answer all.
+
+    What another user's process says, or none of the ranks that are awaited, is dropped unheard.
+    """
+    with contextlib.ExitStack() as connections:
+        here: dict[int, socket.socket] = {}
+        callers: list[socket.socket] = []
+        while absent := [rank for rank in range(1, size) if rank not in here]:
+            ready = select.select([own, *callers], [], [], max(0.01, end_s - time.monotonic()))[0]
+            if not ready or time.monotonic() > end_s:
+                raise DeadlineExceeded(f"{', '.join(f'{kind} {r}' for r in absent)} {late}")
+            for source in ready:
+                if source is own:
+                    caller = connections.enter_context(own.accept()[0])
+                    if _credentials(caller)[1] == os.getuid():
+                        callers.append(caller)
+                    else:
+                        caller.close()
+                    continue
+                callers.remove(source)
+                with contextlib.suppress(OSError):
+                    if (rank := int.from_bytes(source.recv(4), "big")) in absent:
+                        here[rank] = source
+                if source not in here.values():
+                    source.close()
+        for rank, connection in here.items():
+            try:
+                connection.send(b"all")
+            except OSError as error:
+                why = f"it ended while others of host {socket.gethostname()} started ({error})"
+                raise RankLost(f"{kind} {rank}", why) from error
 
 
 def _answer(own: socket.socket, name: str, identity: Identity, end_s: float, late: str) -> None:
@@ -245,13 +272,16 @@ def _answer(own: socket.socket, name: str, identity: Identity, end_s: float, lat
             own.send(identity.local_rank.to_bytes(4, "big"))
             if own.recv(4):
                 return
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, BlockingIOError):  # it does not listen, or has a queue
             if time.monotonic() > end_s:
                 raise DeadlineExceeded(late) from None
             time.sleep(0.02)
             continue
         except TimeoutError:
             raise DeadlineExceeded(f"not all ranks: the first {late}") from None
+        except OSError as error:
+            why = f"it ended while others of this host started ({error})"
+            raise RankLost("the first rank of this host", why) from error
         raise RankLost("the first rank of this host", "it gave up waiting for the others")
 
 
@@ -294,7 +324,12 @@ def _hydra_proxy(environment: Mapping[str, str]) -> str | None:
         return None
     try:
         with socket.socket(fileno=os.dup(int(descriptor))) as end:
-            asked = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return str(_credentials(end)[0])
     except OSError:
         return None  # not a local socket: another launcher of the PMI family
-    return str(_CREDENTIALS.unpack(asked)[0])
+
+
+def _credentials(end: socket.socket) -> tuple[int, ...]:
+    """Process, user and group at the other end of a local socket."""
+    asked = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(asked)
