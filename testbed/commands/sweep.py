@@ -273,9 +273,10 @@ def _store_to_resume(
             f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
         )
     if given := {name: value for name, value in again.items() if value is not None}:
-        plan = msgspec.structs.replace(plan, **given)
-        check_again(plan.max_again, plan.again_within_min)
-        store.write_plan(plan)
+        with store.locked():
+            plan = msgspec.structs.replace(store.read_plan(), **given)
+            check_again(plan.max_again, plan.again_within_min)
+            store.write_plan(plan)
     return store
 
 

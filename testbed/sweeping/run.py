@@ -121,12 +121,13 @@ def carry_out(
         UsageError: the store holds no plan or no such share, or another sweep is at work in it.
     """
     out = out or sys.stderr
-    plan = store.read_plan()
-    if share is not None and not 0 <= share < plan.tasks:
-        raise UsageError(f"--share is {share}; expected one of 0 .. {plan.tasks - 1}")
-    runs = dict(plan.runs(share))
+    store.read_plan()  # a folder without a plan is refused before a lock is made there
     begin_s = time.monotonic()
     with store.locked(share):
+        plan = store.read_plan()  # nobody writes it anew while the lock is held
+        if share is not None and not 0 <= share < plan.tasks:
+            raise UsageError(f"--share is {share}; expected one of 0 .. {plan.tasks - 1}")
+        runs = dict(plan.runs(share))
         store.clear_scratch(runs)
         finished = store.finished() & runs.keys()
         pending = [(key, config) for key, config in runs.items() if key not in finished]

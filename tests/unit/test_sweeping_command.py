@@ -141,6 +141,16 @@ def test_how_many_may_run_again_is_decided_anew_on_resume(tmp_path):
     assert (store.read_plan().max_again, store.read_plan().again_within_min) == (4, 9.0)
 
 
+def test_a_plan_is_not_written_while_a_sweep_is_at_work(tmp_path):
+    sweep = Sweep("mine", (RunConfig(workers=1, backend="none"),), repeats=1)
+    store = begin(make_plan(sweep), tmp_path / "mine")
+    again = ("sweep", "--resume", store.path, "--max-again", "4", "--dry-run")
+    for share in (0, None):
+        with store.locked(share), pytest.raises(UsageError, match="another sweep is at work in"):
+            invoke(*again)
+    assert store.read_plan().max_again == 0
+
+
 def test_hostfile_reaches_every_cell(tmp_path):
     (tmp_path / "hosts").write_text("h1 slots=2\n")
     said = invoke("sweep", "--backend", "gloo", "--hostfile", "hosts", "--dry-run")

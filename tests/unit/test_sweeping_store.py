@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -204,6 +205,22 @@ def test_tasks_are_at_work_in_one_folder_each_on_its_own_share(tmp_path):
     assert store.finished() == own.keys() | theirs.keys()
     assert run(store, again := Counting()) == 0
     assert again.ran == []
+
+
+def test_what_is_run_is_in_the_plan_that_is_there_once_the_lock_is_held(tmp_path, monkeypatch):
+    store, locked = new_store(tmp_path), Store.locked
+
+    @contextmanager
+    def planned_anew(self, share=None):
+        """As if another command had held the lock just before."""
+        self.write_plan(make_plan(Sweep("tiny", SWEEP.cells[:1], repeats=1)))
+        with locked(self, share):
+            yield
+
+    monkeypatch.setattr(Store, "locked", planned_anew)
+    runner = Counting()
+    assert run(store, runner) == 0
+    assert runner.ran == list(SWEEP.cells[:1])
 
 
 def test_a_share_that_is_none_is_refused(tmp_path):
