@@ -12,7 +12,7 @@ passes signals on and ends as the process does, so that `wait`, `kill`, Open MPI
 daemons work on it as on the process itself. The keeper ends the process when the stub is killed,
 and ends what the process leaves behind. A stub that gets no answer within `ANSWER_S`, or whose
 command the server may not fork (another user, program, namespace, cgroup or set of cores), becomes
-the command: a fresh start.
+the command: a fresh start. If the server's owner has ended, nothing is started any more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Literal
 
 SERVER = "TESTBED_FORK_SERVER"  # the variable with the socket of the server
+OWNER = "TESTBED_FORK_OWNER"  # the variable with the id of the process that the server belongs to
 FORKED = "TESTBED_FORKED"  # the id of the process that was forked: not that of its children
 SUPERVISOR = "TESTBED_SUPERVISOR"  # the variable with the id of a cell's supervisor
 KEEPER = "testbed-keeper"  # the title of a keeper, with the ids of its stub and its supervisor
@@ -56,7 +57,7 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             yield dict(environment)
             return
         with process:  # which waits for it after it has closed its standard input
-            yield {**environment, SERVER: str(folder / FIRST)}
+            yield {**environment, SERVER: str(folder / FIRST), OWNER: str(os.getpid())}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

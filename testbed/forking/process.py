@@ -195,6 +195,7 @@ def become(request: Request) -> NoReturn:
     sys.orig_argv[:] = request.command
     sys.argv[:] = ["-m", *arguments]
     interrupted = False
+    sys.modules.pop(module, None)  # loaded before the fork by another that imports it
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0

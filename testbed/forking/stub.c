@@ -103,6 +103,9 @@ int main(int argc, char **argv) {
         if (count < 1 || ask(text, fds, count) || answer(text, sizeof text) < 1) text[0] = 0;
     } while (text[0] == '/');  /* the socket of another server */
     if (text[0] != 'A') {
+        const char *owner = getenv("TESTBED_FORK_OWNER");
+        if (owner && kill(atoi(owner), 0) && errno == ESRCH)
+            return 143;  /* as if it had been ended with its owner */
         execvp(argv[4], argv + 4);
         perror(argv[4]);
         return 127;

@@ -31,6 +31,9 @@ def main(path: str, wait_s: float, command: list[str]) -> None:
         except OSError:
             answer = b""
     if answer != b"A":
+        owner = os.environ.get("TESTBED_FORK_OWNER")
+        if owner and not os.path.exists(f"/proc/{owner}"):
+            os._exit(143)  # as if it had been ended with its owner
         os.execvp(command[0], command)
     server.settimeout(None)
 

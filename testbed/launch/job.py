@@ -112,7 +112,8 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
 
     Args:
         job: the ranks.
-        deadline_s: how long the others have to end by themselves once one has failed.
+        deadline_s: of the run; a lost rank is told within half of it, and the others then have the
+            other half to end by themselves.
     """
     children: list[subprocess.Popen[bytes]] = []
     said: list[str] = []
@@ -122,7 +123,7 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
         try:
             children += _start(job, base, shared, tee.write_fd)
             with ears.open():
-                ending = processes.wait_all(children, deadline_s, failing=tee.heard)
+                ending = processes.wait_all(children, 0.5 * deadline_s, failing=tee.heard)
         except processes.Interrupted as error:
             sys.stderr.write(f"testbed: {error}; ending all ranks\n")
             sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -97,8 +98,13 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
     threads = [threading.Thread(target=body, args=(r,)) for r in range(role.num_workers)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        sys.stderr.write("testbed: interrupted by SIGINT; ending all ranks\n")
+        sys.stderr.flush()
+        os._exit(130)  # threads cannot be ended one by one
     if errors:
         raise errors[0]
     return cells[0]

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-OWN = ("TESTBED_FORKED", "TESTBED_FORK_SERVER")
+OWN = ("TESTBED_FORKED", "TESTBED_FORK_SERVER", "TESTBED_FORK_OWNER")
 
 
 def surroundings() -> dict[str, Any]:

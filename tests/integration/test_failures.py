@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from testbed.forking import through_stub
 from tests.harness.family import belongs, descendants
 from tests.harness.runs import FAULTY, end_family, testbed
 
@@ -115,6 +116,25 @@ def test_ctrl_c_of_a_run_with_a_stopped_rank_leaves_nothing(tmp_path: Path) -> N
     assert "Traceback" not in said
     assert not leftovers(str(record))
     assert not shared_memory_files() - before
+
+
+def test_ctrl_c_ends_ranks_that_are_threads(tmp_path: Path) -> None:
+    marks = tmp_path / "checkpoints"
+    command = [sys.executable, "-m", "testbed", "run", "--workload", "digits-mlp"]
+    command += ["--backend", "loopback", "--steps", "1000000", "--verify-steps", "0"]
+    command += ["--checkpoint", str(marks), "--every", "1"]
+    command = through_stub(command, os.environ, [])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: marks.is_dir() and any(marks.iterdir()))
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        except BaseException:
+            end_family(process.pid)
+            raise
+    assert process.returncode == 130
+    assert "interrupted by SIGINT; ending all ranks" in said
+    assert "Traceback" not in said
 
 
 def statuses(pid: int) -> list[str]:

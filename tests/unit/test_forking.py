@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from testbed.forking import SERVER, fork_server, how_started, through_stub
+from testbed.forking import OWNER, SERVER, fork_server, how_started, through_stub
 from testbed.forking.process import prctl
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +256,19 @@ def test_a_killed_server_takes_all_with_it(forks: Environment) -> None:
         assert process.returncode == -signal.SIGKILL
         await_gone(pid)
         assert ways(environment, ["exit", "7"][0], "7")[0] == 7  # afresh
+
+
+def test_a_stub_whose_server_s_owner_has_ended_starts_nothing(stubbed: Environment) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    without = {**stubbed, SERVER: "/no/server", OWNER: str(ended.pid)}
+    command = through_stub([sys.executable, "-m", "tests.harness.told", "ids"], stubbed, [])
+    command[command.index(stubbed[SERVER])] = without[SERVER]
+    done = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (143, "")
+    alive = {**without, OWNER: str(os.getpid())}
+    done = subprocess.run(command, env=alive, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_modules_are_loaded_once_and_before_the_fork(forks: Environment) -> None:
