@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from testbed.base.dtypes import ELEMENT_BYTES
-from testbed.base.errors import Disagreement, UsageError
+from testbed.base.errors import Disagreement, NotDeclared, UsageError
 from testbed.base.types import Capabilities, Op, Request
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ELEMENT_BYTES}
@@ -25,16 +25,17 @@ def check_request(backend: str, request: Request, capabilities: Capabilities, si
         size: number of ranks.
 
     Raises:
-        UsageError: op, channel, root, parts, dtype, device or layout; says what is allowed.
+        NotDeclared: op or channel.
+        UsageError: root, parts, dtype, device or layout; says what is allowed.
     """
     op = request.op
     if op not in capabilities.ops:
         known = ", ".join(sorted(capabilities.ops))
         told = f"backend {backend!r} cannot {op} as it was opened; it can {known}"
         on_servers = op in (Op.INSTALL, Op.APPLY)
-        raise UsageError(told + "; parameter servers need update=server for it" * on_servers)
+        raise NotDeclared(told + "; parameter servers need update=server for it" * on_servers)
     if not 0 <= request.channel < capabilities.num_channels:
-        raise UsageError(
+        raise NotDeclared(
             f"channel is {request.channel}; backend {backend!r} was opened with "
             f"{capabilities.num_channels}, numbered from 0"
         )

@@ -16,6 +16,10 @@ class UsageError(TestbedError, ValueError):
     """A value that the user gave cannot be used; the command line exits with status 2."""
 
 
+class NotDeclared(UsageError):
+    """A backend is asked for an operation or a channel that it did not declare."""
+
+
 class UnknownName(UsageError):
     """A name that no registry knows; the message lists the known ones and the closest."""
 

@@ -54,7 +54,8 @@ def sweep(
         str | None, typer.Argument(help="a recipe's name, or a TOML file", show_default=False)
     ] = None,
     folder: Annotated[
-        Path | None, typer.Argument(help="with --resume: the folder to go on in", hidden=True)
+        Path | None,
+        typer.Argument(help="with --resume: the folder to go on in", show_default=False),
     ] = None,
     cluster: Annotated[
         list[str] | None,

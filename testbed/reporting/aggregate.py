@@ -53,17 +53,28 @@ class Collected:
 def collect_cells(directories: Sequence[Path]) -> Collected:
     """The cells of the folders of sweeps, of folders of cells, and of single files.
 
+    Of several, those without cells are left out, and a note says so.
+
     Raises:
-        UsageError: a folder is missing, or holds nothing that looks like a cell.
+        UsageError: a folder is missing, or none holds anything that looks like a cell.
     """
     cells: list[Found] = []
     notes: list[str] = []
+    empty: list[Path] = []
     for directory in dict.fromkeys(directories):
         plan, problem = _read_plan(directory)
         files = _cell_files(directory)
+        if not files:
+            empty.append(directory)
+            continue
         read = [found for file in files if (found := _read(file, directory, plan, notes))]
         cells += sorted(read, key=lambda found: found.group)
         notes += [problem] if problem else _missing(directory, plan, files)
+    if empty and not cells:
+        raise UsageError(
+            f"{empty[0]} holds no cells yet; give the folder of a sweep, as runs/results/quick-..."
+        )
+    notes += [f"{directory} is left out: it holds no cells yet" for directory in empty]
     return Collected(tuple(cells), tuple(notes))
 
 
@@ -98,12 +109,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    files = sorted(path for path in folder.glob("*.json") if path.name != PLAN)
-    if not files:
-        raise UsageError(
-            f"{directory} holds no cells yet; give the folder of a sweep, as runs/results/quick-..."
-        )
-    return files
+    return sorted(path for path in folder.glob("*.json") if path.name != PLAN)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:

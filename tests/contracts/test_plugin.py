@@ -16,6 +16,8 @@ from testbed.base import parts
 from testbed.base.axes import SCHEDULERS
 from testbed.base.errors import Unavailable
 from tests.harness.packages import for_children, install
+from tests.harness.rank_agent import Answer, Setup
+from tests.harness.rank_pool import Job, RankPool, why_skipped
 from tests.harness.runs import answer, testbed
 
 PACKAGE = Path(__file__).parents[1] / "toy_plugin"
@@ -124,6 +126,26 @@ def test_its_options_are_checked() -> None:
     done = answer("run", "--workload", "toy-line", "--backend", "toy-notes:pace=2")
     assert done.status == 2
     assert "patience_s" in done.err
+
+
+@pytest.mark.usefixtures("installed")
+def test_cases_are_skipped_only_for_what_its_backend_does_not_declare() -> None:
+    asked, other = Answer(0, None, "trace back", "cannot fold"), Answer(1, None, "trace back")
+    assert why_skipped("toy-notes:patience_s=2", [asked, asked]) == "cannot fold"
+    for found in ([asked, other], [asked, None], [asked, Answer(1)], [Answer(0)]):
+        assert not why_skipped("toy-notes", found)
+    assert not why_skipped("gloo", [asked, asked])
+
+
+def test_a_rank_tells_that_a_backend_did_not_declare_a_channel() -> None:
+    pool = RankPool(Job("loopback", 1, Setup()))
+    try:
+        (answer,) = pool.answers("tests.contracts.channel_cases:one_channel_does_not_hold_another")
+    finally:
+        pool.leave()
+    assert answer is not None
+    assert answer.not_declared.startswith("channel is ")
+    assert "NotDeclared" in answer.error
 
 
 def test_without_it_the_names_are_unknown() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.backends.protocol import Backend, Group, Order
+from testbed.base.errors import NotDeclared
 from testbed.launch.join import Role, open_backend
 
 CLOSE_S = 10.0
@@ -44,11 +45,19 @@ class Leave:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a case returned on one rank, or the text of what it raised."""
+    """What a case returned on one rank, or the text of what it raised.
+
+    Attributes:
+        rank: which.
+        result: what the case returned.
+        error: the trace back of what it raised; empty = nothing.
+        not_declared: the message, if it asked the backend for what that does not declare.
+    """
 
     rank: int
     result: Any = None
     error: str = ""
+    not_declared: str = ""
 
 
 class Agent:
@@ -74,8 +83,9 @@ class Agent:
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
             backend, group = self._open(command.setup)
             return Answer(self._group.rank, function(backend, group, *command.args))
-        except BaseException:
-            return Answer(self._group.rank, error=traceback.format_exc())
+        except BaseException as error:
+            not_declared = str(error) if isinstance(error, NotDeclared) else ""
+            return Answer(self._group.rank, None, traceback.format_exc(), not_declared)
 
     def _open(self, setup: Setup) -> tuple[Backend, Group]:
         if setup not in self._opened:

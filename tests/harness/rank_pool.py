@@ -17,13 +17,14 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import psutil
+import pytest
 
 from testbed.backends.protocol import Group
 from testbed.base.axes import BACKENDS
@@ -101,7 +102,10 @@ class RankPool:
     def answers(
         self, function: str, *args: Any, setup: Setup | None = None, within_s: float = 60.0
     ) -> list[Answer | None]:
-        """Every rank's answer, None from a rank that died; ranks that hang break the pool."""
+        """Every rank's answer, None from a rank that died; ranks that hang break the pool.
+
+        A case that asks a third party's backend for what that does not declare is skipped.
+        """
         for rank in range(self.job.num_ranks):
             self.ranks.send(rank, Case(setup or self.job.setup, function, args))
         end_s = time.monotonic() + within_s
@@ -117,6 +121,10 @@ class RankPool:
                     f"{self.job}: rank {rank} did not end {function}{args} in {within_s:g} s\n"
                     f"{self.ranks.log()}"
                 ) from None
+        reason = why_skipped(self.job.backend, found)
+        if reason:
+            self.discard()
+            pytest.skip(reason)
         return found
 
     def run(
@@ -178,6 +186,18 @@ class RankPool:
         """End everything that belongs to the pool; it is not used again."""
         self.usable = False
         self.ranks.end()
+
+
+def why_skipped(backend: str, found: Sequence[Answer | None]) -> str:
+    """Why a case does not concern a backend of a third party; "" where it does.
+
+    It does not if all ranks failed because the backend did not declare an operation or a channel.
+    The project's own backends are never excused.
+    """
+    if BACKENDS.resolve(backend).name in BACKENDS.builtin:
+        return ""
+    reasons = {"" if answer is None else answer.not_declared for answer in found}
+    return "" if "" in reasons else "; ".join(sorted(reasons))
 
 
 class ThreadRanks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ from testbed.backends.protocol import Group
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import Part
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
+
+NOTE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,7 @@ class NotesBackend(ThreadedBackend):
     def _pass_notes(self, request: Request) -> Result:
         tensor = request.tensor
         mine = b"" if tensor is None else bytes(tensor.detach().view(-1).view(torch.uint8).numpy())
-        notes = self._group.control.all_gather(
-            f"{self._group.name}.notes", mine, self._patience_s, members=self.size
-        )
+        notes = [b"".join(pieces) for pieces in zip(*self._exchange(mine), strict=True)]
         if tensor is None or tensor.numel() == 0:
             return Result(tensor)
         given = [torch.frombuffer(bytearray(n), dtype=tensor.dtype) for n in notes]
@@ -45,6 +46,14 @@ class NotesBackend(ThreadedBackend):
         tensor.detach().view(-1).copy_(result)
         moved = (self.size - 1) * len(mine)
         return Result(tensor, traffic=Traffic(moved, moved, num_messages=1))
+
+    def _exchange(self, mine: bytes) -> Iterator[list[bytes]]:
+        """All ranks' bytes, of equal length, in pieces that the control plane takes."""
+        for start in range(0, max(1, len(mine)), NOTE_BYTES):
+            note = mine[start : start + NOTE_BYTES]
+            yield self._group.control.all_gather(
+                f"{self._group.name}.notes", note, self._patience_s, members=self.size
+            )
 
 
 def open_notes(group: Group, options: object) -> NotesBackend:

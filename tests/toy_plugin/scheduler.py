@@ -32,10 +32,11 @@ def plan_doubling(trace: Trace, link: Link, options: DoublingOptions) -> Plan:
     """Group k holds first * 2^k gradients in backward order: log2(L / first) start-ups, not L.
 
     Example:
-        >>> trace = Trace.from_backward([1, 1, 1, 1, 1], num_elements=[8, 8, 8, 8, 8])
+        >>> trace = Trace.from_backward([1, 1, 1, 1, 1], num_elements=[9, 8, 7, 6, 5])
         >>> link = Link(backend="gloo", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-9)
-        >>> [len(m.parts) for m in plan_doubling(trace, link, DoublingOptions()).messages]
-        [1, 2, 2]
+        >>> plan = plan_doubling(trace, link, DoublingOptions())
+        >>> [[(part.tensor, part.stop) for part in message.parts] for message in plan.messages]
+        [[(4, 9)], [(3, 8), (2, 7)], [(1, 6), (0, 5)]]
     """
     stops, size = [0], options.first
     while stops[-1] < len(trace.tensors):

@@ -369,6 +369,10 @@ def test_a_single_file_and_a_plain_folder_are_read(folder, tmp_path):
     file.write_bytes(encode_cell(cell("gloo", 30)))
     for path in (file, file.parent):
         assert len(make_report(collect_cells([path])).cells) == 1
+    (tmp_path / "empty").mkdir()
+    both = make_report(collect_cells([tmp_path / "empty", file.parent]))
+    assert len(both.cells) == 1
+    assert f"{tmp_path / 'empty'} is left out: it holds no cells yet" in both.notes
 
 
 def test_missing_and_empty_folders_are_usage_errors(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.base.errors import UsageError
+from testbed.base.errors import NotDeclared, UsageError
 
 
 def sparse_gradient(name: str) -> UsageError:
@@ -48,9 +48,9 @@ def never_exchanged(name: str) -> UsageError:
     )
 
 
-def halves_refused(scheduler: str) -> UsageError:
+def halves_refused(scheduler: str) -> NotDeclared:
     """A plan in two halves on a backend without them."""
-    return UsageError(
+    return NotDeclared(
         f"scheduler {scheduler!r} sends gradients in two halves, which this backend cannot (or, "
         "with update=server, must not); use update=worker or another scheduler"
     )
