@@ -67,6 +67,7 @@ def _check_compressor(
             f"{what} does the momentum of SGD itself, and --optimizer is {config.optimizer}; use "
             "sgd, or give the compressor momentum=0"
         )
+    compressor.build()  # links may refuse each other
 
 
 def why_whole(config: RunConfig) -> str:

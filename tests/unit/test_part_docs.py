@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from testbed.base import errors
-from testbed.base.axes import AXES
+from testbed.base.axes import AXES, COMPRESSORS
 
 PARTS = [(axis, name) for axis in AXES for name in axis.builtin]
 
@@ -139,3 +139,14 @@ Reference:
 def test_what_is_missing_is_noticed(what: str, old: str, new: str) -> None:
     assert lacks(COMPLETE) == []
     assert lacks(COMPLETE.replace(old, new)) == [what]
+
+
+def test_what_a_compressor_declares_is_what_it_claims() -> None:
+    specs = [name for name in COMPRESSORS.builtin if not COMPRESSORS.load(name).wraps]
+    differing = []
+    for spec in [*specs, "dgc:momentum=0", "ef+topk"]:
+        found = COMPRESSORS.resolve(spec)
+        declared = any(link.facts.carries_momentum for link in found.links)
+        if found.build().claims.carries_momentum != declared:
+            differing.append(spec)
+    assert not differing

@@ -106,6 +106,8 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
         (["quick", "--compressor", "topk:rato=0.1"], "compressors that cannot be run"),
         (["--backend", "ddp", "--compressor", "topk"], "exchanges gradients by itself"),
         (["--backend", "ddp", "--scheduler", "dear"], "schedules by itself"),
+        (["--compressor", "by-size+dgc"], "leave by-size out"),
+        (["--compressor", "warmup+qsgd"], "warmup needs a compressor with a ratio"),
         (["--backend", "zmq-ps:update=server", "--clip-norm", "1"], "use update=worker"),
         (["--resume"], "nothing to resume"),
         (["--resume", "no/folder"], "there is no no/folder; give the folder of a sweep"),
