@@ -22,7 +22,7 @@ from testbed.launch.plan_options import group_for, parts_of
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
 from testbed.training.exchange.setup import AGREE_S, Replan, replanner
-from testbed.training.replica import put_on_model
+from testbed.training.replica import strategy_of
 from testbed.training.session import Session
 
 LEAVE_S = 3600.0
@@ -105,6 +105,7 @@ def distribute(
     chosen = parts_of(config, axes)
     asked = chosen[BACKENDS.what]
     compression = compression_of(config.compressor, seed)
+    strategy = strategy_of(config.memory)
     if asked.facts.num_servers:
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "
@@ -122,7 +123,8 @@ def distribute(
         if compression is None:
             refuse_ratios(plan)
         opened = open_backend(role, group_for(plan, group))
-        put_on_model(chosen.values(), model, optimizer)
+        if strategy.prepare is not None:
+            strategy.prepare(model, optimizer)
         session = Session(
             *(model, optimizer, opened, group.control),
             plan=plan,
@@ -130,6 +132,7 @@ def distribute(
             patience_s=patience_s,
             check_finite=check_finite,
             compression=compression,
+            strategy=strategy,
         )
     except BaseException as error:  # the others must hear of it, whatever it is
         group.control.report_failure(f"it failed to start with {type(error).__name__}: {error}")

@@ -51,7 +51,7 @@ ALLOWED = {
     "training": BASE
     | PROTOCOLS
     | {"records", "statistics", "scheduling", "prediction", "compression"}
-    | {"noise"},
+    | {"noise", "memory"},
     "profiling": BASE
     | PROTOCOLS
     | {"prediction", "statistics", "training", "models", "compression", "noise"},

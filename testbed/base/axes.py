@@ -150,7 +150,7 @@ class MemoryFacts:
 # The table. `build` of a workload is called as `build(options, data_dir=..., seed=...)` under a
 # seeded torch generator, of a backend as `build(group, options)`, of a scheduler as
 # `build(trace, link, options)`, of a compressor as `build(options)` or `build(inner, options)`, of
-# a memory strategy as `build(model, optimizer, options)`.
+# a memory strategy as `build(options)`, which returns a `memory.strategy.Strategy`.
 
 WORKLOADS: Final = Axis(
     "workload",
@@ -262,7 +262,8 @@ MEMORY: Final = Axis(
     {"none": "testbed.memory.none:NONE"},
     "testbed.memory",
     MemoryFacts,
-    on_model=True,
+    chains=True,
+    beside=True,
     same_step=False,
 )
 

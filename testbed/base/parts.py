@@ -106,7 +106,8 @@ class Resolved(Generic[F]):
 
     def build(self, *given: Any, **named: Any) -> Any:
         """The part itself, from what its axis gives."""
-        within = () if self.inner is None else (self.inner.build(),)
+        wraps = self.inner is not None and not self.axis.beside
+        within = (self.inner.build(),) if self.inner is not None and wraps else ()
         return self.part.build(*within, *given, self.options, **named)
 
     def usable(self) -> Resolved[F]:
@@ -196,11 +197,10 @@ class Axis(Registry, Generic[F]):
         own: `module:function` that finds parts which the user's own files hold, by text; it
             returns the part and its options, or None for a text that names no file.
         chains: parts may stand before others, `ef+topk`.
+        beside: parts of a chain stand beside each other, `checkpoint+release`: each is built alone.
         is_light: its parts' modules load within milliseconds, so that a sweep can check options.
         noted: the short names of cells in notes tell a part that is not the default.
         shown: labels and tables always tell the part; else only one that is not the default.
-        on_model: its parts are built on each worker before the first step, from what trains:
-            `build(model, optimizer, options)`, and stay with it.
         same_work: runs that differ in it alone are expected to do the same work.
         same_step: and their steps without communication to take the same time.
         resumes: a run may go on from a checkpoint that another part of this axis has written.
@@ -210,10 +210,10 @@ class Axis(Registry, Generic[F]):
     aliases: Mapping[str, str] = field(default_factory=dict)
     own: str = ""
     chains: bool = False
+    beside: bool = False
     is_light: bool = True
     noted: bool = True
     shown: bool = False
-    on_model: bool = False
     same_work: bool = True
     same_step: bool = True
     resumes: bool = True
@@ -310,7 +310,7 @@ class Axis(Registry, Generic[F]):
             raise UsageError(
                 f"{spec.name!r} needs a {self.what} to its right; write {spec.name}+NAME"
             )
-        if inner is not None and not part.wraps:
+        if inner is not None and not part.wraps and not self.beside:
             raise UsageError(
                 f"{spec.name!r} cannot stand left of another {self.what}; only wrappers can"
             )

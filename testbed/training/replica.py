@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from testbed.base.axes import AXES
+from testbed.base.axes import MEMORY
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.parts import Resolved
+from testbed.memory.strategy import KEEP_ALL, Strategy, combined
 from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_schedule
 from testbed.training.sampling import SampleOrder
 from testbed.workloads.workload import Workload
@@ -38,6 +37,7 @@ class Replica:
     scaler: torch.amp.GradScaler | None
     device: torch.device
     precision: Precision
+    strategy: Strategy = KEEP_ALL
     called: torch.nn.Module | None = None
 
     def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -86,9 +86,9 @@ def make_replica(
     model = workload.model.to(device, DTYPES.get(config.precision, torch.float32))
     settings = resolve_optimizer(config, workload, total_steps)
     optimizer = make_optimizer(model.parameters(), settings)
-    if not plain:
-        chosen = [axis.resolve(axis.of(config)) for axis in AXES if axis.on_model]
-        put_on_model(chosen, model, optimizer)
+    strategy = KEEP_ALL if plain else strategy_of(config.memory)
+    if strategy.prepare is not None:
+        strategy.prepare(model, optimizer)
     return Replica(
         workload,
         model,
@@ -97,16 +97,22 @@ def make_replica(
         torch.amp.GradScaler(device.type) if config.precision == "fp16" else None,
         device,
         config.precision,
+        strategy,
     )
 
 
-def put_on_model(
-    parts: Iterable[Resolved[Any]], model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Build those parts of a run that stay with what trains (`Axis.on_model`)."""
-    for part in parts:
-        if part.axis.on_model:
-            part.usable().build(model, optimizer)
+def strategy_of(text: str) -> Strategy:
+    """The memory strategy that a specification asks for.
+
+    Raises:
+        UnknownName, UsageError: see `Axis.resolve` and `combined`.
+
+    Example:
+        >>> strategy_of("none")
+        Strategy(choose=None, release=None, mirror=None, prepare=None)
+    """
+    links = MEMORY.resolve(text).usable().links
+    return combined([(link.name, link.build()) for link in links])
 
 
 def resolve_optimizer(config: RunConfig, workload: Workload, total_steps: int) -> OptimizerSettings:

@@ -14,6 +14,7 @@ from testbed.base.axes import SCHEDULERS
 from testbed.base.plan import Plan, check_plan
 from testbed.base.types import Event, Op, Traffic
 from testbed.control.protocol import Control
+from testbed.memory.strategy import KEEP_ALL, Strategy
 from testbed.training.compressed.engine import CompressionEngine
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
@@ -61,6 +62,7 @@ class Session:
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
         on_resume: called whenever training goes on after it stood waiting for a message.
         compression: compresses every message; means then come from it. None = sums of all.
+        strategy: what becomes of gradients and of what was not sent.
 
     Attributes:
         backend: as given.
@@ -84,11 +86,12 @@ class Session:
         check_finite: bool = True,
         on_resume: Callable[[], None] | None = None,
         compression: Compression | None = None,
+        strategy: Strategy = KEEP_ALL,
     ) -> None:
         self.backend = backend
         self.model = model
         self.events: list[Event] = []
-        self._control = control
+        self._control, self._strategy = control, strategy
         self._optimizer = optimizer
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}

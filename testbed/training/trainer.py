@@ -259,6 +259,7 @@ def _open_session(
         check_finite=replica.scaler is None,
         on_resume=on_resume,
         compression=compression,
+        strategy=replica.strategy,
     )
     return session, [] if session.engine is None else [CompressionCosts(session.engine)]
 
