@@ -41,6 +41,7 @@ class BackendFacts:
         consistency: what it promises: `bsp`, `ssp:<staleness>`, `async` or `none`.
         device_types: where its tensors live; others are staged through host memory.
         schedule: how it exchanges gradients by itself; None = it carries out any plan.
+        updates: its servers run the optimizer, so that no mean gradients come back.
         max_channels: over how many channels short messages may be spread so that their latencies
             overlap; 1 where ranks that begin them in different orders could wait for ever.
         algorithm: what predictions at other numbers of workers and of compressed messages go by
@@ -55,6 +56,7 @@ class BackendFacts:
     consistency: str = "bsp"
     device_types: frozenset[str] = frozenset({"cpu"})
     schedule: OwnSchedule | None = None
+    updates: bool = False
     max_channels: int = 1
     algorithm: str | None = None
     bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
@@ -259,7 +261,10 @@ COMPRESSORS: Final = Axis(
 
 MEMORY: Final = Axis(
     "memory",
-    {"none": "testbed.memory.none:NONE"},
+    {
+        "none": "testbed.memory.none:NONE",
+        "release": "testbed.memory.release:RELEASE",
+    },
     "testbed.memory",
     MemoryFacts,
     chains=True,

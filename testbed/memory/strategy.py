@@ -25,9 +25,11 @@ class Release:
 
     Attributes:
         in_flight: messages whose buffers exist at once.
+        poisons: buffers are overwritten when they are given back (see `memory.arena`); for tests.
     """
 
     in_flight: int = 2
+    poisons: bool = dataclasses.field(default=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.axes import SCHEDULERS
 from testbed.base.plan import Plan, check_plan
-from testbed.base.types import Event, Op, Traffic
+from testbed.base.types import Event, Traffic
 from testbed.control.protocol import Control
 from testbed.memory.strategy import KEEP_ALL, Strategy
 from testbed.training.compressed.engine import CompressionEngine
@@ -20,16 +20,17 @@ from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.hooks import ForwardHooks, before_state_access
 from testbed.training.exchange.reducer import Phase, StepState
-from testbed.training.exchange.refusals import closure_refused, never_exchanged, read_unseen
+from testbed.training.exchange.refusals import (
+    closure_refused,
+    read_unseen,
+    refuse_release,
+    refuse_unexchanged,
+    released_early,
+)
+from testbed.training.exchange.release import ReleasedUpdate
 from testbed.training.exchange.setup import AGREE_S, Replan, agree_on, replanner, share_start
 from testbed.training.exchange.unused import UnusedParameters
-from testbed.training.exchange.update import (
-    DeferredUpdate,
-    Delivery,
-    MeanGradients,
-    OwnGradients,
-    ServerParameters,
-)
+from testbed.training.exchange.update import DeferredUpdate, Delivery, delivery_of
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.protocol import StepReport
 from testbed.training.sampling import describe_tensors
@@ -45,6 +46,10 @@ class Session:
     Under a plan that crosses the iteration `optimizer.step()` returns at once; each layer is then
     updated just before its next forward pass. `flush()` ends what is pending, and happens by itself
     before a `state_dict()` of the model or the optimizer.
+
+    With a strategy that releases gradients each parameter is updated as its mean arrives, in the
+    backward pass where the plan lets it, and `optimizer.step()` updates the rest; see
+    `memory.release` for what is different then.
 
     With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead of
     gradients, and `optimizer.step()` finds nothing left to do.
@@ -97,6 +102,7 @@ class Session:
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
         self._step = StepState(control, patience_s, on_resume)
         self._pending: DeferredUpdate | None = None
+        self._released: ReleasedUpdate | None = None
         self._is_steady = True
         self._ready_names: list[str] = []
         self._leave: Callable[[], None] | None = None
@@ -110,7 +116,12 @@ class Session:
                 patience_s=patience_s,
             )
         )
-        self._delivery: Delivery = self.engine or _delivery_of(backend, optimizer, check_finite)
+        self._delivery: Delivery = self.engine or delivery_of(
+            *(backend, check_finite, partial(describe_optimizer, optimizer)),
+            partial(common_learning_rate, optimizer),
+        )
+        if strategy.release is not None:
+            refuse_release(backend, check_finite)
         if plan is None:
             replan = replan or replanner(SCHEDULERS.default, self._named)
             plan = replan([name for name, _ in reversed(self._named)])
@@ -151,8 +162,10 @@ class Session:
             RankLost: a rank was lost; names it, the operation, the tensor and the step.
             DeadlineExceeded: a rank is alive but did not come; says what every rank is doing.
             NonFiniteGradient: a mean holds NaN or infinity.
-            UsageError: a gradient was changed since its backward pass.
+            UsageError: a gradient was changed since its backward pass, or they are released.
         """
+        if self._strategy.release is not None:
+            raise released_early("session.synchronize() is for what looks at all mean gradients")
         if self._step.phase is Phase.SYNCHRONIZED:
             return
         self._end_pending()
@@ -187,6 +200,11 @@ class Session:
             excluded_s=0.0 if self.engine is None else self.engine.take_excluded_s(),
             staleness=self._step.staleness,
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of buffers for fused messages at most, as planned: all of them, or the arena's."""
+        return self._buckets.held_bytes
 
     @property
     def step(self) -> int:
@@ -249,7 +267,10 @@ class Session:
         agree_on("plans", [f"{plan.scheduler} {plan.digest()}"], self._control, self.backend.size)
         by_name = dict(self._named)
         self.plan = plan
-        self._buckets = GradientBuckets(plan, [by_name[name] for name in plan.names])
+        self._buckets = GradientBuckets(
+            *(plan, [by_name[name] for name in plan.names], self._strategy.release),
+            travels=self._delivery.exchanges,
+        )
         self._index = {id(p): i for i, p in enumerate(self._buckets.parameters)}
         self._defers = plan.crosses_iteration and self._delivery.exchanges
         self._delivery.adopt(self._buckets)
@@ -258,7 +279,7 @@ class Session:
         self._handles += [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for p in self._buckets.parameters
-            if self._delivery.exchanges
+            if self._delivery.exchanges or self._strategy.release is not None
         ]
         self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
@@ -273,9 +294,12 @@ class Session:
             raise read_unseen(self.plan.names[tensor], self.plan.scheduler)
         if self._step.phase is Phase.ACCUMULATING:
             self._reducer.accumulate(tensor)
-        else:
-            self._step.phase = Phase.EXCHANGING
+            return
+        self._step.phase = Phase.EXCHANGING
+        if self._strategy.release is None or self._defers:
             self._reducer.mark_ready(tensor)
+        else:
+            self._begin_released().receive(tensor)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_updating:
@@ -283,30 +307,25 @@ class Session:
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise closure_refused()
         if self._delivery.exchanges:
-            self._refuse_unexchanged(optimizer)
+            refuse_unexchanged(optimizer, self._index, self._frozen)
         if self._defers and self._step.phase is not Phase.SYNCHRONIZED:
             if not self._step.is_first and self._reducer.may_defer:
                 self._defer()
                 return
             self._is_steady = False
-        self.synchronize()
+        if self._strategy.release is None:
+            self.synchronize()
+        else:
+            self._end_released()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_updating:
             self._step.phase = Phase.EXCHANGING
 
-    def _refuse_unexchanged(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse gradients that the optimizer would use as they are on this rank."""
-        for number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if parameter.grad is not None and id(parameter) not in self._index:
-                    name = self._frozen.get(id(parameter))
-                    unnamed = f"parameter {place} of the optimizer's group {number}"
-                    raise never_exchanged(unnamed if name is None else repr(name))
-
     @property
     def _is_updating(self) -> bool:
-        return self._pending is not None and self._pending.is_stepping
+        under_way = (self._pending, self._released)
+        return any(update is not None and update.is_stepping for update in under_way)
 
     def _finalize_backward(self) -> None:
         self._reducer.finalize_backward()
@@ -323,6 +342,25 @@ class Session:
         self._pending = DeferredUpdate(reducer, self._delivery, buckets, self._optimizer, unused)
         for parameter in buckets.parameters:
             parameter.grad = None
+        self._go_on()
+
+    def _begin_released(self) -> ReleasedUpdate:
+        """The step whose parameters are updated as their means arrive."""
+        if self._released is None:
+            self._released = ReleasedUpdate(
+                *(self._reducer, self._delivery, self._buckets, self._optimizer, self._unused)
+            )
+        return self._released
+
+    def _end_released(self) -> None:
+        self._end_pending()
+        released = self._begin_released()
+        if self._delivery.exchanges:
+            self._finalize_backward()
+            self._reducer.spread()
+        released.finish()
+        self.events = self._step.take_events()
+        self._released = None
         self._go_on()
 
     def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -359,15 +397,3 @@ class Session:
         if self._replan is not None:
             self._adopt(self._replan(names))
         self._ready_names = names
-
-
-def _delivery_of(
-    backend: Backend, optimizer: torch.optim.Optimizer, check_finite: bool
-) -> Delivery:
-    if Op.APPLY in backend.capabilities.ops:
-        rate = partial(common_learning_rate, optimizer)
-        return ServerParameters(backend, describe_optimizer(optimizer), rate, check_finite)
-    if backend.size == 1:
-        return OwnGradients(backend, 1, check_finite)
-    divisor = backend.size if backend.capabilities.exchanges else 1
-    return MeanGradients(backend, divisor, check_finite)

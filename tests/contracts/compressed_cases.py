@@ -10,6 +10,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.plan import Plan
 from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep
+from testbed.memory.strategy import KEEP_ALL, Strategy
 from testbed.scheduling.protocol import needs_profile
 from testbed.scheduling.under_compressor import overlapped
 from testbed.training.compressed.engine import shapes_of
@@ -60,6 +61,7 @@ def trained(
     plans_anew: bool = False,
     compared_steps: int = 0,
     max_channels: int = 1,
+    strategy: Strategy = KEEP_ALL,
 ) -> Compressed:
     """Train with a compressor; `none` takes the path without one."""
     model = build(recipe, seed=0).to(group.device)
@@ -74,6 +76,7 @@ def trained(
         plan=plan,
         replan=replan,
         compression=compression,
+        strategy=strategy,
     )
     if held_up:
         hold = _holder(group.rank)

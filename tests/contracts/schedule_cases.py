@@ -13,6 +13,7 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.types import Event
+from testbed.memory.strategy import KEEP_ALL, Strategy
 from testbed.scheduling.protocol import needs_profile
 from testbed.training.exchange.setup import replanner
 from testbed.training.exchange.unused import KEY
@@ -45,7 +46,12 @@ class Trained:
 
 
 def by_plan(
-    backend: Backend, group: Group, recipe: Recipe, plan: Plan, held_up: bool = False
+    backend: Backend,
+    group: Group,
+    recipe: Recipe,
+    plan: Plan,
+    held_up: bool = False,
+    strategy: Strategy = KEEP_ALL,
 ) -> Trained:
     """Train as a run does: a scheduler without a profile plans anew after the first step."""
     model = build(recipe, seed=group.rank).to(group.device)
@@ -53,7 +59,9 @@ def by_plan(
     schedule = schedule_of(recipe, optimizer)
     named = list(model.named_parameters())
     replan = None if needs_profile(plan.scheduler) else replanner(plan.scheduler, named)
-    session = Session(model, optimizer, backend, group.control, plan=plan, replan=replan)
+    session = Session(
+        *(model, optimizer, backend, group.control), plan=plan, replan=replan, strategy=strategy
+    )
     hold = _holder(group.rank) if held_up else None
     if hold is not None:
         for parameter in model.parameters():

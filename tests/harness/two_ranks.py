@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from testbed.backends.loopback import LOOPBACK
-from testbed.backends.protocol import Group
+from testbed.backends.protocol import Backend, Group, Order
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.control.inproc import InprocHub
@@ -18,6 +18,7 @@ from testbed.training.exchange.setup import skeleton_trace
 from testbed.training.session import Session
 
 WAIT_S = 30.0
+T = TypeVar("T")
 
 
 class TwoBranches(torch.nn.Module):
@@ -52,6 +53,44 @@ def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 
 
+def on_ranks(
+    body: Callable[[Backend, Group], T],
+    size: int = 2,
+    order: Order = "fifo",
+    num_channels: int = 1,
+    credit_bytes: int | None = None,
+) -> list[T]:
+    """What threads of this process return, in rank order; the first exception is raised here."""
+    hub = InprocHub(size)
+    errors: list[BaseException] = []
+    returned: dict[int, T] = {}
+
+    def rank(number: int) -> None:
+        group = Group(
+            *(number, size, hub.member(number)),
+            deadline_s=WAIT_S,
+            order=order,
+            num_channels=num_channels,
+            credit_bytes=credit_bytes,
+        )
+        backend = LOOPBACK.build(group, LOOPBACK.options())
+        try:
+            returned[number] = body(backend, group)
+        except BaseException as error:
+            errors.append(error)
+            group.control.report_failure(str(error))
+        backend.close()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [returned[number] for number in range(size)]
+
+
 def on_two_ranks(
     body: Callable[[int, Any, Session, torch.optim.Optimizer], None],
     build: Callable[[], torch.nn.Module] = TwoBranches,
@@ -60,28 +99,12 @@ def on_two_ranks(
     **options: Any,
 ) -> None:
     """Run a training loop on two threads; the first exception of either is raised here."""
-    hub = InprocHub(2)
-    errors: list[BaseException] = []
 
-    def rank(number: int) -> None:
+    def rank(backend: Backend, group: Group) -> None:
         model = build()
         optimizer = optimizer_of(model)
         plan = plan_of(scheduler, model)
-        member = hub.member(number)
-        group = Group(number, 2, member, deadline_s=WAIT_S, order=plan.order)
-        backend = LOOPBACK.build(group, LOOPBACK.options())
-        try:
-            with Session(model, optimizer, backend, group.control, plan=plan, **options) as session:
-                body(number, model, session, optimizer)
-        except BaseException as error:
-            errors.append(error)
-            group.control.report_failure(str(error))
-        backend.close()
+        with Session(model, optimizer, backend, group.control, plan=plan, **options) as session:
+            body(group.rank, model, session, optimizer)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    on_ranks(rank, order=plan_of(scheduler, build()).order)

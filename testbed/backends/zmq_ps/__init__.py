@@ -76,6 +76,7 @@ ZMQ_PS = Part(
         num_servers=options.num_dedicated,
         serve=_serve,
         consistency=options.consistency,
+        updates=options.update_on_server,
         max_channels=8,
         algorithm=_algorithm(options),
         bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, options),

@@ -78,7 +78,7 @@ class CompressedReducer(GradientReducer):
         return self._driver.submit(request)
 
     def _values(self, number: int) -> torch.Tensor:
-        return self._buckets.payload(number, self._gradients).view(-1)
+        return self._buffers.payload(number, self._gradients).view(-1)
 
     def _send(self, number: int) -> None:
         message, key = self._plan.messages[number], self._buckets.keys[number]
@@ -94,9 +94,10 @@ class CompressedReducer(GradientReducer):
         )
         self._works[number] = [self._driver.begin(outgoing)]
 
-    def _land(self, number: int) -> None:
+    def land_message(self, number: int) -> None:
+        """See `GradientReducer.land_message`."""
         works = self._works.get(number, ())
-        super()._land(number)
+        super().land_message(number)
         for work in works:
             assert isinstance(work, CompressedWork)
             self._step.add_events(work.details)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -132,6 +132,9 @@ class GradientReducer:
     it. A gradient scaler writes without counting: in the first step, copies of small gradients are
     submitted, and the gradients compared with them.
 
+    Where gradients are released (see `GradientBuckets`), the parameter's own is taken away when it
+    is marked ready, so that nobody can change it.
+
     Args:
         buckets: where each gradient lies in each message.
         backend: opened with the plan's order and channels.
@@ -158,12 +161,13 @@ class GradientReducer:
         self.number = step.number
         self.absent: set[int] = set()
         self.ready_order: list[int] = []
-        self._buckets, self._plan = buckets, buckets.plan
+        self._buckets, self._plan, self._buffers = buckets, buckets.plan, buckets.open()
         self._backend = backend
         self._step = step
         self._learning_rate = learning_rate
         self._gradients: list[torch.Tensor | None] = [None] * len(buckets.parameters)
         self._accumulated: set[int] = set()
+        self._marked: set[int] = set()
         self._missing = list(buckets.num_tensors)
         self._released = [0] * self._plan.num_channels
         self._works: dict[int, list[Work]] = {}
@@ -184,15 +188,18 @@ class GradientReducer:
         Raises:
             UsageError: it was marked before, or it is sparse.
         """
-        if self._gradients[tensor] is not None:
+        if tensor in self._marked:
             raise second_gradient(self._plan.names[tensor])
+        self._marked.add(tensor)
         gradient = self._gradients[tensor] = self._gradient(tensor)
         self.ready_order.append(tensor)
         for number in self._buckets.messages_of[tensor]:
-            self._buckets.put(number, tensor, gradient)
+            self._buffers.put(number, tensor, gradient)
             self._missing[number] -= 1
             if self._missing[number] == 0 and not self._plan.after_backward:
                 self._release(number)
+        if self._buffers.frees(tensor):
+            self._gradients[tensor] = None
 
     def finalize_backward(self) -> None:
         """The backward pass has ended: mark the gradients that it did not make, submit the rest.
@@ -206,7 +213,7 @@ class GradientReducer:
         """
         self._refuse_changed()
         parameters = self._buckets.parameters
-        late = [i for i, gradient in enumerate(self._gradients) if gradient is None]
+        late = [i for i in range(len(parameters)) if i not in self._marked]
         self.absent = {i for i in late if i not in self._accumulated or parameters[i].grad is None}
         if self.absent and self._learning_rate is not None:
             raise unused_on_server(self._plan.names[min(self.absent)], self.number)
@@ -231,20 +238,40 @@ class GradientReducer:
     def land(self, tensor: int) -> None:
         """Wait for the messages that hold elements of a tensor."""
         for number in self._buckets.messages_of[tensor]:
-            self._land(number)
+            self.land_message(number)
 
     def land_all(self) -> None:
         """Wait for all messages, in the order in which they were submitted."""
         for number in list(self._works):
-            self._land(number)
+            self.land_message(number)
+
+    @property
+    def under_way(self) -> tuple[int, ...]:
+        """Messages that were submitted and not waited for, in the order of submission."""
+        return tuple(self._works)
+
+    @property
+    def live(self) -> Collection[int]:
+        """See `MessageBuffers.live`."""
+        return self._buffers.live
+
+    def has_arrived(self, number: int) -> bool:
+        """Whether waiting for a message that is under way takes no time."""
+        return all(work.done() for work in self._works[number])
 
     def collect(self, tensor: int) -> torch.Tensor:
         """What the exchange has made of the tensor's gradient; its messages have landed."""
         gradient = self._gradients[tensor]
-        assert gradient is not None
+        if gradient is None:
+            return self._buffers.mean(tensor)
         for number in self._buckets.messages_of[tensor]:
-            self._buckets.take(number, tensor, gradient)
+            self._buffers.take(number, tensor, gradient)
         return gradient
+
+    def drop(self, tensor: int) -> None:
+        """What was collected for the tensor has been used."""
+        self._gradients[tensor] = None
+        self._buffers.drop(tensor)
 
     def submit(self, request: Request) -> Work:
         """Submit a request that is none of the plan's messages, behind those submitted so far."""
@@ -272,7 +299,7 @@ class GradientReducer:
         message = self._plan.messages[number]
         request = Request(
             op,
-            self._buckets.payload(number, self._gradients),
+            self._buffers.payload(number, self._gradients),
             key=self._buckets.keys[number],
             step=self.number,
             priority=message.priority,
@@ -281,7 +308,8 @@ class GradientReducer:
         )
         self._works.setdefault(number, []).append(self._backend.submit(request))
 
-    def _land(self, number: int) -> None:
+    def land_message(self, number: int) -> None:
+        """Wait for a message, if it is under way."""
         for work in self._works.pop(number, ()):
             self._step.wait(work, self._buckets.keys[number])
 
@@ -294,6 +322,9 @@ class GradientReducer:
             raise sparse_gradient(self._plan.names[tensor])
         if not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
+        if self._buckets.release is not None:
+            parameter.grad = None
+            return gradient.data
         self._versions[tensor] = (gradient, gradient._version)
         alias = gradient.data
         if alias.numel() <= self._probe_elements:

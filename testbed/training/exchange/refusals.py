@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+
+import torch
+
+from testbed.backends.protocol import Backend
 from testbed.base.errors import NotDeclared, UsageError
+from testbed.base.types import Op
 
 
 def sparse_gradient(name: str) -> UsageError:
@@ -39,8 +45,28 @@ def closure_refused() -> UsageError:
     )
 
 
-def never_exchanged(name: str) -> UsageError:
-    """A gradient that the optimizer would use as it is on this rank."""
+def refuse_unexchanged(
+    optimizer: torch.optim.Optimizer, exchanged: Container[int], frozen: Mapping[int, str]
+) -> None:
+    """Refuse gradients that the optimizer would use as they are on this rank.
+
+    Args:
+        optimizer: about to step.
+        exchanged: identities of the parameters whose gradients are exchanged.
+        frozen: names of the model's other parameters, by identity.
+
+    Raises:
+        UsageError: names the parameter.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.grad is not None and id(parameter) not in exchanged:
+                name = frozen.get(id(parameter))
+                unnamed = f"parameter {place} of the optimizer's group {number}"
+                raise _never_exchanged(unnamed if name is None else repr(name))
+
+
+def _never_exchanged(name: str) -> UsageError:
     return UsageError(
         f"{name} has a gradient that is never exchanged: it did not require gradients, or was not "
         "the model's, when the session was built; unfreeze and add all parameters before, or close "
@@ -72,3 +98,32 @@ def read_unseen(name: str, scheduler: str) -> UsageError:
         "parameters, call session.flush() before, or use a scheduler that does not cross the "
         "iteration (wfbp, mg-wfbp, optimal)"
     )
+
+
+def changed_setting(key: str, before: object, now: object) -> UsageError:
+    """A setting of the optimizer that changed while parameters were being updated."""
+    return UsageError(
+        f"the optimizer's {key!r} was changed from {before} to {now} between backward() and "
+        "step(), and parameters whose gradients are released have been updated by then; change "
+        "settings before backward() or after step()"
+    )
+
+
+def released_early(what: str) -> UsageError:
+    """Something that looks at all gradients, where each is freed as its parameter is updated."""
+    return UsageError(
+        f"{what}, but memory strategy 'release' frees each gradient and updates its parameter as "
+        "the mean arrives; do without the one or the other"
+    )
+
+
+def refuse_release(backend: Backend, check_finite: bool) -> None:
+    """What gradients cannot be released beside.
+
+    Raises:
+        UsageError: a gradient scaler, or servers that run the optimizer.
+    """
+    if Op.APPLY in backend.capabilities.ops:
+        raise released_early("with update=server the optimizer is on the servers")
+    if not check_finite:
+        raise released_early("check_finite is off for a gradient scaler, which skips whole steps")

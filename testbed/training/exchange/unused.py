@@ -54,11 +54,16 @@ class UnusedParameters:
         self._timeout_s = timeout_s
         self._under_way: Work | None = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether a mean that is zero everywhere makes this ask, in the step that is computed."""
+        return self._zeros_tell or self.ask_always
+
     def now(self, reducer: GradientReducer) -> Unused:
         """For a step whose messages have all ended: votes are exchanged when they are asked for."""
 
         def ask(tensors: Sequence[int]) -> set[int]:
-            if not (self._zeros_tell or self.ask_always):
+            if not self.asks:
                 return set()
             return self._counted(tensors, self._submit(tensors, reducer))
 

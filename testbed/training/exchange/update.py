@@ -13,7 +13,7 @@ from testbed.base.errors import NonFiniteGradient
 from testbed.base.types import Op
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer, StepState
-from testbed.training.exchange.refusals import halves_refused
+from testbed.training.exchange.refusals import changed_setting, halves_refused
 from testbed.training.exchange.setup import install
 
 Unused = Callable[[Sequence[int]], Collection[int]]
@@ -165,6 +165,25 @@ class ServerParameters(MeanGradients):
         return dict.fromkeys(values)
 
 
+def delivery_of(
+    backend: Backend, check_finite: bool, optimizer: Callable[[], str], rate: Callable[[], float]
+) -> Delivery:
+    """How gradients that nothing compresses become what the optimizer is given.
+
+    Args:
+        backend: opened.
+        check_finite: report NaN and infinity.
+        optimizer: tells it in words that servers understand.
+        rate: tells the learning rate of the step that is being computed.
+    """
+    if Op.APPLY in backend.capabilities.ops:
+        return ServerParameters(backend, optimizer(), rate, check_finite)
+    if backend.size == 1:
+        return OwnGradients(backend, 1, check_finite)
+    divisor = backend.size if backend.capabilities.exchanges else 1
+    return MeanGradients(backend, divisor, check_finite)
+
+
 class DeferredUpdate:
     """A step that each layer takes just before it is used again.
 
@@ -209,7 +228,15 @@ class DeferredUpdate:
             del self.left[tensor]
             self._reducer.land(tensor)
         values = {tensor: self._reducer.collect(tensor) for tensor in chosen}
-        gradients = self._delivery.deliver(values, self._reducer.number, self._unused)
+        self._use(values)
+        for tensor in chosen:
+            self._reducer.drop(tensor)
+
+    def _use(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Take the step with what the exchange has brought."""
+        self._apply(self._delivery.deliver(values, self._reducer.number, self._unused))
+
+    def _apply(self, gradients: Gradients) -> None:
         used = {tensor: g for tensor, g in gradients.items() if g is not None}
         if not used:
             return
@@ -240,6 +267,17 @@ class DeferredStep:
             (group, {key: _frozen(value) for key, value in group.items() if key != "params"})
             for group in optimizer.param_groups
         ]
+
+    def refuse_changed(self) -> None:
+        """Settings must still be those that held when the step was asked for.
+
+        Raises:
+            UsageError: names the one that is another now.
+        """
+        for group, settings in self._settings:
+            for key, value in settings.items():
+                if not _same(group.get(key), value):
+                    raise changed_setting(key, value, group.get(key))
 
     def take(
         self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
@@ -272,6 +310,12 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_frozen(item) for item in value)
     return value
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
+        return torch.equal(now, before)
+    return bool(now == before)
 
 
 # From sums to means, and what is wrong with a mean.

@@ -1,0 +1,138 @@
+"""Gradients that are freed as they are exchanged: each parameter is updated as its mean arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from testbed.memory.arena import is_bounded
+from testbed.training.exchange.buckets import GradientBuckets
+from testbed.training.exchange.reducer import GradientReducer
+from testbed.training.exchange.refusals import second_gradient
+from testbed.training.exchange.unused import UnusedParameters
+from testbed.training.exchange.update import DeferredUpdate, Delivery
+
+
+class ReleasedUpdate(DeferredUpdate):
+    """A step that parameters take during the backward pass, each when its mean has arrived.
+
+    Whenever a gradient is final, the means that have arrived are used. Before another message
+    begins, while as many as may exist do, the first one (in the plan's order) that has not ended is
+    waited for, but only if this rank has submitted it. That cannot lock ranks out: of all ranks
+    that wait, look at one whose message comes first in the plan. Every other rank has waited for
+    all messages before its own, this one among them, or goes on computing and will submit it.
+
+    Plans that send after the backward pass or in halves bring no mean before it has ended: all are
+    used by `finish`, in the order in which they arrive there.
+
+    A mean that is zero everywhere may be that of a parameter that no rank has used, which cannot be
+    known before the backward pass has ended everywhere; it is kept until then.
+
+    Args:
+        reducer: of the step.
+        delivery: makes gradients of what arrives.
+        buckets: of the step's plan, with `release`.
+        optimizer: takes the step, with the settings that it has now.
+        unused: finds out which parameters no rank has used.
+    """
+
+    def __init__(
+        self,
+        reducer: GradientReducer,
+        delivery: Delivery,
+        buckets: GradientBuckets,
+        optimizer: torch.optim.Optimizer,
+        unused: UnusedParameters,
+    ) -> None:
+        super().__init__(reducer, delivery, buckets, optimizer, self._doubt)
+        assert buckets.release is not None
+        self._in_flight = buckets.release.in_flight
+        self._is_early = is_bounded(buckets.plan) and reducer.may_defer
+        self._buckets = buckets
+        self._found = unused
+        self._doubted: dict[int, torch.Tensor] = {}
+        self._missing = [len(numbers) for numbers in buckets.messages_of]
+        self._landed: set[int] = set()
+        self._first = 0  # all messages before this one have landed
+
+    def receive(self, tensor: int) -> None:
+        """The gradient of a tensor is final.
+
+        Raises:
+            UsageError: it was before; settings of the optimizer do not matter yet.
+            RankLost, DeadlineExceeded, NonFiniteGradient: of a message that was waited for.
+        """
+        if not self._delivery.exchanges:
+            self._use_own(tensor)
+            return
+        if self._is_early:
+            self._make_room(tensor)
+        self._reducer.mark_ready(tensor)
+        if self._is_early:
+            arrived = [n for n in self._reducer.under_way if self._reducer.has_arrived(n)]
+            self._land(arrived)
+
+    def finish(self) -> None:
+        """Update what is left; the backward pass has ended and all messages are under way.
+
+        Raises:
+            UsageError: a setting of the optimizer was changed since the first gradient.
+        """
+        self._step.refuse_changed()
+        if not self._delivery.exchanges:
+            for tensor in list(self.left):
+                if self._parameters[tensor].grad is not None:
+                    self._use_own(tensor)
+            return
+        if self._reducer.may_defer:
+            for number in self._reducer.under_way:
+                self._land([number])
+        else:
+            self._reducer.land_all()
+            self.take(list(self.left))
+        doubtful = sorted(self._doubted)  # all ranks ask for the same ones in the same order
+        if doubtful:
+            spared = self._found.now(self._reducer)(doubtful)
+            self._apply({t: self._doubted.pop(t) for t in doubtful if t not in spared})
+
+    def _use_own(self, tensor: int) -> None:
+        """The gradient of a worker that is alone is the mean."""
+        if tensor not in self.left:
+            raise second_gradient(self._buckets.plan.names[tensor])
+        del self.left[tensor]
+        parameter = self._parameters[tensor]
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        self._use({tensor: gradient})
+
+    def _make_room(self, tensor: int) -> None:
+        live = self._reducer.live
+        if all(number in live for number in self._buckets.messages_of[tensor]):
+            return
+        while len(live) >= self._in_flight:
+            while self._first in self._landed:
+                self._first += 1
+            if self._first not in self._reducer.under_way:
+                return
+            self._land([self._first])
+
+    def _land(self, numbers: Sequence[int]) -> None:
+        """Wait for messages, and update the parameters whose last message is among them."""
+        complete = []
+        for number in numbers:
+            self._reducer.land_message(number)
+            self._landed.add(number)
+            for tensor in self._buckets.places[number]:
+                self._missing[tensor] -= 1
+                if self._missing[tensor] == 0:
+                    complete.append(tensor)
+        self.take(complete)
+
+    def _doubt(self, tensors: Sequence[int]) -> Sequence[int]:
+        """Keep means that are zero everywhere, if anybody will ask whether they were used."""
+        if not self._found.asks:
+            return ()
+        for tensor in tensors:
+            self._doubted[tensor] = self._reducer.collect(tensor).clone()
+        return tensors
