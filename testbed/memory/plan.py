@@ -7,8 +7,25 @@ import hashlib
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.memory.lifetimes import Lifetimes
 
 FORMAT = "testbed.memory-plan/1"
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """By what a value is recognised when it is made.
+
+    Attributes:
+        op: number of its operator among those of the forward pass.
+        name: of the operator.
+        output: which of its outputs.
+        num_bytes: of the storage.
+    """
+
+    op: int
+    name: str
+    output: int
+    num_bytes: int
 
 
 class UnitChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +42,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         strategy: that chose, in words.
-        ops: names of the forward pass's operators, which a step must run in this order.
-        makes: for each value (its operator's number, which of its outputs).
+        values: that the actions are for, in the order of their operators.
         actions: for each value a letter: keep, recompute, offload.
         fetch_order: values on the host in the order in which the backward pass wants them.
         units: the choice for each layer.
@@ -38,8 +54,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     strategy: str
-    ops: tuple[str, ...] = ()
-    makes: tuple[tuple[int, int], ...] = ()
+    values: tuple[Made, ...] = ()
     actions: str = ""
     fetch_order: tuple[int, ...] = ()
     units: tuple[UnitChoice, ...] = ()
@@ -57,7 +72,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             >>> MemoryPlan(strategy="none").digest() == MemoryPlan(strategy="none").digest()
             True
         """
-        carried_out = (self.ops, self.makes, self.actions, self.fetch_order, self.in_place)
+        carried_out = (self.values, self.actions, self.fetch_order, self.in_place)
         return hashlib.sha256(msgspec.json.encode(carried_out)).hexdigest()[:16]
 
 
@@ -74,3 +89,16 @@ def decode_memory_plan(data: bytes, where: str) -> MemoryPlan:
     if plan.format != FORMAT:
         raise UsageError(f"{where} has format {plan.format!r}; expected {FORMAT}")
     return plan
+
+
+def values_of(lifetimes: Lifetimes) -> tuple[Made, ...]:
+    """By what the values of a recorded step are recognised."""
+    return tuple(
+        Made(
+            op=value.op,
+            name=lifetimes.ops[value.op].name,
+            output=value.output,
+            num_bytes=value.num_bytes,
+        )
+        for value in lifetimes.values
+    )

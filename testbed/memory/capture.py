@@ -1,0 +1,413 @@
+"""Records the lifetimes of one step on fake tensors: nothing is computed, nothing allocated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from testbed.base.errors import UsageError
+from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
+from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
+
+OUTSIDE = "(outside)"
+Loss = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast operators run, for times that nobody has measured.
+
+    Attributes:
+        flops_per_s: of convolutions and matrix products.
+        bytes_per_s: of all others, read and written.
+        op_s: of any operator at least.
+    """
+
+    flops_per_s: float = 1e11
+    bytes_per_s: float = 1e10
+    op_s: float = 1e-5
+
+
+@dataclass
+class _Open:
+    """A value while it is recorded."""
+
+    num_bytes: int
+    op: int
+    output: int
+    inputs: tuple[int, ...]
+    born: int
+    replaces: int | None
+    is_fixed: bool
+    dies: int = -1
+    uses: list[_OpenUse] = field(default_factory=list)
+
+
+@dataclass
+class _OpenUse:
+    packed: int
+    unpacked: int = -1
+    released: int = -1
+
+
+class _Token:
+    """Stands for a saved tensor, which is dropped."""
+
+    def __init__(self, recording: Recording, use: _OpenUse, tensor: torch.Tensor) -> None:
+        self._recording, self._use = recording, use
+        self._form = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        self._num_bytes = tensor.untyped_storage().nbytes()
+        self._like = (tensor.dtype, tensor.device)
+
+    def unpack(self) -> torch.Tensor:
+        """Another tensor of this form, in a storage of its own."""
+        recording = self._recording
+        dtype, device = self._like
+        with recording.not_counted():
+            size = self._num_bytes // dtype.itemsize
+            flat = torch.empty(size, dtype=dtype, device=device)
+            made = flat.as_strided(*self._form)
+        recording.sources([made])
+        self._use.unpacked = recording.tick()
+        recording.unit = recording.unit_at.get(self._use.packed, recording.unit)
+        return made
+
+    def __del__(self) -> None:
+        self._use.released = self._recording.tick()
+
+
+class Recording(TorchDispatchMode):
+    """One step, from its first operator to the last gradient.
+
+    Saved tensors are dropped when autograd packs them, and replaced by others when it unpacks
+    them, so that a storage's death shows how long anybody but autograd held it.
+
+    Args:
+        named: the parameters that are trained.
+        rates: times of operators.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], rates: Rates) -> None:
+        super().__init__()
+        self.ignored: set[int] = set()
+        self.unit = -1
+        self.unit_at: dict[int, int] = {}
+        self.storages = LiveStorages(self._on_birth, self._on_death)
+        self._named, self._rates = named, rates
+        self._units: dict[str, int] = {}
+        self._ops: list[ForwardOp] = []
+        self._values: list[_Open] = []
+        self._value_of: dict[int, int] = {}  # by storage
+        self._bytes: dict[int, int] = {}
+        self._base: list[int] = []
+        self._times: list[float] = []
+        self._level = 0
+        self._now_s = 0.0
+        self._gradients: list[GradientReady] = []
+        self._is_forward, self._counts = True, True
+        self._position_unit: list[int] = []
+
+    # Positions
+
+    def tick(self) -> int:
+        """An event: its position."""
+        self._base.append(self._level)
+        self._times.append(self._now_s)
+        self._position_unit.append(self.unit)
+        return len(self._base) - 1
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
+        """What is made inside is no part of the step."""
+        before, self._counts = self._counts, False
+        try:
+            yield
+        finally:
+            self._counts = before
+
+    def sources(self, tensors: Sequence[torch.Tensor]) -> int:
+        """These are there before the step and stay; returns their bytes, each storage once."""
+        total = 0
+        for tensor in tensors:
+            if self.storages.find(tensor) is None:
+                number = self.storages.see(tensor)
+                self.ignored.add(number)
+                total += self._bytes.pop(number)
+                self._level -= tensor.untyped_storage().nbytes()
+        return total
+
+    def _on_birth(self, number: int, storage: torch.UntypedStorage) -> None:
+        self._bytes[number] = storage.nbytes()
+        self._level += storage.nbytes()
+
+    def _on_death(self, number: int) -> None:
+        value = self._value_of.pop(number, None)
+        if number in self.ignored:
+            return
+        if value is not None:
+            self._values[value].dies = self.tick()
+        else:
+            self._level -= self._bytes[number]
+            self.tick()
+
+    # Operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._counts or is_question(func):
+            return func(*args, **kwargs)
+        given = tensors_in(args, kwargs)
+        before = [self.storages.find(t) for t in given]
+        self.tick()
+        result = func(*args, **kwargs)
+        time_s = self._time(func, args, kwargs, result, given)
+        self._now_s += time_s
+        if self._is_forward:
+            self._add_values(func, args, kwargs, result, before, time_s)
+        else:
+            self.storages.see_all(tensors_in(result))
+        self.tick()
+        return result
+
+    def _add_values(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        before: list[int | None],
+        time_s: float,
+    ) -> None:
+        op = len(self._ops)
+        unit = self.unit if self.unit >= 0 else self._unit(OUTSIDE)
+        self._ops.append(ForwardOp(name=str(func), unit=unit, time_s=time_s))
+        inputs = tuple(sorted({self._value_of[n] for n in before if n in self._value_of}))
+        overwritten = {self.storages.find(t) for t in written(func, args, kwargs)}
+        for output, tensor in enumerate(tensors_in(result)):
+            number = self.storages.see(tensor)
+            replaced = None
+            if number in before:
+                replaced = self._value_of.get(number)
+                if number not in overwritten or replaced is None:
+                    continue  # a view, or something that is there before the step
+                self._values[replaced].dies = self.tick()
+            elif number in self._value_of:
+                continue  # another output in the same storage
+            else:
+                self._level -= self._bytes[number]
+            self._value_of[number] = len(self._values)
+            self._values.append(
+                _Open(
+                    num_bytes=self._bytes[number],
+                    op=op,
+                    output=output,
+                    inputs=inputs,
+                    born=self.tick(),
+                    replaces=replaced,
+                    is_fixed=False,
+                )
+            )
+
+    def _time(
+        self, func: Any, args: Any, kwargs: Any, result: Any, given: list[torch.Tensor]
+    ) -> float:
+        rates = self._rates
+        made = tensors_in(result)
+        moved = sum(t.numel() * t.element_size() for t in (*given, *made))
+        if func.is_view:
+            return 0.0
+        count = flop_registry.get(func._overloadpacket)
+        flops = 0 if count is None else count(*args, **kwargs, out_val=result)
+        return max(flops / rates.flops_per_s, moved / rates.bytes_per_s, rates.op_s)
+
+    # Layers
+
+    def _unit(self, name: str) -> int:
+        return self._units.setdefault(name, len(self._units))
+
+    @contextlib.contextmanager
+    def watching_layers(self, model: torch.nn.Module) -> Iterator[None]:
+        """Know which layer of the model runs."""
+        names = {id(module): name or "(model)" for name, module in model.named_modules()}
+        stack: list[int] = []
+
+        def enter(module: torch.nn.Module, inputs: Any) -> None:
+            if id(module) in names:
+                stack.append(self.unit)
+                self.unit = self._unit(names[id(module)])
+
+        def leave(module: torch.nn.Module, inputs: Any, result: Any) -> None:
+            if id(module) in names and stack:
+                self.unit = stack.pop()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # Autograd
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """A tensor is saved."""
+        number = self.storages.find(tensor)
+        value = None if number is None else self._value_of.get(number)
+        if value is None:
+            return tensor
+        use = _OpenUse(self.tick())
+        self.unit_at[use.packed] = self.unit
+        self._values[value].uses.append(use)
+        return _Token(self, use, tensor)
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """A saved tensor is used."""
+        return saved.unpack() if isinstance(saved, _Token) else saved
+
+    def gradient_ready(self, name: str, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is final; it is dropped."""
+        gradient = parameter.grad
+        assert gradient is not None
+        number = self.storages.see(gradient)
+        if number not in self.ignored:
+            self.ignored.add(number)
+            self._level -= self._bytes[number]
+        self._gradients.append(
+            GradientReady(name=name, num_bytes=gradient.untyped_storage().nbytes(), position=self.tick())
+        )
+        parameter.grad = None
+
+    def run(self, model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> None:
+        """Forward and backward pass."""
+        handles = [
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda parameter, name=name: self.gradient_ready(name, parameter)
+            )
+            for name, p in self._named
+        ]
+        try:
+            with self:
+                with (
+                    self.watching_layers(model),
+                    torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
+                ):
+                    value = loss()
+                self._is_forward, self.unit = False, -1
+                value.backward()  # type: ignore[no-untyped-call]
+                del value
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.tick()
+
+    def lifetimes(self, weight_bytes: int, optimizer_bytes: int) -> Lifetimes:
+        """What was recorded."""
+        last = self.tick()
+        values = tuple(
+            Value(
+                num_bytes=v.num_bytes,
+                op=v.op,
+                output=v.output,
+                inputs=v.inputs,
+                born=v.born,
+                dies=last if v.dies < 0 else v.dies,
+                uses=tuple(
+                    Use(
+                        packed=use.packed,
+                        unpacked=use.unpacked,
+                        released=last if use.released < 0 else use.released,
+                    )
+                    for use in v.uses
+                ),
+                replaces=v.replaces,
+                is_fixed=v.is_fixed,
+            )
+            for v in self._values
+        )
+        return Lifetimes(
+            units=tuple(self._units),
+            ops=tuple(self._ops),
+            values=values,
+            base=tuple(self._base),
+            time_s=tuple(self._times),
+            gradients=tuple(self._gradients),
+            weight_bytes=weight_bytes,
+            optimizer_bytes=optimizer_bytes,
+        )
+
+
+class _Loss(torch.nn.Module):
+    """The loss of a model as a module, so that other tensors can stand for its parameters."""
+
+    def __init__(self, model: torch.nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The loss."""
+        return self._loss(self.model, batch)
+
+
+def record(
+    model: torch.nn.Module,
+    loss: Loss,
+    batch: tuple[torch.Tensor, ...],
+    optimizer: torch.optim.Optimizer | None = None,
+    rates: Rates | None = None,
+) -> Lifetimes:
+    """The lifetimes of one step of training, without computing or allocating anything.
+
+    Args:
+        model: that is trained; left as it is.
+        loss: `loss(model, batch)`, a tensor of one element.
+        batch: samples of one step (of one micro-batch, where gradients are accumulated).
+        optimizer: of its parameters; None: nothing is kept between steps.
+        rates: how fast operators run.
+
+    Raises:
+        UsageError: the step cannot be run without values.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> step = record(model, lambda m, batch: m(*batch).sum(), (torch.zeros(2, 4),))
+        >>> [unit for unit in step.units], [v.num_bytes for v in step.values if v.uses]
+        (['0', '1', '2'], [64])
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    named = {name: fake.from_tensor(p) for name, p in model.named_parameters()}
+    kept = {**named, **{name: fake.from_tensor(b) for name, b in model.named_buffers()}}
+    given = tuple(fake.from_tensor(t) for t in batch)
+    trained = [(n, named[n]) for n, p in model.named_parameters() if p.requires_grad]
+    recording = Recording(trained, rates or Rates())
+    weight_bytes = recording.sources([*kept.values(), *given])
+    wrapped = _Loss(model, loss)
+    standing_in = {f"model.{name}": tensor for name, tensor in kept.items()}
+    with fake:
+        try:
+            recording.run(
+                model, lambda: torch.func.functional_call(wrapped, standing_in, (given,))
+            )
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise UsageError(
+                f"the memory of a step cannot be foreseen: {error} depends on the values of "
+                "tensors; expected a model whose shapes and branches do not"
+            ) from error
+    return recording.lifetimes(weight_bytes, 0)

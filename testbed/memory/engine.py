@@ -1,0 +1,476 @@
+"""Carries out a memory plan: keeps, moves or makes again what autograd saves."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from testbed.base.errors import RunFailed, UsageError
+from testbed.memory.lifetimes import KEEP, OFFLOAD_WINDOW, RECOMPUTE
+from testbed.memory.plan import MemoryPlan
+from testbed.memory.storages import is_question, tensors_in, written
+from testbed.memory.transfers import Copy, To, Transfers
+
+# Arguments of batch normalisation that it advances in training; never twice in a step.
+AHEAD = 16  # so many operators of the plan may be missing in a step at once
+SAME_SHARE = 0.5  # of the operators must be found, or it is another model
+
+STATISTICS = frozenset({"running_mean", "running_var"})
+
+
+Makes = tuple[tuple[int, int, str], ...]
+"""What an operator makes: which output is which value, and what becomes of it."""
+
+
+class Script:
+    """The operators of a plan that make values, in order.
+
+    Args:
+        plan: what becomes of each value.
+    """
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self.names: list[str] = []
+        self.sizes: list[int] = []
+        self.makes: list[Makes] = []
+        ops: dict[int, list[int]] = {}
+        for number, made in enumerate(plan.values):
+            ops.setdefault(made.op, []).append(number)
+        for numbers in ops.values():
+            first = plan.values[numbers[0]]
+            self.names.append(first.name)
+            self.sizes.append(first.num_bytes)
+            self.makes.append(
+                tuple((plan.values[n].output, n, plan.actions[n]) for n in numbers)
+            )
+        self.made_again = frozenset(
+            made.name
+            for made, action in zip(plan.values, plan.actions, strict=True)
+            if action == RECOMPUTE
+        )
+
+
+class Expected:
+    """Which operator of a plan is the one that runs.
+
+    A recording on fake tensors and a step may differ in a few small operators (masks, constants):
+    operators are matched by name and size, and those that have no match are passed over.
+
+    Args:
+        script: the operators, in order.
+
+    Attributes:
+        matched: number of operators that were found.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.made_again = script.made_again
+        self.matched = 0
+        self._script = script
+        self._next = 0
+
+    def match(self, name: str, outputs: list[torch.Tensor]) -> Makes:
+        """What the operator makes, which has just run; nothing if the plan does not know it."""
+        script = self._script
+        for at in range(self._next, min(self._next + AHEAD, len(script.names))):
+            if script.names[at] != name:
+                continue
+            makes = script.makes[at]
+            output = makes[0][0]
+            if len(outputs) <= output:
+                continue
+            if outputs[output].untyped_storage().nbytes() == script.sizes[at]:
+                self._next = at + 1
+                self.matched += 1
+                return makes
+        return ()
+
+    def check(self) -> None:
+        """Raise UsageError where the forward pass was another one than that of the plan."""
+        if self.matched < SAME_SHARE * len(self._script.names):
+            raise UsageError(
+                f"the forward pass ran {self.matched} of the {len(self._script.names)} operators "
+                "that the memory plan was made for; expected the same model and batch in every "
+                "step; use --memory none for a model whose operators depend on its input"
+            )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Form:
+        return _Form(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+    def on(self, held: torch.Tensor) -> torch.Tensor:
+        """The tensor in the storage of another one."""
+        if held.dtype is self.dtype:
+            return held.as_strided(self.shape, self.stride, self.offset)
+        made = torch.empty(0, dtype=self.dtype, device=held.device)
+        return made.set_(held.untyped_storage(), self.offset, self.shape, self.stride)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An argument that is kept: as it was when the operator read it."""
+
+    tensor: torch.Tensor
+    version: int
+    now: Callable[[], int]
+    op: str
+
+    def get(self) -> torch.Tensor:
+        if self.now() != self.version:
+            raise RunFailed(
+                f"{self.op} cannot be run again: a tensor that it read has been changed in place "
+                "since; use --memory none, or change the model not to"
+            )
+        return self.tensor
+
+
+class Writes:
+    """How often operators of a forward pass have written to storages that were there."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """An operator has written to it."""
+        key = tensor.untyped_storage()._cdata
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def counter(self, tensor: torch.Tensor) -> Callable[[], int]:
+        """How often it was written to by now; the tensor must stay alive."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return lambda: tensor._version
+        key = tensor.untyped_storage()._cdata
+        return lambda: self._counts.get(key, 0)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An argument that lies in a value which is moved or made again."""
+
+    value: _Value
+    form: _Form
+
+
+class _Call:
+    """One run of an operator, to be repeated."""
+
+    def __init__(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        find: Callable[[torch.Tensor], _Value | None],
+        writes: Writes,
+    ) -> None:
+        # In training no result depends on them; without them they are not advanced.
+        named = zip(func._schema.arguments, args, strict=False)
+        args = tuple(None if argument.name in STATISTICS else given for argument, given in named)
+        leaves, self._tree = tree_flatten((args, kwargs))
+        self.func, self.name = func, str(func)
+        self._leaves = [
+            self._held(leaf, find, writes) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
+        self.inputs = list(
+            {id(leaf.value): leaf.value for leaf in self._leaves if isinstance(leaf, _Made)}.values()
+        )
+        self._random = torch.Tag.nondeterministic_seeded in func.tags
+        device = next((t.device for t in tensors_in(args, kwargs)), torch.device("cpu"))
+        self._random_state = _random_state(device) if self._random else None
+        self._device = device
+
+    def _held(
+        self,
+        tensor: torch.Tensor,
+        find: Callable[[torch.Tensor], _Value | None],
+        writes: Writes,
+    ) -> _Made | _Source:
+        value = find(tensor)
+        if value is not None:
+            return _Made(value, _Form.of(tensor))
+        now = writes.counter(tensor)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        return _Source(tensor if is_parameter else tensor.detach(), now(), now, self.name)
+
+    def again(self, held: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Run it; `held` has what its inputs hold, by their numbers."""
+        leaves = []
+        for leaf in self._leaves:
+            if isinstance(leaf, _Made):
+                leaf = leaf.form.on(held[leaf.value.number])
+            elif isinstance(leaf, _Source):
+                leaf = leaf.get()
+            leaves.append(leaf)
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        if self._random_state is None:
+            return tensors_in(self.func(*args, **kwargs))
+        now = _random_state(self._device)
+        _set_random_state(self._device, self._random_state)
+        try:
+            return tensors_in(self.func(*args, **kwargs))
+        finally:
+            _set_random_state(self._device, now)
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+class _Value:
+    """What one storage holds, that is moved or made again.
+
+    Attributes:
+        number: in the plan.
+        call: makes it; None: it is moved to the host.
+        output: which of the call's results it is.
+        uses: saved tensors in it that are still wanted.
+        there: a tensor with its storage, once it is made again or back from the host.
+        copy: on the host.
+    """
+
+    def __init__(self, number: int, call: _Call | None, output: int) -> None:
+        self.number, self.call, self.output = number, call, output
+        self.uses = 0
+        self.there: torch.Tensor | None = None
+        self.copy: Copy | None = None
+
+    @property
+    def inputs(self) -> list[_Value]:
+        return [] if self.call is None else self.call.inputs
+
+
+class _Saved:
+    """Stands for a tensor that autograd has saved."""
+
+    def __init__(self, value: _Value, form: _Form, forward: _Forward) -> None:
+        self.value, self.form, self.forward = value, form, forward
+        value.uses += 1
+
+    def __del__(self) -> None:
+        self.value.uses -= 1
+        if self.value.uses == 0 and self.value.call is not None:
+            self.value.there = None  # it can be made again, should another value need it
+
+
+class _Forward(TorchDispatchMode):
+    """One forward pass and what was saved in it."""
+
+    def __init__(self, plan: MemoryPlan, script: Script, transfers: Transfers):
+        super().__init__()
+        self._plan, self._transfers = plan, transfers
+        self._expected = Expected(script)
+        self._writes = Writes()
+        self._is_moving = False  # operators of ours, not the model's
+        self._live: dict[int, tuple[_Value, weakref.ref[torch.UntypedStorage]]] = {}
+        self._moved: weakref.WeakValueDictionary[int, _Value] = weakref.WeakValueDictionary()
+        self._place = {number: place for place, number in enumerate(plan.fetch_order)}
+        self._leaving: list[tuple[Copy, torch.Tensor]] = []
+
+    # Forward
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._is_moving or is_question(func) or func.is_view:
+            return func(*args, **kwargs)
+        name = str(func)
+        again = name in self._expected.made_again
+        call = _Call(func, args, kwargs, self._find, self._writes) if again else None
+        result = func(*args, **kwargs)
+        changed = written(func, args, kwargs)
+        self._forget(changed)
+        outputs = tensors_in(result)
+        for output, number, action in self._expected.match(name, outputs):
+            if action != KEEP:
+                value = _Value(number, call if action == RECOMPUTE else None, output)
+                self._add(value, outputs[output])
+        return result
+
+    def _add(self, value: _Value, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, live = storage._cdata, self._live
+
+        def died(_: object) -> None:
+            if key in live and live[key][0] is value:
+                del live[key]
+
+        live[key] = (value, weakref.ref(storage, died))
+
+    def _find(self, tensor: torch.Tensor) -> _Value | None:
+        storage = tensor.untyped_storage()
+        entry = self._live.get(storage._cdata)
+        return entry[0] if entry is not None and entry[1]() is storage else None
+
+    def _forget(self, changed: list[torch.Tensor]) -> None:
+        """What is overwritten is another value from now on."""
+        for tensor in changed:
+            self._writes.add(tensor)
+            self._live.pop(tensor.untyped_storage()._cdata, None)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Autograd saves a tensor."""
+        value = self._find(tensor)
+        if value is None:
+            return tensor
+        if value.call is None and value.copy is None:
+            self._send(value, tensor)
+        return _Saved(value, _Form.of(tensor), self)
+
+    def end(self) -> None:
+        """The forward pass has ended: nothing is saved any more."""
+        self._live.clear()
+        self._expected.check()
+
+    # The host
+
+    def _send(self, value: _Value, tensor: torch.Tensor) -> None:
+        while len(self._leaving) >= OFFLOAD_WINDOW:
+            self._gone()
+        self._is_moving = True
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        flat.set_(tensor.untyped_storage())
+        value.copy = self._transfers.copy(flat)
+        self._is_moving = False
+        self._moved[value.number] = value
+        self._leaving.append((value.copy, flat))
+
+    def _gone(self) -> None:
+        self._leaving.pop(0)[0].wait()
+
+    def _fetch(self, value: _Value) -> torch.Tensor:
+        """Back from the host, and those that are wanted next on their way."""
+        held = self._begin_fetch(value)
+        assert value.copy is not None
+        value.copy.wait()
+        place = self._place.get(value.number, len(self._place))
+        for number in self._plan.fetch_order[place + 1 : place + 1 + OFFLOAD_WINDOW]:
+            following = self._moved.get(number)
+            if following is not None:
+                self._begin_fetch(following)
+        return held
+
+    def _begin_fetch(self, value: _Value) -> torch.Tensor:
+        if value.there is None:
+            assert value.copy is not None
+            value.there = value.copy.read()
+        return value.there
+
+    # Backward
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """Autograd wants a saved tensor."""
+        while self._leaving:
+            self._gone()
+        if not isinstance(saved, _Saved):
+            result: torch.Tensor = saved
+            return result
+        value = saved.value
+        with torch.no_grad():
+            if value.call is None:
+                held = self._fetch(value)
+            else:
+                held = self._make(value) if value.there is None else value.there
+            return saved.form.on(held)
+
+    def _make(self, wanted: _Value) -> torch.Tensor:
+        batch = self._missing(wanted)
+        last_reader = {u.number: v.number for v in batch for u in v.inputs}
+        held: dict[int, torch.Tensor] = {}
+        for value in batch:
+            for source in value.inputs:
+                if source.call is None:
+                    held[source.number] = self._fetch(source)
+                elif source.there is not None:
+                    held[source.number] = source.there
+        results: dict[int, list[torch.Tensor]] = {}
+        within = {value.number: value for value in batch}
+        for value in batch:
+            call = value.call
+            assert call is not None
+            made = results.pop(id(call), None)
+            if made is None:
+                made = call.again(held)
+            if any(v.call is call and v.number > value.number for v in batch):
+                results[id(call)] = made
+            tensor = made[value.output]
+            del made
+            held[value.number] = tensor
+            if value is wanted or value.uses:
+                value.there = tensor
+            for source in value.inputs:
+                if last_reader[source.number] == value.number and source.number in within:
+                    held.pop(source.number, None)
+            if value is not wanted and value.number not in last_reader:
+                held.pop(value.number)
+            del tensor
+        assert wanted.there is not None
+        return wanted.there
+
+    def _missing(self, wanted: _Value) -> list[_Value]:
+        found, left = {wanted.number: wanted}, [wanted]
+        while left:
+            for source in left.pop().inputs:
+                if source.number not in found and source.call is not None and source.there is None:
+                    found[source.number] = source
+                    left.append(source)
+        return [found[number] for number in sorted(found)]
+
+
+class ActivationEngine:
+    """Carries out a memory plan in every forward pass and the backward pass that follows.
+
+    Args:
+        plan: what becomes of each value.
+        to: where a CPU moves values; see `transfers.mapped`.
+    """
+
+    def __init__(self, plan: MemoryPlan, to: To = "shm") -> None:
+        self.plan = plan
+        self._script = Script(plan)
+        self._acts = any(action != KEEP for action in plan.actions)
+        self._transfers = Transfers(to)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Written to the host so far."""
+        return self._transfers.written_bytes
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around a forward pass with its loss; nothing happens where no gradient is wanted."""
+        if not self._acts or not torch.is_grad_enabled():
+            yield
+            return
+        begun = _Forward(self.plan, self._script, self._transfers)
+        with begun, torch.autograd.graph.saved_tensors_hooks(begun.pack, begun.unpack):
+            yield
+        begun.end()
+
+    def close(self) -> None:
+        """End the thread that moves."""
+        self._transfers.close()

@@ -1,0 +1,80 @@
+"""Which storages are alive: every one that PyTorch's dispatcher shows, from first sight to death."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+# `torch.utils._python_dispatch` and `_pytree` are what PyTorch's own memory tracker is built on.
+
+
+def tensors_in(*trees: Any) -> list[torch.Tensor]:
+    """All tensors in nested arguments or results."""
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, torch.Tensor)]
+
+
+def is_question(func: Any) -> bool:
+    """Whether an operator only tells something of a tensor; fake tensors have more of these."""
+    return bool(func.namespace == "prim")
+
+
+class LiveStorages:
+    """Storages that have been seen and have not died.
+
+    Args:
+        on_birth: told of a storage that is seen for the first time.
+        on_death: told the number of one that has died.
+    """
+
+    def __init__(
+        self,
+        on_birth: Callable[[int, torch.UntypedStorage], None],
+        on_death: Callable[[int], None],
+    ) -> None:
+        self._on_birth, self._on_death = on_birth, on_death
+        self._numbers: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._count = 0
+
+    def find(self, tensor: torch.Tensor) -> int | None:
+        """The number of the tensor's storage; None if it has not been seen."""
+        storage = tensor.untyped_storage()
+        entry = self._numbers.get(storage._cdata)
+        return entry[0] if entry is not None and entry[1]() is storage else None
+
+    def see(self, tensor: torch.Tensor) -> int:
+        """The number of the tensor's storage, which is seen for the first time if it is new."""
+        found = self.find(tensor)
+        if found is not None:
+            return found
+        storage = tensor.untyped_storage()
+        number, key = self._count, storage._cdata
+        self._count += 1
+
+        def died(_: object) -> None:
+            entry = self._numbers.get(key)
+            if entry is not None and entry[0] == number:
+                del self._numbers[key]
+            self._on_death(number)
+
+        self._numbers[key] = (number, weakref.ref(storage, died))
+        self._on_birth(number, storage)
+        return number
+
+    def see_all(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """`see` for each."""
+        return [self.see(tensor) for tensor in tensors]
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operator writes to, by its schema."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[place] if place < len(args) else kwargs.get(argument.name)
+        found += tensors_in(given)
+    return found
