@@ -12,20 +12,13 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from testbed.base.errors import UsageError
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
 from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
 
 OUTSIDE = "(outside)"
-Loss = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class _Token:
             made = flat.as_strided(*self._form)
         recording.sources([made])
         self._use.unpacked = recording.tick()
-        recording.unit = recording.unit_at.get(self._use.packed, recording.unit)
+        recording.layer = recording.layer_at[self._use.packed]
         return made
 
     def __del__(self) -> None:
@@ -103,10 +96,10 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], rates: Rates) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ignored: set[int] = set()
-        self.unit = -1
-        self.unit_at: dict[int, int] = {}
+        self.layer = OUTSIDE
+        self.layer_at: dict[int, str] = {}
         self.storages = LiveStorages(self._on_birth, self._on_death)
         self._named, self._rates = named, rates
         self._units: dict[str, int] = {}
@@ -120,7 +113,7 @@ class Recording(TorchDispatchMode):
         self._now_s = 0.0
         self._gradients: list[GradientReady] = []
         self._is_forward, self._counts = True, True
-        self._position_unit: list[int] = []
+        self._layers: list[str] = []
 
     # Positions
 
@@ -128,7 +121,7 @@ class Recording(TorchDispatchMode):
         """An event: its position."""
         self._base.append(self._level)
         self._times.append(self._now_s)
-        self._position_unit.append(self.unit)
+        self._layers.append(self.layer)
         return len(self._base) - 1
 
     @contextlib.contextmanager
@@ -196,7 +189,7 @@ class Recording(TorchDispatchMode):
         time_s: float,
     ) -> None:
         op = len(self._ops)
-        unit = self.unit if self.unit >= 0 else self._unit(OUTSIDE)
+        unit = self._units.setdefault(self.layer, len(self._units))
         self._ops.append(ForwardOp(name=str(func), unit=unit, time_s=time_s))
         inputs = tuple(sorted({self._value_of[n] for n in before if n in self._value_of}))
         overwritten = {self.storages.find(t) for t in written(func, args, kwargs)}
@@ -239,23 +232,20 @@ class Recording(TorchDispatchMode):
 
     # Layers
 
-    def _unit(self, name: str) -> int:
-        return self._units.setdefault(name, len(self._units))
-
     @contextlib.contextmanager
     def watching_layers(self, model: torch.nn.Module) -> Iterator[None]:
         """Know which layer of the model runs."""
         names = {id(module): name or "(model)" for name, module in model.named_modules()}
-        stack: list[int] = []
+        stack: list[str] = []
 
         def enter(module: torch.nn.Module, inputs: Any) -> None:
             if id(module) in names:
-                stack.append(self.unit)
-                self.unit = self._unit(names[id(module)])
+                stack.append(self.layer)
+                self.layer = names[id(module)]
 
         def leave(module: torch.nn.Module, inputs: Any, result: Any) -> None:
             if id(module) in names and stack:
-                self.unit = stack.pop()
+                self.layer = stack.pop()
 
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
         try:
@@ -273,7 +263,7 @@ class Recording(TorchDispatchMode):
         if value is None:
             return tensor
         use = _OpenUse(self.tick())
-        self.unit_at[use.packed] = self.unit
+        self.layer_at[use.packed] = self.layer
         self._values[value].uses.append(use)
         return _Token(self, use, tensor)
 
@@ -290,7 +280,9 @@ class Recording(TorchDispatchMode):
             self.ignored.add(number)
             self._level -= self._bytes[number]
         self._gradients.append(
-            GradientReady(name=name, num_bytes=gradient.untyped_storage().nbytes(), position=self.tick())
+            GradientReady(
+                name=name, num_bytes=gradient.untyped_storage().nbytes(), position=self.tick()
+            )
         )
         parameter.grad = None
 
@@ -309,7 +301,7 @@ class Recording(TorchDispatchMode):
                     torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
                 ):
                     value = loss()
-                self._is_forward, self.unit = False, -1
+                self._is_forward, self.layer = False, OUTSIDE
                 value.backward()  # type: ignore[no-untyped-call]
                 del value
         finally:
@@ -348,66 +340,7 @@ class Recording(TorchDispatchMode):
             base=tuple(self._base),
             time_s=tuple(self._times),
             gradients=tuple(self._gradients),
+            layers=tuple(self._layers),
             weight_bytes=weight_bytes,
             optimizer_bytes=optimizer_bytes,
         )
-
-
-class _Loss(torch.nn.Module):
-    """The loss of a model as a module, so that other tensors can stand for its parameters."""
-
-    def __init__(self, model: torch.nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The loss."""
-        return self._loss(self.model, batch)
-
-
-def record(
-    model: torch.nn.Module,
-    loss: Loss,
-    batch: tuple[torch.Tensor, ...],
-    optimizer: torch.optim.Optimizer | None = None,
-    rates: Rates | None = None,
-) -> Lifetimes:
-    """The lifetimes of one step of training, without computing or allocating anything.
-
-    Args:
-        model: that is trained; left as it is.
-        loss: `loss(model, batch)`, a tensor of one element.
-        batch: samples of one step (of one micro-batch, where gradients are accumulated).
-        optimizer: of its parameters; None: nothing is kept between steps.
-        rates: how fast operators run.
-
-    Raises:
-        UsageError: the step cannot be run without values.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        >>> step = record(model, lambda m, batch: m(*batch).sum(), (torch.zeros(2, 4),))
-        >>> [unit for unit in step.units], [v.num_bytes for v in step.values if v.uses]
-        (['0', '1', '2'], [64])
-    """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    named = {name: fake.from_tensor(p) for name, p in model.named_parameters()}
-    kept = {**named, **{name: fake.from_tensor(b) for name, b in model.named_buffers()}}
-    given = tuple(fake.from_tensor(t) for t in batch)
-    trained = [(n, named[n]) for n, p in model.named_parameters() if p.requires_grad]
-    recording = Recording(trained, rates or Rates())
-    weight_bytes = recording.sources([*kept.values(), *given])
-    wrapped = _Loss(model, loss)
-    standing_in = {f"model.{name}": tensor for name, tensor in kept.items()}
-    with fake:
-        try:
-            recording.run(
-                model, lambda: torch.func.functional_call(wrapped, standing_in, (given,))
-            )
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise UsageError(
-                f"the memory of a step cannot be foreseen: {error} depends on the values of "
-                "tensors; expected a model whose shapes and branches do not"
-            ) from error
-    return recording.lifetimes(weight_bytes, 0)

@@ -12,94 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from testbed.base.errors import RunFailed, UsageError
+from testbed.base.errors import RunFailed
 from testbed.memory.lifetimes import KEEP, OFFLOAD_WINDOW, RECOMPUTE
 from testbed.memory.plan import MemoryPlan
-from testbed.memory.storages import is_question, tensors_in, written
+from testbed.memory.script import Expected, Script
+from testbed.memory.storages import Writes, is_question, tensors_in, written
 from testbed.memory.transfers import Copy, To, Transfers
 
 # Arguments of batch normalisation that it advances in training; never twice in a step.
-AHEAD = 16  # so many operators of the plan may be missing in a step at once
-SAME_SHARE = 0.5  # of the operators must be found, or it is another model
-
 STATISTICS = frozenset({"running_mean", "running_var"})
-
-
-Makes = tuple[tuple[int, int, str], ...]
-"""What an operator makes: which output is which value, and what becomes of it."""
-
-
-class Script:
-    """The operators of a plan that make values, in order.
-
-    Args:
-        plan: what becomes of each value.
-    """
-
-    def __init__(self, plan: MemoryPlan) -> None:
-        self.names: list[str] = []
-        self.sizes: list[int] = []
-        self.makes: list[Makes] = []
-        ops: dict[int, list[int]] = {}
-        for number, made in enumerate(plan.values):
-            ops.setdefault(made.op, []).append(number)
-        for numbers in ops.values():
-            first = plan.values[numbers[0]]
-            self.names.append(first.name)
-            self.sizes.append(first.num_bytes)
-            self.makes.append(
-                tuple((plan.values[n].output, n, plan.actions[n]) for n in numbers)
-            )
-        self.made_again = frozenset(
-            made.name
-            for made, action in zip(plan.values, plan.actions, strict=True)
-            if action == RECOMPUTE
-        )
-
-
-class Expected:
-    """Which operator of a plan is the one that runs.
-
-    A recording on fake tensors and a step may differ in a few small operators (masks, constants):
-    operators are matched by name and size, and those that have no match are passed over.
-
-    Args:
-        script: the operators, in order.
-
-    Attributes:
-        matched: number of operators that were found.
-    """
-
-    def __init__(self, script: Script) -> None:
-        self.made_again = script.made_again
-        self.matched = 0
-        self._script = script
-        self._next = 0
-
-    def match(self, name: str, outputs: list[torch.Tensor]) -> Makes:
-        """What the operator makes, which has just run; nothing if the plan does not know it."""
-        script = self._script
-        for at in range(self._next, min(self._next + AHEAD, len(script.names))):
-            if script.names[at] != name:
-                continue
-            makes = script.makes[at]
-            output = makes[0][0]
-            if len(outputs) <= output:
-                continue
-            if outputs[output].untyped_storage().nbytes() == script.sizes[at]:
-                self._next = at + 1
-                self.matched += 1
-                return makes
-        return ()
-
-    def check(self) -> None:
-        """Raise UsageError where the forward pass was another one than that of the plan."""
-        if self.matched < SAME_SHARE * len(self._script.names):
-            raise UsageError(
-                f"the forward pass ran {self.matched} of the {len(self._script.names)} operators "
-                "that the memory plan was made for; expected the same model and batch in every "
-                "step; use --memory none for a model whose operators depend on its input"
-            )
 
 
 @dataclass(frozen=True)
@@ -113,7 +34,8 @@ class _Form:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> _Form:
-        return _Form(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        offset = int(tensor.storage_offset())
+        return _Form(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
 
     def on(self, held: torch.Tensor) -> torch.Tensor:
         """The tensor in the storage of another one."""
@@ -141,25 +63,6 @@ class _Source:
         return self.tensor
 
 
-class Writes:
-    """How often operators of a forward pass have written to storages that were there."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """An operator has written to it."""
-        key = tensor.untyped_storage()._cdata
-        self._counts[key] = self._counts.get(key, 0) + 1
-
-    def counter(self, tensor: torch.Tensor) -> Callable[[], int]:
-        """How often it was written to by now; the tensor must stay alive."""
-        if isinstance(tensor, torch.nn.Parameter):
-            return lambda: tensor._version
-        key = tensor.untyped_storage()._cdata
-        return lambda: self._counts.get(key, 0)
-
-
 @dataclass(frozen=True)
 class _Made:
     """An argument that lies in a value which is moved or made again."""
@@ -169,7 +72,13 @@ class _Made:
 
 
 class _Call:
-    """One run of an operator, to be repeated."""
+    """One run of an operator, to be repeated.
+
+    Attributes:
+        number: in the order of the forward pass.
+        inputs: values that are moved or made again, and that it reads.
+        makes: values that it makes, as long as somebody wants them.
+    """
 
     def __init__(
         self,
@@ -178,7 +87,10 @@ class _Call:
         kwargs: Any,
         find: Callable[[torch.Tensor], _Value | None],
         writes: Writes,
+        number: int,
     ) -> None:
+        self.number = number
+        self.makes: list[weakref.ref[_Value]] = []
         # In training no result depends on them; without them they are not advanced.
         named = zip(func._schema.arguments, args, strict=False)
         args = tuple(None if argument.name in STATISTICS else given for argument, given in named)
@@ -189,7 +101,9 @@ class _Call:
             for leaf in leaves
         ]
         self.inputs = list(
-            {id(leaf.value): leaf.value for leaf in self._leaves if isinstance(leaf, _Made)}.values()
+            {
+                id(leaf.value): leaf.value for leaf in self._leaves if isinstance(leaf, _Made)
+            }.values()
         )
         self._random = torch.Tag.nondeterministic_seeded in func.tags
         device = next((t.device for t in tensors_in(args, kwargs)), torch.device("cpu"))
@@ -254,6 +168,8 @@ class _Value:
 
     def __init__(self, number: int, call: _Call | None, output: int) -> None:
         self.number, self.call, self.output = number, call, output
+        if call is not None:
+            call.makes.append(weakref.ref(self))
         self.uses = 0
         self.there: torch.Tensor | None = None
         self.copy: Copy | None = None
@@ -276,14 +192,15 @@ class _Saved:
             self.value.there = None  # it can be made again, should another value need it
 
 
-class _Forward(TorchDispatchMode):
+class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One forward pass and what was saved in it."""
 
-    def __init__(self, plan: MemoryPlan, script: Script, transfers: Transfers):
-        super().__init__()
+    def __init__(self, plan: MemoryPlan, script: Script, transfers: Transfers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._plan, self._transfers = plan, transfers
         self._expected = Expected(script)
         self._writes = Writes()
+        self._count = 0
         self._is_moving = False  # operators of ours, not the model's
         self._live: dict[int, tuple[_Value, weakref.ref[torch.UntypedStorage]]] = {}
         self._moved: weakref.WeakValueDictionary[int, _Value] = weakref.WeakValueDictionary()
@@ -300,7 +217,10 @@ class _Forward(TorchDispatchMode):
             return func(*args, **kwargs)
         name = str(func)
         again = name in self._expected.made_again
-        call = _Call(func, args, kwargs, self._find, self._writes) if again else None
+        self._count += 1
+        call = None
+        if again:
+            call = _Call(func, args, kwargs, self._find, self._writes, self._count)
         result = func(*args, **kwargs)
         changed = written(func, args, kwargs)
         self._forget(changed)
@@ -398,46 +318,42 @@ class _Forward(TorchDispatchMode):
             return saved.form.on(held)
 
     def _make(self, wanted: _Value) -> torch.Tensor:
-        batch = self._missing(wanted)
-        last_reader = {u.number: v.number for v in batch for u in v.inputs}
+        """Run the operators again that lead to a value; what later uses want stays."""
+        calls = self._to_run(wanted)
+        last_reader = {source.number: call for call in calls for source in call.inputs}
         held: dict[int, torch.Tensor] = {}
-        for value in batch:
-            for source in value.inputs:
+        for call in calls:
+            for source in call.inputs:
                 if source.call is None:
                     held[source.number] = self._fetch(source)
                 elif source.there is not None:
                     held[source.number] = source.there
-        results: dict[int, list[torch.Tensor]] = {}
-        within = {value.number: value for value in batch}
-        for value in batch:
-            call = value.call
-            assert call is not None
-            made = results.pop(id(call), None)
-            if made is None:
-                made = call.again(held)
-            if any(v.call is call and v.number > value.number for v in batch):
-                results[id(call)] = made
-            tensor = made[value.output]
+        for call in calls:
+            made = call.again(held)
+            for reference in call.makes:
+                value = reference()
+                if value is None or value.there is not None:
+                    continue
+                if value is wanted or value.uses:
+                    value.there = made[value.output]
+                if last_reader.get(value.number) is not None:
+                    held[value.number] = made[value.output]
             del made
-            held[value.number] = tensor
-            if value is wanted or value.uses:
-                value.there = tensor
-            for source in value.inputs:
-                if last_reader[source.number] == value.number and source.number in within:
+            for source in call.inputs:
+                if last_reader[source.number] is call:
                     held.pop(source.number, None)
-            if value is not wanted and value.number not in last_reader:
-                held.pop(value.number)
-            del tensor
         assert wanted.there is not None
         return wanted.there
 
-    def _missing(self, wanted: _Value) -> list[_Value]:
-        found, left = {wanted.number: wanted}, [wanted]
+    def _to_run(self, wanted: _Value) -> list[_Call]:
+        assert wanted.call is not None
+        found, left = {wanted.call.number: wanted.call}, [wanted.call]
         while left:
             for source in left.pop().inputs:
-                if source.number not in found and source.call is not None and source.there is None:
-                    found[source.number] = source
-                    left.append(source)
+                call = source.call
+                if call is not None and source.there is None and call.number not in found:
+                    found[call.number] = call
+                    left.append(call)
         return [found[number] for number in sorted(found)]
 
 

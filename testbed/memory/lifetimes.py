@@ -102,6 +102,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
             pass), without weights, gradients of parameters and optimizer state.
         time_s: [positions], when the event happens if nothing is saved in another way.
         gradients: of parameters, in the order in which they are ready.
+        layers: [positions], the layer that is at work.
         weight_bytes: parameters, buffers and the samples of the step.
         optimizer_bytes: what the optimizer keeps between steps.
     """
@@ -112,6 +113,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     base: tuple[int, ...]
     time_s: tuple[float, ...] = ()
     gradients: tuple[GradientReady, ...] = ()
+    layers: tuple[str, ...] = ()
     weight_bytes: int = 0
     optimizer_bytes: int = 0
 

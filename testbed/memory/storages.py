@@ -1,4 +1,4 @@
-"""Which storages are alive: every one that PyTorch's dispatcher shows, from first sight to death."""
+"""Which storages are alive, as PyTorch's dispatcher shows them; which have been written to."""
 
 from __future__ import annotations
 
@@ -78,3 +78,22 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[to
         given = args[place] if place < len(args) else kwargs.get(argument.name)
         found += tensors_in(given)
     return found
+
+
+class Writes:
+    """How often operators of a forward pass have written to storages that were there."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """An operator has written to it."""
+        key = tensor.untyped_storage()._cdata
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def counter(self, tensor: torch.Tensor) -> Callable[[], int]:
+        """How often it was written to by now; the tensor must stay alive."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return lambda: tensor._version
+        key = tensor.untyped_storage()._cdata
+        return lambda: self._counts.get(key, 0)

@@ -141,7 +141,7 @@ class Transfers:
         self, source: torch.Tensor, target: torch.Tensor, device: torch.device
     ) -> Callable[[], None]:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)

@@ -1,0 +1,153 @@
+"""Measures how many bytes of storages are alive in a step, by what they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from testbed.memory.storages import LiveStorages, is_question, tensors_in
+
+CATEGORIES: Final = (
+    "weights",
+    "optimizer",
+    "gradients",
+    "activations",
+    "temporary",
+    "communication",
+)
+HOST = "host"
+
+
+class Tracker(TorchDispatchMode):
+    """Every storage that is alive while the mode is on, and the moment at which most bytes are.
+
+    What is made in a forward pass counts as activations, in a backward pass or in the optimizer's
+    step as temporary until it turns out to be a gradient or the optimizer's state; what other
+    threads make as communication. Storages outside the device do not count for the peak.
+
+    Args:
+        model: that is trained.
+        optimizer: of its parameters.
+        communication: tensors that are kept for exchanging: buckets, residuals.
+
+    Attributes:
+        peak_bytes: largest number of bytes alive at once.
+        peak: the same by category.
+        curve: bytes of each category after every event.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        communication: Iterable[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes = 0
+        self.peak = dict.fromkeys(CATEGORIES, 0)
+        self.curve: list[tuple[int, ...]] = []
+        self._optimizer = optimizer
+        self._parameters = list(model.parameters())
+        self._device = self._parameters[0].device
+        self._now = dict.fromkeys((*CATEGORIES, HOST), 0)
+        self._entries: dict[int, tuple[str, int]] = {}
+        self._lock = threading.RLock()  # a storage may die while another is counted
+        self._thread = threading.get_ident()
+        self._is_stepping = False
+        self._category = "activations"
+        self._storages = LiveStorages(self._on_birth, self._on_death)
+        self._handles: list[Any] = []
+        self._see([*self._parameters, *model.buffers()], "weights")
+        self._see((p.grad for p in self._parameters if p.grad is not None), "gradients")
+        self._see(communication, "communication")
+        self._see_state()
+
+    def __enter__(self) -> Any:
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for p in self._parameters
+            if p.requires_grad
+        ]
+        self._handles += [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+        ]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_question(func):
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        is_mapped = func is torch.ops.aten.from_file.default
+        with self._lock:
+            self._category = HOST if is_mapped else self._category_now()
+            self._storages.see_all(tensors_in(result))
+        return result
+
+    def _category_now(self) -> str:
+        if threading.get_ident() != self._thread:
+            return "communication"
+        in_backward = torch._C._current_graph_task_id() != -1
+        return "temporary" if self._is_stepping or in_backward else "activations"
+
+    def _see(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        with self._lock:
+            for tensor in tensors:
+                self._category = category
+                self._move(self._storages.see(tensor), category)
+
+    def _see_state(self) -> None:
+        state = self._optimizer.state.values()
+        self._see(tensors_in([list(each.values()) for each in state]), "optimizer")
+
+    def _move(self, number: int, category: str) -> None:
+        before, num_bytes = self._entries[number]
+        if before != category and before != HOST:
+            self._now[before] -= num_bytes
+            self._now[category] += num_bytes
+            self._entries[number] = (category, num_bytes)
+
+    def _on_birth(self, number: int, storage: torch.UntypedStorage) -> None:
+        category = self._category
+        if storage.device.type != self._device.type:
+            category = HOST
+        num_bytes = storage.nbytes()
+        self._entries[number] = (category, num_bytes)
+        self._now[category] += num_bytes
+        self._note()
+
+    def _on_death(self, number: int) -> None:
+        with self._lock:
+            category, num_bytes = self._entries.pop(number)
+            self._now[category] -= num_bytes
+            self._note()
+
+    def _note(self) -> None:
+        level = tuple(self._now[category] for category in CATEGORIES)
+        self.curve.append(level)
+        if sum(level) > self.peak_bytes:
+            self.peak_bytes = sum(level)
+            self.peak = dict(zip(CATEGORIES, level, strict=True))
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._see([parameter.grad], "gradients")
+
+    def _before_step(self, *ignored: Any) -> None:
+        self._is_stepping = True
+
+    def _after_step(self, *ignored: Any) -> None:
+        self._is_stepping = False
+        self._see_state()
