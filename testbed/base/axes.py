@@ -264,6 +264,7 @@ MEMORY: Final = Axis(
     {
         "none": "testbed.memory.none:NONE",
         "release": "testbed.memory.release:RELEASE",
+        "mirror": "testbed.memory.mirror:MIRROR",
     },
     "testbed.memory",
     MemoryFacts,

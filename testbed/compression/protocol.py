@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -223,6 +223,7 @@ class Claims:
         mean_of_sent: the mean is the mean over ranks of what each sent (not so for votes).
         keeps: it keeps a residual itself, so `ef` around it would keep it twice.
         carries_momentum: it applies momentum itself, so the optimizer must have none.
+        feedback: it is `Feedback`, and what it keeps counts as a `gradient` or as an `update`.
     """
 
     unbiased: bool = False
@@ -230,6 +231,7 @@ class Claims:
     mean_of_sent: bool = True
     keeps: bool = False
     carries_momentum: bool = False
+    feedback: Literal["none", "gradient", "update"] = "none"
 
 
 class Compressor(Protocol):
@@ -257,3 +259,29 @@ class Compressor(Protocol):
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """Bytes that this rank hands over for a message, by the formula of the docstring."""
         ...
+
+
+@runtime_checkable
+class Feedback(Protocol):
+    """A compressor that adds what it did not send, `residual` [n] of its state, to the next values.
+
+    Others may add for it, piece by piece and in the residual's own memory: `exchange` of values is
+    `send` of values + aging * residual.
+    """
+
+    def aging(self, state: State, learning_rate: float | None) -> float:
+        """What the residual of `state` is multiplied by in a step of this learning rate.
+
+        Raises:
+            UsageError: it depends on the rate, and that is 0 or None.
+        """
+        ...
+
+    def send(self, wanted: torch.Tensor, state: State, context: Context) -> Conversation:
+        """Send `wanted` [n], whose memory becomes the residual's; otherwise as `exchange`."""
+        ...
+
+
+def feeds_back(compressor: Compressor) -> TypeGuard[Feedback]:
+    """Whether it is `Feedback`, found out once for each class: asked for every message."""
+    return _is_of(type(compressor), Feedback)

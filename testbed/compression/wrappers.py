@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -86,7 +86,9 @@ class ErrorFeedback:
     @property
     def claims(self) -> Claims:
         """See `Compressor.claims`."""
-        return Claims(mean_of_sent=self.inner.claims.mean_of_sent, keeps=True)
+        return Claims(
+            mean_of_sent=self.inner.claims.mean_of_sent, keeps=True, feedback=self.options.units
+        )
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`; `state` holds `residual` [n] and the inner state."""
@@ -98,31 +100,36 @@ class ErrorFeedback:
             _require_same_size(values, before, context)
             # A caller who gives up its values gives up the old residual, too: its memory is kept.
             memory = before if context.out is values else None
-            wanted = torch.add(values, before, alpha=self._aging(state, context), out=memory)
-        inner_state = taken_from("inner", state)
-        done = yield from self.inner.exchange(wanted, inner_state, context)
-        kept = {"residual": done.subtract_sent(wanted), **nested("inner", done.state)}
-        if self.options.units == "update":
-            kept["learning_rate"] = torch.tensor(_learning_rate(context), dtype=torch.float64)
+            aging = self.aging(state, context.learning_rate)
+            wanted = torch.add(values, before, alpha=aging, out=memory)
+        done = yield from self.send(wanted, state, context)
 
         def subtract_sent(given: torch.Tensor) -> torch.Tensor:
             # What was sent is what was wanted (the values and the old residual) less what is kept.
-            given.add_(kept["residual"]).sub_(values)
-            return (
-                given if before is None else given.sub_(before, alpha=self._aging(state, context))
-            )
+            given.add_(done.state["residual"]).sub_(values)
+            return given if before is None else given.sub_(before, alpha=aging)
 
-        return Exchanged(done.mean, kept, subtract_sent)
+        return Exchanged(done.mean, done.state, subtract_sent)
+
+    def send(self, wanted: torch.Tensor, state: State, context: Context) -> Conversation:
+        """See `Feedback.send`."""
+        done = yield from self.inner.exchange(wanted, taken_from("inner", state), context)
+        kept = {"residual": done.subtract_sent(wanted), **nested("inner", done.state)}
+        if self.options.units == "update":
+            rate = _above_zero(context.learning_rate)
+            kept["learning_rate"] = torch.tensor(rate, dtype=torch.float64)
+        return Exchanged(done.mean, kept, done.subtract_sent)
+
+    def aging(self, state: State, learning_rate: float | None) -> float:
+        """See `Feedback.aging`: old over new learning rate, in units of updates."""
+        if self.options.units == "gradient":
+            return 1.0
+        rate = _above_zero(learning_rate)
+        return float(state["learning_rate"]) / rate if "learning_rate" in state else 1.0
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """See `Compressor.payload_bytes`."""
         return self.inner.payload_bytes(num_elements, element_bytes, context)
-
-    def _aging(self, state: State, context: Context) -> float:
-        """What the residual is multiplied by: old over new learning rate, in units of updates."""
-        if self.options.units == "gradient":
-            return 1.0
-        return float(state["learning_rate"]) / _learning_rate(context)
 
 
 def _require_same_size(values: torch.Tensor, residual: torch.Tensor, context: Context) -> None:
@@ -133,10 +140,14 @@ def _require_same_size(values: torch.Tensor, residual: torch.Tensor, context: Co
         )
 
 
-def _learning_rate(context: Context) -> float:
-    if not context.learning_rate:
-        raise UsageError("ef:units=update needs a learning rate above 0; give the step's own")
-    return context.learning_rate
+def _above_zero(learning_rate: float | None) -> float:
+    if not learning_rate:
+        given = "parameter groups have several" if learning_rate is None else "this step's is 0"
+        raise UsageError(
+            "ef:units=update needs a learning rate above 0, the same for all parameters, and "
+            f"{given}; let a schedule begin and end above 0, or write ef without units"
+        )
+    return learning_rate
 
 
 # Small messages go uncompressed: their cost is latency, not bytes.
@@ -297,7 +308,7 @@ class WarmUp:
     @property
     def claims(self) -> Claims:
         """See `Compressor.claims`."""
-        return self.inner.claims
+        return replace(self.inner.claims, feedback="none")  # its ratio is another at each step
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`; the state is the inner one's."""

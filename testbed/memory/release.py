@@ -70,7 +70,8 @@ def build_release(options: ReleaseOptions) -> Strategy:
     return Strategy(release=Release(options.in_flight))
 
 
-def _refuses(options: ReleaseOptions, config: RunConfig) -> str | None:
+def refuses_release(options: object, config: RunConfig) -> str | None:
+    """Why no gradient can be released in this configuration; None: they can."""
     if config.clip_norm is not None:
         return (
             "--clip-norm needs all mean gradients at once, and memory strategy 'release' frees "
@@ -101,5 +102,5 @@ RELEASE = Part(
     summary="frees gradients as they are exchanged; the optimizer steps as means arrive",
     build=build_release,
     options=ReleaseOptions,
-    refuses=_refuses,
+    refuses=refuses_release,
 )

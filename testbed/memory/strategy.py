@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from testbed.base.errors import UsageError
 
@@ -29,7 +28,7 @@ class Release:
     """
 
     in_flight: int = 2
-    poisons: bool = dataclasses.field(default=False, repr=False)
+    poisons: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,21 @@ class Strategy:
         release: what becomes of gradients; None: all stay until the optimizer's step.
         mirror: what becomes of what a compressor did not send; None: the compressor keeps it.
         prepare: called once, with what trains, before the first step.
+        weak: fields that give way where another strategy of a chain decides about the same.
     """
 
     choose: Choose | None = None
     release: Release | None = None
     mirror: Mirror | None = None
     prepare: Prepare | None = None
+    weak: tuple[str, ...] = field(default=(), repr=False)
 
 
 KEEP_ALL: Final = Strategy()
 
 
 def combined(strategies: Sequence[tuple[str, Strategy]]) -> Strategy:
-    """One strategy from those of a chain, each with its name.
+    """One strategy from those of a chain, each with its name; all prepare, one after another.
 
     Raises:
         UsageError: two of them decide about the same; names them.
@@ -76,26 +77,64 @@ def combined(strategies: Sequence[tuple[str, Strategy]]) -> Strategy:
         >>> both.release, both.mirror
         (Release(in_flight=2), Mirror(where='device', form='difference'))
     """
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
+    spare: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for name, strategy in strategies:
-        for field in dataclasses.fields(Strategy):
-            value = getattr(strategy, field.name)
+        for what, about in _ABOUT.items():
+            value = getattr(strategy, what)
             if value is None:
                 continue
-            if field.name in found:
+            if what in strategy.weak:
+                spare.setdefault(what, value)
+                continue
+            if what in found:
                 raise UsageError(
-                    f"memory {owners[field.name]!r} and {name!r} both decide about "
-                    f"{_ABOUT[field.name]}; expected one of them, and beside it a strategy for "
-                    "something else, as in checkpoint+release"
+                    f"memory {owners[what]!r} and {name!r} both decide about {about}; expected "
+                    "one of them, and beside it a strategy for something else, as in "
+                    "checkpoint+release"
                 )
-            found[field.name], owners[field.name] = value, name
-    return Strategy(**found)  # type: ignore[arg-type]
+            found[what], owners[what] = value, name
+    steps = [strategy.prepare for _, strategy in strategies if strategy.prepare is not None]
+    return Strategy(**(spare | found), prepare=_in_turn(steps) if steps else None)
 
 
 _ABOUT = {
     "choose": "activations",
     "release": "gradients",
     "mirror": "what a compressor did not send",
-    "prepare": "the model and its optimizer",
 }
+
+
+def _in_turn(steps: Sequence[Prepare]) -> Prepare:
+    if len(steps) == 1:
+        return steps[0]
+
+    def prepare(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in steps:
+            step(model, optimizer)
+
+    return prepare
+
+
+def why_no_mirror(compressor: str, feedback: str) -> str | None:
+    """Why a compressor has nothing that could be kept as a mirror; None: it has.
+
+    Args:
+        compressor: its specification.
+        feedback: see `compression.protocol.Claims`.
+
+    Example:
+        >>> why_no_mirror("ef:units=update+topk", "update")
+    """
+    if feedback == "update":
+        return None
+    reason = (
+        "keeps it in units of gradients, which is no difference of weights once the rate changes"
+        if feedback == "gradient"
+        else "keeps no residual of this kind"
+    )
+    return (
+        f"memory 'mirror' is what error feedback in units of updates did not send, and compressor "
+        f"{compressor!r} {reason}; write ef:units=update+NAME, as ef:units=update+topk"
+    )

@@ -65,6 +65,8 @@ def describe_cell(cell: Cell) -> str:
             f"{format_seconds(found.communication_s)}, decode {format_seconds(found.decode_s)}, "
             f"state {format_bytes(found.state_bytes)}"
         )
+        if found.note:
+            lines.append(f"                {found.note}")
         if cell.dilation != 1:
             lines.append(
                 f"                this machine took {cell.dilation:g} times as long to encode and "

@@ -15,7 +15,7 @@ from testbed.base.plan import Plan, check_plan
 from testbed.base.types import Event, Traffic
 from testbed.control.protocol import Control
 from testbed.memory.strategy import KEEP_ALL, Strategy
-from testbed.training.compressed.engine import CompressionEngine
+from testbed.training.compressed.engine import engine_of
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.hooks import ForwardHooks, before_state_access
@@ -107,14 +107,10 @@ class Session:
         self._ready_names: list[str] = []
         self._leave: Callable[[], None] | None = None
         agree_on("parameters", describe_tensors(self._named), control, backend.size)
-        self.engine = (
-            None
-            if compression is None
-            else CompressionEngine(
-                *(compression, backend, control, self._named, optimizer),
-                check_finite=check_finite,
-                patience_s=patience_s,
-            )
+        self.engine = engine_of(
+            *(compression, strategy.mirror, backend, control, self._named, optimizer),
+            check_finite=check_finite,
+            patience_s=patience_s,
         )
         self._delivery: Delivery = self.engine or delivery_of(
             *(backend, check_finite, partial(describe_optimizer, optimizer)),
@@ -269,7 +265,7 @@ class Session:
         self.plan = plan
         self._buckets = GradientBuckets(
             *(plan, [by_name[name] for name in plan.names], self._strategy.release),
-            travels=self._delivery.exchanges,
+            travels=self._delivery.exchanges and self._strategy.mirror is None,
         )
         self._index = {id(p): i for i, p in enumerate(self._buckets.parameters)}
         self._defers = plan.crosses_iteration and self._delivery.exchanges

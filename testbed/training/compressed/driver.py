@@ -31,6 +31,7 @@ from testbed.compression.protocol import (
     Merger,
     Round,
     can_cut,
+    feeds_back,
 )
 from testbed.training.compressed.channel_order import ChannelOrder, WorkerThread
 from testbed.training.compressed.spec import Compression, compressors_of
@@ -159,8 +160,12 @@ class Conversations:
         began_s = time.perf_counter()
         state = self.states.get(exchange.key, {})
         compressor = self._compressors[exchange.key]
-        context = dataclasses.replace(context, out=outgoing.values)
-        exchange.conversation = compressor.exchange(outgoing.values, state, context)
+        if outgoing.wanted:
+            assert feeds_back(compressor)
+            exchange.conversation = compressor.send(outgoing.values, state, context)
+        else:
+            context = dataclasses.replace(context, out=outgoing.values)
+            exchange.conversation = compressor.exchange(outgoing.values, state, context)
         self._go_on(exchange, None, began_s)
 
     def _go_on(self, exchange: CompressedWork, arrived: Arrived | None, began_s: float) -> None:
@@ -170,13 +175,13 @@ class Conversations:
         try:
             given = next(conversation) if arrived is None else conversation.send(arrived)
         except StopIteration as stop:
-            values = exchange.outgoing.values
-            if stop.value.mean is not values:
-                values.copy_(stop.value.mean)
-            self._settle(values.device)
+            outgoing, mean = exchange.outgoing, stop.value.mean
+            if mean is not outgoing.values and not outgoing.wanted:
+                mean = outgoing.values.copy_(mean)
+            self._settle(mean.device)
             self.states[exchange.key] = stop.value.state
             exchange.add_computed(DECODE, began_s)
-            self._end(exchange)
+            self._end(exchange, mean)
             return
         request = None if self.num_workers == 1 else self._request(exchange, given)
         self._settle(exchange.outgoing.values.device)
@@ -230,7 +235,7 @@ class Conversations:
                 begun = self._begin_requests(self._turns[channel].ask(owner, submission, last))
         self._tell(begun)
 
-    def _end(self, exchange: CompressedWork) -> None:
+    def _end(self, exchange: CompressedWork, mean: torch.Tensor) -> None:
         with self._lock:
             self._live.discard(exchange)
             step = exchange.outgoing.context.step
@@ -238,7 +243,7 @@ class Conversations:
             if step - _OVER in self.costs:
                 self.costs[step - _OVER] = self.costs[step - _OVER].settled()
             begun = self._begin_requests(self._turns[exchange.outgoing.channel].leave(exchange))
-        exchange.succeed()
+        exchange.succeed(mean)
         self._tell(begun)
 
     def _begin_requests(

@@ -2,105 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from testbed.backends.protocol import Backend, Work
+from testbed.backends.protocol import Backend
 from testbed.base.plan import Message, Plan, decode_plan, encode_plan
-from testbed.base.types import Op, Request, Traffic
+from testbed.base.types import Traffic
 from testbed.control.protocol import Control
+from testbed.memory.strategy import Mirror
 from testbed.records.cell import CompressionResult
-from testbed.training.compressed.channel_order import made_on
 from testbed.training.compressed.driver import Conversations
+from testbed.training.compressed.mirror import (
+    Lost,
+    MirrorBuckets,
+    MirrorReducer,
+    refuse_unmirrored,
+)
+from testbed.training.compressed.reducer import CompressedReducer, ErrorProbe, Shapes
 from testbed.training.compressed.spec import Compression, refuse_unfit
 from testbed.training.compressed.state import carried, packed, unpacked
-from testbed.training.compressed.work import CompressedWork, Outgoing, summarise
+from testbed.training.compressed.work import summarise
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer, StepState
-from testbed.training.exchange.setup import AGREE_S, agree_on
+from testbed.training.exchange.setup import agree_on
 from testbed.training.exchange.update import MeanGradients
-
-# A step's messages where a compressor exchanges them: the same plan, other requests.
-#
-# Plans in two halves: all rounds of a message run where the first half would, and are waited for
-# where the second half would be, just before the layer's next forward pass. Compressed messages are
-# not cut into halves: an all-gathered payload has no shard to fold.
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-class CompressedReducer(GradientReducer):
-    """See `GradientReducer`; what is collected are means, not sums.
-
-    Args:
-        buckets: see `GradientReducer`, as are `backend` and `step`.
-        driver: runs the compressor's rounds.
-        shapes: of the tensors in each message, see `shapes_of`.
-        rate: the step's learning rate, None = there is no single one.
-        probe: compares means with the true ones, if the step is one of the first.
-    """
-
-    def __init__(
-        self,
-        buckets: GradientBuckets,
-        backend: Backend,
-        step: StepState,
-        *,
-        driver: Conversations,
-        shapes: Sequence[Shapes],
-        rate: Callable[[], float | None],
-        probe: ErrorProbe,
-    ) -> None:
-        super().__init__(buckets, backend, step)
-        self._driver = driver
-        self._shapes = shapes
-        self._rate = rate
-        self._probe = probe
-        self.may_defer = not probe.is_due
-        self._given: dict[int, torch.Tensor] | None = {} if probe.is_due else None
-
-    def spread(self) -> None:
-        """Nothing: all rounds run in the place of the first half."""
-
-    def land_all(self) -> None:
-        """See `GradientReducer.land_all`; then compare, if the step is one of the first."""
-        super().land_all()
-        given, self._given = self._given, None
-        if given is not None:
-            delivered = {number: self._values(number) for number in given}
-            self._probe.compare(given, delivered, self._buckets.keys, self.number)
-
-    def submit(self, request: Request) -> Work:
-        """See `GradientReducer.submit`."""
-        return self._driver.submit(request)
-
-    def _values(self, number: int) -> torch.Tensor:
-        return self._buffers.payload(number, self._gradients).view(-1)
-
-    def _send(self, number: int) -> None:
-        message, key = self._plan.messages[number], self._buckets.keys[number]
-        values = self._values(number)
-        if self._given is not None:
-            self._given[number] = values.clone()
-        outgoing = Outgoing(
-            values,
-            self._driver.context(key, self.number, self._shapes[number], self._rate()),
-            message.priority,
-            message.channel,
-            made_on(values.device),
-        )
-        self._works[number] = [self._driver.begin(outgoing)]
-
-    def land_message(self, number: int) -> None:
-        """See `GradientReducer.land_message`."""
-        works = self._works.get(number, ())
-        super().land_message(number)
-        for work in works:
-            assert isinstance(work, CompressedWork)
-            self._step.add_events(work.details)
 
 
 def shapes_of(plan: Plan, parameters: Sequence[torch.Tensor]) -> list[Shapes]:
@@ -126,99 +53,12 @@ def _shapes(message: Message, parameters: Sequence[torch.Tensor]) -> Shapes:
     return tuple(found)
 
 
-# How far delivered means are from the true ones, measured in a run's first steps.
-
-
-class ErrorProbe:
-    """Sums the gradients of all ranks once more, uncompressed, and compares.
-
-    Such a step is neither hidden nor measured: bytes and time are counted here, to be left out.
-
-    Args:
-        backend: carries the sums, when nothing else is under way.
-        control: tells when all ranks have begun and ended, so that the bytes are those of this.
-        num_workers: that a mean is over.
-        num_steps: how many steps are compared.
-        patience_s: how long a sum may take.
-
-    Attributes:
-        relative_errors: |delivered - true| / |true| over all messages, of each compared step.
-        traffic: of comparing.
-        spent_s: by comparing.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        control: Control,
-        num_workers: int,
-        num_steps: int,
-        patience_s: float,
-    ) -> None:
-        self.relative_errors: list[float] = []
-        self.traffic = Traffic()
-        self.spent_s = 0.0
-        self._left = num_steps
-        self._backend = backend
-        self._control = control
-        self._num_workers = num_workers
-        self._patience_s = max(AGREE_S, patience_s)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the step that begins now is compared."""
-        return self._left > 0
-
-    def compare(
-        self,
-        given: dict[int, torch.Tensor],
-        delivered: dict[int, torch.Tensor],
-        keys: Sequence[str],
-        step: int,
-    ) -> None:
-        """Compare a step's means with the true ones.
-
-        Args:
-            given: by message, copies of this rank's values; overwritten.
-            delivered: the means that the compressor has made of them.
-            keys: names of the messages.
-            step: its number.
-        """
-        self._left -= 1
-        began_s = time.perf_counter()
-        before = self._meet()
-        wrong = true = 0.0
-        for number in sorted(given):
-            mean = self._sum(given.pop(number), keys[number], step) / self._num_workers
-            wrong += _square(delivered[number] - mean)
-            true += _square(mean)
-        self.relative_errors.append((wrong / true) ** 0.5 if true else 0.0)
-        self.traffic += self._meet() - before
-        self.spent_s += time.perf_counter() - began_s
-
-    def _meet(self) -> Traffic:
-        """When all ranks are here, servers too have sent all that was asked of them."""
-        members = self._backend.size
-        self._control.all_gather("comparing means", b"", self._patience_s, members=members)
-        return self._backend.traffic()
-
-    def _sum(self, given: torch.Tensor, name: str, step: int) -> torch.Tensor:
-        key = f"{name} (uncompressed)"
-        work: Work = self._backend.submit(Request(Op.ALL_REDUCE, given, key=key, step=step))
-        total = work.wait(self._patience_s).tensor
-        assert total is not None
-        return total
-
-
-def _square(values: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
-
-
 class CompressionEngine(MeanGradients):
     """See `Delivery`: a compressor exchanges the messages and makes their means.
 
     Args:
         compression: the compressor.
+        mirror: where and how what was not sent is kept; None = as the compressor does.
         backend: opened.
         control: the job's control plane.
         named: the parameters that are trained.
@@ -238,6 +78,7 @@ class CompressionEngine(MeanGradients):
     def __init__(
         self,
         compression: Compression,
+        mirror: Mirror | None,
         backend: Backend,
         control: Control,
         named: Sequence[tuple[str, torch.Tensor]],
@@ -256,22 +97,30 @@ class CompressionEngine(MeanGradients):
         )
         self._optimizer = optimizer
         self._shapes: Sequence[Shapes] = ()
+        self._mirror = mirror
+        self._lost = Lost()
 
     def adopt(self, buckets: GradientBuckets) -> None:
         """See `Delivery.adopt`; halves are no matter, a compressor's rounds are exchanged whole."""
         self._buckets = buckets
         self._shapes = shapes_of(buckets.plan, buckets.parameters)
         self.driver.adopt(buckets.plan, buckets.keys)
+        if self._mirror is not None:
+            self._buckets = MirrorBuckets(
+                *(buckets, self._mirror, self.driver, self._learning_rate, self._lost)
+            )
 
     def reducer(self, step: StepState) -> GradientReducer:
         """See `Delivery.reducer`."""
-        return CompressedReducer(
-            *(self._buckets, self._backend, step),
-            driver=self.driver,
-            shapes=self._shapes,
-            rate=self._learning_rate,
-            probe=self.probe,
-        )
+        more: Any = {
+            "driver": self.driver,
+            "shapes": self._shapes,
+            "rate": self._learning_rate,
+            "probe": self.probe,
+        }
+        if isinstance(self._buckets, MirrorBuckets):
+            return MirrorReducer(self._buckets, self._backend, step, **more)
+        return CompressedReducer(self._buckets, self._backend, step, **more)
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept between steps, for a checkpoint of this rank."""
@@ -287,6 +136,8 @@ class CompressionEngine(MeanGradients):
         states = unpacked(saved["states"], self._device)
         old, buckets = decode_plan(saved["plan"], "checkpoint"), self._buckets
         self.driver.states = carried(states, old, saved["keys"], buckets.plan, buckets.keys)
+        if isinstance(buckets, MirrorBuckets):
+            buckets.settle_all()
 
     def result(self, num_steps: int) -> CompressionResult:
         """The record of this rank, from the costs of the last `num_steps` steps."""
@@ -296,7 +147,7 @@ class CompressionEngine(MeanGradients):
             [costs for _, costs in sorted(driver.costs.items())][-num_steps:],
             self.probe.relative_errors,
             driver.state_bytes,
-            driver.compression.note,
+            "; ".join(filter(None, (driver.compression.note, self._lost.note))),
         )
 
     @property
@@ -316,3 +167,30 @@ class CompressionEngine(MeanGradients):
     def _learning_rate(self) -> float | None:
         rates = {float(group["lr"]) for group in self._optimizer.param_groups}
         return rates.pop() if len(rates) == 1 else None
+
+
+def engine_of(
+    compression: Compression | None,
+    mirror: Mirror | None,
+    backend: Backend,
+    control: Control,
+    named: Sequence[tuple[str, torch.Tensor]],
+    optimizer: torch.optim.Optimizer,
+    *,
+    check_finite: bool,
+    patience_s: float,
+) -> CompressionEngine | None:
+    """See `CompressionEngine`; None where nothing is compressed.
+
+    Raises:
+        UsageError: see `refuse_unmirrored`.
+    """
+    if mirror is not None:
+        refuse_unmirrored(mirror, compression, named)
+    if compression is None:
+        return None
+    return CompressionEngine(
+        *(compression, mirror, backend, control, named, optimizer),
+        check_finite=check_finite,
+        patience_s=patience_s,
+    )

@@ -60,13 +60,18 @@ def packed(states: States) -> dict[str, Any]:
 def unpacked(saved: Mapping[str, Any], device: torch.device) -> States:
     """What `packed` packed: tensors that lay on a GPU lie on `device`, the others on the CPU.
 
+    What has a number for each element lies on `device` wherever it lay.
+
     Example:
         >>> unpacked(packed({"a": {"u": torch.zeros(1)}}), torch.device("cpu"))
         {'a': {'u': tensor([0.])}}
     """
     where = saved["devices"]
     return {
-        key: {n: t if where[key][n] == "cpu" else t.to(device) for n, t in state.items()}
+        key: {
+            n: t.to(device) if where[key][n] != "cpu" or _is_per_element(n) else t
+            for n, t in state.items()
+        }
         for key, state in saved["states"].items()
     }
 

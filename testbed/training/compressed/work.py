@@ -56,11 +56,14 @@ class Outgoing:
     """A message that may leave.
 
     Attributes:
-        values: [n], this rank's; replaced by the mean when the conversation has ended.
+        values: [n], this rank's; replaced by the mean when the conversation has ended, if `wanted`
+            is False.
         context: of the message in this step.
         priority: see `Request`.
         channel: see `Request`.
         made: waits until a GPU has computed the values.
+        wanted: the values are those of `Feedback.send`, which become what is kept; the mean has
+            memory of its own.
     """
 
     values: torch.Tensor
@@ -68,6 +71,7 @@ class Outgoing:
     priority: int = 0
     channel: int = 0
     made: Callable[[], None] = lambda: None
+    wanted: bool = False
 
 
 class CompressedWork(PendingResult):
@@ -124,10 +128,10 @@ class CompressedWork(PendingResult):
         self.traffic += combined.traffic
         self.details.append(event)
 
-    def succeed(self) -> None:
+    def succeed(self, mean: torch.Tensor) -> None:
         """The mean is in place."""
         self.stage = "done"
-        self.finish(Result(self.outgoing.values, traffic=self.traffic))
+        self.finish(Result(mean, traffic=self.traffic))
 
     def named(self, error: Exception, compressor: str) -> BaseException:
         """An error of the conversation, with the message and the step."""
