@@ -116,6 +116,75 @@ def test_a_tensor_may_lie_in_several_messages(recipe: Recipe, crosses: bool) -> 
         same(kept, parameters)
 
 
+def test_halves_that_do_not_cross_the_iteration_bring_no_mean_early() -> None:
+    training = Training(Recipe("complete", accumulate=2, steps=4), "bandwidth-bound")
+    plan = structs.replace(
+        plan_of(SMALL["dear"], training, 2), crosses_iteration=False, scheduler="mg-wfbp"
+    )
+    assert plan.halves
+    body = partial(by_plan, recipe=training.recipe, plan=plan)
+    kept, released = (on_ranks(partial(body, strategy=s))[0].parameters for s in (KEEP_ALL, ONE))
+    same(kept, released)
+
+
+class Branches(torch.nn.Module):
+    """Two parameters whose gradients come in another order on each rank, and a third one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abc":
+            self.register_parameter(name, torch.nn.Parameter(torch.ones(3)))
+
+    def forward(self, rank: int) -> torch.Tensor:
+        first, second = (self.a, self.b) if rank else (self.b, self.a)
+        return (first * 2.0).sum() + (second * 3.0).sum() + self.c.sum()
+
+
+def each_on_its_own_channel(order: str) -> Plan:
+    return structs.replace(
+        model_plan_of("wfbp", Branches()),
+        messages=tuple(Message(parts=(TensorSlice(i, 0, 3),), channel=i) for i in range(3)),
+        num_channels=3,
+        order=order,
+    )
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_ranks_never_wait_for_each_other_s_next_message(order: str) -> None:
+    """One has submitted what comes second on the other, and the other way round."""
+    plan = each_on_its_own_channel(order)
+
+    def body(backend: Backend, group: Group) -> list[float]:
+        model = Branches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        with Session(*(model, optimizer, backend, group.control), plan=plan, strategy=ONE):
+            for _ in range(4):
+                model(group.rank).backward()
+                optimizer.step()
+        return [float(p.detach().mean()) for p in model.parameters()]
+
+    ends = on_ranks(body, order=plan.order, num_channels=3)
+    assert ends[0] == ends[1] == [-0.25, -0.25, 0.5]
+
+
+def test_ranks_ask_for_doubtful_parameters_in_one_order() -> None:
+    """`a` has a gradient of zeros on one rank, `b` on none: weight decay takes the former alone."""
+    plan = each_on_its_own_channel("fifo")
+
+    def body(backend: Backend, group: Group) -> list[float]:
+        model = Branches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.5)
+        with Session(*(model, optimizer, backend, group.control), plan=plan, strategy=TWO):
+            for _ in range(2):
+                loss = model.c.sum() * 0.0
+                (loss + (model.a * 0.0).sum() if group.rank else loss).backward()
+                optimizer.step()
+        return [float(p.detach().mean()) for p in model.parameters()]
+
+    ends = on_ranks(body, num_channels=3)
+    assert ends[0] == ends[1] == [0.75**2, 1.0, 0.75**2]
+
+
 class Chain(torch.nn.Module):
     """Layers of different widths, so that their gradients come in one order everywhere."""
 
