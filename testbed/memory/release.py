@@ -22,7 +22,8 @@ class ReleaseOptions:
     the message itself. When a mean has arrived, the optimizer takes its step for those parameters
     at once, during the backward pass, and the bucket goes back to an arena of the size above.
     Before a message more than `in_flight` begins, the backward pass waits for the oldest one. A
-    worker that is alone exchanges nothing and updates each parameter when its gradient is final.
+    worker that is alone exchanges nothing and updates parameters as their gradients are final,
+    small ones (64 KiB) together.
 
     The bound holds where means can arrive during the backward pass: not with plans that send after
     it, in halves, or across the iteration (there gradients are freed as well, and a bucket lives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -12,6 +13,10 @@ from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.refusals import second_gradient
 from testbed.training.exchange.unused import UnusedParameters
 from testbed.training.exchange.update import DeferredUpdate, Delivery
+
+SMALL_BYTES: Final = 64 << 10
+"""A worker that is alone updates as soon as it holds gradients of so many bytes: a step of the
+optimizer for each bias would take longer than the bias is worth."""
 
 
 class ReleasedUpdate(DeferredUpdate):
@@ -51,6 +56,7 @@ class ReleasedUpdate(DeferredUpdate):
         self._is_early = is_bounded(buckets.plan) and reducer.may_defer
         self._buckets = buckets
         self._found = unused
+        self._own: dict[int, torch.Tensor] = {}
         self._doubted: dict[int, torch.Tensor] = {}
         self._missing = [len(numbers) for numbers in buckets.messages_of]
         self._landed: set[int] = set()
@@ -64,7 +70,9 @@ class ReleasedUpdate(DeferredUpdate):
             RankLost, DeadlineExceeded, NonFiniteGradient: of a message that was waited for.
         """
         if not self._delivery.exchanges:
-            self._use_own(tensor)
+            self._take_own(tensor)
+            if sum(gradient.nbytes for gradient in self._own.values()) >= SMALL_BYTES:
+                self._use_own()
             return
         if self._is_early:
             self._make_room(tensor)
@@ -83,7 +91,8 @@ class ReleasedUpdate(DeferredUpdate):
         if not self._delivery.exchanges:
             for tensor in list(self.left):
                 if self._parameters[tensor].grad is not None:
-                    self._use_own(tensor)
+                    self._take_own(tensor)
+            self._use_own()
             return
         if self._reducer.may_defer:
             for number in self._reducer.under_way:
@@ -96,7 +105,7 @@ class ReleasedUpdate(DeferredUpdate):
             spared = self._found.now(self._reducer)(doubtful)
             self._apply({t: self._doubted.pop(t) for t in doubtful if t not in spared})
 
-    def _use_own(self, tensor: int) -> None:
+    def _take_own(self, tensor: int) -> None:
         """The gradient of a worker that is alone is the mean."""
         if tensor not in self.left:
             raise second_gradient(self._buckets.plan.names[tensor])
@@ -104,7 +113,11 @@ class ReleasedUpdate(DeferredUpdate):
         parameter = self._parameters[tensor]
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        self._use({tensor: gradient})
+        self._own[tensor] = gradient
+
+    def _use_own(self) -> None:
+        own, self._own = self._own, {}
+        self._use(own)
 
     def _make_room(self, tensor: int) -> None:
         live = self._reducer.live
