@@ -94,6 +94,7 @@ LAZY = {
     "testbed.compression.none": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
+    "testbed.memory.bounds": "scipy takes longer to load than most commands take",
     "testbed.memory.mirror": NO_TORCH,
     "testbed.models.digits": OPTIONAL,
     "testbed.models.image_folder": OPTIONAL,

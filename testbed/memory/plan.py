@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.memory.lifetimes import Lifetimes
+from testbed.memory.lifetimes import Action, Footprint, Lifetimes, fetch_order, settled
+from testbed.memory.units import saved_bytes, values_by_unit
 
 FORMAT = "testbed.memory-plan/1"
 
@@ -29,7 +31,14 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen for a layer, and why, in words and numbers."""
+    """What was chosen for a layer, and why, in words and numbers.
+
+    Attributes:
+        unit: name of the layer.
+        action: of what it saves: keep, recompute, offload, or several joined by `+`.
+        num_bytes: that it saves.
+        why: the reason.
+    """
 
     unit: str
     action: str
@@ -48,7 +57,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         units: the choice for each layer.
         peak_bytes: predicted.
         extra_s: predicted, of a step.
-        gap: how much `extra_s` may lie above the best choice's, as a share; 0: it is the best.
+        gap: share of what was to be least (`extra_s`, or `peak_bytes` where no budget was given)
+            that a better choice may save at most; 0: there is none.
         why: the choice as a whole, in words and numbers.
         in_place: modules whose activation is to overwrite its input.
     """
@@ -74,6 +84,67 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         carried_out = (self.values, self.actions, self.fetch_order, self.in_place)
         return hashlib.sha256(msgspec.json.encode(carried_out)).hexdigest()[:16]
+
+
+def unit_choices(
+    lifetimes: Lifetimes, actions: str, why: Callable[[int], str]
+) -> tuple[UnitChoice, ...]:
+    """The choice for each layer, from an action for each value.
+
+    Args:
+        lifetimes: of the step.
+        actions: one letter for each value.
+        why: the reason, from the number of a layer.
+    """
+    actions = settled(lifetimes, actions)
+    found = []
+    for unit, numbers in enumerate(values_by_unit(lifetimes)):
+        there = {actions[number] for number in numbers if lifetimes.values[number].uses}
+        words = [action.name.lower() for action in Action if action.value in there]
+        found.append(
+            UnitChoice(
+                unit=lifetimes.units[unit],
+                action="+".join(words) or Action.KEEP.name.lower(),
+                num_bytes=saved_bytes(lifetimes, numbers),
+                why=why(unit),
+            )
+        )
+    return tuple(found)
+
+
+def plan_of(
+    strategy: str,
+    lifetimes: Lifetimes,
+    actions: str,
+    footprint: Footprint,
+    units: tuple[UnitChoice, ...] = (),
+    *,
+    gap: float = 0.0,
+    why: str = "",
+) -> MemoryPlan:
+    """The plan that carries out an action for each value of a recorded step.
+
+    Args:
+        strategy: that chose.
+        lifetimes: of the step.
+        actions: one letter for each value.
+        footprint: what they take, as simulated.
+        units: the choice for each layer, with its reason.
+        gap: see `MemoryPlan`.
+        why: the choice as a whole.
+    """
+    actions = settled(lifetimes, actions)
+    return MemoryPlan(
+        strategy=strategy,
+        values=values_of(lifetimes),
+        actions=actions,
+        fetch_order=fetch_order(lifetimes, actions),
+        units=units,
+        peak_bytes=footprint.peak_bytes,
+        extra_s=footprint.extra_s,
+        gap=gap,
+        why=why,
+    )
 
 
 def decode_memory_plan(data: bytes, where: str) -> MemoryPlan:

@@ -112,10 +112,13 @@ class Simulator:
             ):
                 found[number] = _KEEP
         for number in reversed(self.unsaved):
-            is_wanted = any(found[reader] == _RECOMPUTE for reader in self.readers[number])
-            if found[number] == _OFFLOAD or not is_wanted:
+            letter = found[number]
+            if letter == _OFFLOAD or (letter == _RECOMPUTE and not self._is_wanted(number, found)):
                 found[number] = _KEEP
         return found.decode()
+
+    def _is_wanted(self, number: int, actions: bytearray) -> bool:
+        return any(actions[reader] == _RECOMPUTE for reader in self.readers[number])
 
     def ends(self, actions: str) -> list[int]:
         """As `lifetimes.ends`, and faster."""
