@@ -30,7 +30,7 @@ from testbed.training.compressed.mirror import through_weights
 from testbed.training.compressed.spec import Compression, compression_of
 from testbed.training.session import Session
 from tests.harness.compressors import resolve_compressor
-from tests.harness.two_ranks import on_ranks, plan_of
+from tests.harness.two_ranks import TwoBranches, on_ranks, plan_of
 
 CPU = torch.device("cpu")
 TOPK = "topk:ratio=0.05"
@@ -144,8 +144,10 @@ def train(
 
 def difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
     """|one - other| / |other| over all tensors."""
-    ours, theirs = (torch.cat([t.reshape(-1) for t in tensors]) for tensors in (one, other))
-    return float((ours - theirs).norm() / theirs.norm())
+    ours, theirs = (
+        torch.cat([t.double().reshape(-1) for t in tensors]) for tensors in (one, other)
+    )
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-300))
 
 
 def agree(one: Trained, other: Trained) -> None:
@@ -162,7 +164,8 @@ def agree(one: Trained, other: Trained) -> None:
 
 
 def cnn() -> nn.Module:
-    layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    first, last = nn.Conv2d(1, 4, 3, bias=False), nn.Linear(144, 10, bias=False)
+    layers = (first, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), last)
     return nn.Sequential(*layers).double()
 
 
@@ -249,6 +252,22 @@ def test_any_compressor_within(inner: str) -> None:
     runs = [train(s, linear(), squares, inner=inner, **rates) for s in (mirror(), KEEP_ALL)]
     for rank, weights in runs[0].weights.items():
         assert difference(weights, runs[1].weights[rank]) < 1e-12
+
+
+def test_what_no_rank_uses_is_left_alone() -> None:
+    """Weight decay does not touch it, and what another rank uses is not its."""
+
+    def decaying(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, weight_decay=0.5)
+
+    def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+        return model.a.sum() * (1.0 + rank)
+
+    options: dict[str, Any] = {"size": 2, "steps": 3, "optimizer": decaying}
+    runs = [train(s, TwoBranches(), loss_of, **options) for s in (mirror(), KEEP_ALL)]
+    agree(*runs)
+    assert runs[0].weights[0][1].item() == 1.0
+    assert runs[0].weights[0][0].item() < 1.0
 
 
 # The trap: an update that is small beside the weights.
@@ -371,7 +390,7 @@ def test_host_memory_is_not_anonymous_has_no_name_and_must_fit() -> None:
     grown_kib, new_files = map(int, done.stdout.split())
     assert grown_kib < 1 << 13  # of the 65,536 that were written
     assert new_files == 0
-    with pytest.raises(UsageError, match="there is no room"):
+    with pytest.raises(UsageError, match="expected room for them"):
         zeros_on_host(1 << 50, torch.float32, CPU)
 
 

@@ -177,6 +177,8 @@ class MirrorBuffers(ReleasedBuffers):
 
     def arrived(self, number: int, mean: torch.Tensor) -> None:
         """A message has ended with this mean."""
+        if mean.device.type == "cuda":  # made on a stream of its own, which must not reuse it yet
+            mean.record_stream(torch.cuda.current_stream(mean.device))
         self._means[number] = mean
         self._mirrors.settle(number)
 
