@@ -105,7 +105,7 @@ def distribute(
     chosen = parts_of(config, axes)
     asked = chosen[BACKENDS.what]
     compression = compression_of(config.compressor, seed)
-    strategy = strategy_of(config.memory)
+    strategy = strategy_of(config.memory, config.compressor)
     if asked.facts.num_servers:
         raise UsageError(
             f"backend {backend!r} needs dedicated server processes, and this script is a worker on "

@@ -40,8 +40,8 @@ from testbed.scheduling.break_even import Predictions, plan_and_predict
 from testbed.scheduling.build import serial_stops
 
 
-def parse_workers(text: str) -> tuple[int, ...]:
-    """Numbers of workers: `2:2048` = powers of two times 2, or a list.
+def parse_workers(text: str, option: str = "--workers") -> tuple[int, ...]:
+    """Numbers of workers (or of another option): `2:2048` = powers of two times 2, or a list.
 
     Raises:
         UsageError: it is neither, or a number is below 1.
@@ -59,7 +59,7 @@ def parse_workers(text: str) -> tuple[int, ...]:
         counts = ()
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
         raise UsageError(
-            f"--workers is {text!r}; expected different numbers from 1 on, as 2:2048 (doubled each "
+            f"{option} is {text!r}; expected different numbers from 1 on, as 2:2048 (doubled each "
             "time) or 4,16,64"
         )
     return counts

@@ -17,7 +17,7 @@ START_S = 120.0  # of a start deadline that nobody gave
 
 Precision = Literal["float32", "float64", "bf16", "fp16"]
 
-LATER: Final = frozenset({"start_deadline", "memory"})
+LATER: Final = frozenset({"start_deadline", "memory", "budget_mb", "measure_memory", "max_batch"})
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
@@ -99,6 +99,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         ),
     ] = "none"
     memory: Annotated[str, Setting(f"how a worker saves memory: {_PART}", listed=True)] = "none"
+    budget_mb: Annotated[
+        float | None,
+        Setting(
+            "MiB that a step's live storages may take, communication included; a run that would "
+            "take more is refused",
+            unset="none",
+            above=0,
+            listed=True,
+        ),
+    ] = None
+    measure_memory: Annotated[
+        bool, Setting("foresee and measure the peak of a step, as runs with --memory always do")
+    ] = False
+    max_batch: Annotated[
+        bool, Setting("with --budget-mb: train with the largest batch that fits")
+    ] = False
     trace: Annotated[
         str | None,
         Setting("plan from this trace: testbed.trace/1 file or shipped name", unset="made"),

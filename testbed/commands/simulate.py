@@ -5,27 +5,60 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from testbed.base.axes import SCHEDULERS
+from testbed.base.axes import COMPRESSORS, SCHEDULERS
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
+from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import Simulation
 from testbed.records.store import write_atomically
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
 
+T = TypeVar("T")
+
 
 def simulate(
     trace: Annotated[
-        str, typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100")
-    ],
-    link: Annotated[Path, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")],
+        str | None,
+        typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100"),
+    ] = None,
+    link: Annotated[
+        Path | None, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="instead: what a step of --workload takes under these memory strategies",
+            metavar="LIST",
+            show_default="none",
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="with --memory: what is trained, as of testbed run")
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="with --memory: samples of a micro-batch: 8,32", show_default="the workload's"
+        ),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="with --memory: sgd, adam or adamw")] = "sgd",
+    momentum: Annotated[
+        float | None, typer.Option(help="with --memory: of SGD", show_default="the workload's")
+    ] = None,
+    budget_mb: Annotated[
+        float | None, typer.Option(help="with --memory: MiB that a step is to fit")
+    ] = None,
+    max_batch: Annotated[
+        bool, typer.Option("--max-batch", help="with --memory: the largest batch that fits")
+    ] = False,
     scheduler: Annotated[
         str,
         typer.Option(
@@ -122,10 +155,28 @@ def simulate(
 
         testbed simulate --trace resnet50-v100 --link link.json --workers 2:2048 --plot curves.html
 
+        testbed simulate --memory none,checkpoint,laysa --workload resnet50 --batch 8,32
+
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
     check_plot(plot)
+    if memory is not None:
+        simulate_memory(
+            memory,
+            {
+                "workload": needed("--workload", workload),
+                "compressor": compressor or COMPRESSORS.default,
+                "workers": max(parse_workers(workers)) if workers is not None else 1,
+                "optimizer": optimizer,
+                "momentum": momentum,
+            },
+            parse_workers(batch, "--batch") if batch is not None else (),
+            budget_mb,
+            max_batch=max_batch,
+            json=json,
+        )
+        return
     if json is not None and json != "-":
         check_output("--json", Path(json))
     if plan_out is not None:
@@ -133,8 +184,8 @@ def simulate(
     if codecs_out is not None:
         check_output("--codecs-out", codecs_out)
     wanted = Wanted.of(
-        trace,
-        link,
+        needed("--trace", trace),
+        needed("--link", link),
         scheduler_specs(scheduler),
         parse_workers(workers) if workers is not None else None,
         algorithm,
@@ -159,6 +210,19 @@ def simulate(
     if json is not None:
         write_atomically(Path(json), encoded)
     sys.stdout.write(report(wanted, simulation, outcomes))
+
+
+def needed(option: str, value: T | None) -> T:
+    """The value of an option that must be given here.
+
+    Raises:
+        UsageError: it was not.
+    """
+    if value is None:
+        raise UsageError(
+            f"{option} was not given; expected --trace and --link, or --memory and --workload"
+        )
+    return value
 
 
 def scheduler_specs(text: str) -> tuple[str, ...]:

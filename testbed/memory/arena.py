@@ -307,6 +307,10 @@ class Arena:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return tensor
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What it holds for as long as it lives."""
+        return [self._memory] if self.num_bytes else []
+
     def give_back(self, tensor: torch.Tensor) -> None:
         """The bytes of a tensor that was taken may be used again.
 

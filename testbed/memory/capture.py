@@ -309,7 +309,7 @@ class Recording(TorchDispatchMode):
                 handle.remove()
         self.tick()
 
-    def lifetimes(self, weight_bytes: int, optimizer_bytes: int) -> Lifetimes:
+    def lifetimes(self, weight_bytes: int, sample_bytes: int) -> Lifetimes:
         """What was recorded."""
         last = self.tick()
         values = tuple(
@@ -342,5 +342,5 @@ class Recording(TorchDispatchMode):
             gradients=tuple(self._gradients),
             layers=tuple(self._layers),
             weight_bytes=weight_bytes,
-            optimizer_bytes=optimizer_bytes,
+            sample_bytes=sample_bytes,
         )

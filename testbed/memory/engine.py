@@ -17,7 +17,8 @@ from testbed.memory.lifetimes import KEEP, OFFLOAD_WINDOW, RECOMPUTE
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import Expected, Script
 from testbed.memory.storages import Writes, is_question, tensors_in, written
-from testbed.memory.transfers import Copy, To, Transfers
+from testbed.memory.strategy import To
+from testbed.memory.transfers import Copy, Transfers
 
 # Arguments of batch normalisation that it advances in training; never twice in a step.
 STATISTICS = frozenset({"running_mean", "running_var"})
@@ -362,7 +363,7 @@ class ActivationEngine:
 
     Args:
         plan: what becomes of each value.
-        to: where a CPU moves values; see `transfers.mapped`.
+        to: where a CPU moves values; see `host.zeros_on_host`.
     """
 
     def __init__(self, plan: MemoryPlan, to: To = "shm") -> None:

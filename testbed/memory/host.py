@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from testbed.memory.transfers import mapped
+from testbed.base.errors import UsageError
+from testbed.memory.strategy import To
 
+SHARED_MEMORY = "/dev/shm"
 PAGE_BYTES = 4096
 """Tensors below this size stay where they are: a mapping takes whole pages."""
 
 
-def zeros_on_host(num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros_on_host(
+    num_elements: int, dtype: torch.dtype, device: torch.device, to: To = "shm"
+) -> torch.Tensor:
     """Zeros [num_elements] in host memory, for tensors of a device.
 
-    For a GPU the memory is pinned. For a CPU it is a mapped file: no part of the process' anonymous
-    memory, and gone with the process however that ends.
+    For a GPU the memory is pinned. For a CPU it is a mapped file without a name: no part of the
+    process' anonymous memory, and gone with the process however that ends. The file's blocks are
+    reserved at once: in a folder that is full, a later write would end the process.
 
     Args:
         num_elements: how many.
         dtype: of each.
         device: that works with them.
+        to: where a CPU's file lies: shared memory, or a `file` in the temporary folder (TMPDIR).
 
     Raises:
-        UsageError: there is no room.
+        UsageError: neither shared memory nor the folder for temporary files has room.
 
     Example:
         >>> zeros_on_host(3, torch.float32, torch.device("cpu"))
@@ -35,7 +44,12 @@ def zeros_on_host(num_elements: int, dtype: torch.dtype, device: torch.device) -
     num_bytes = num_elements * dtype.itemsize
     if num_bytes < PAGE_BYTES:
         return torch.zeros(num_elements, dtype=dtype)
-    return mapped(num_bytes).view(dtype)
+    file = _reserved(num_bytes, to)
+    try:
+        path = f"/proc/self/fd/{file}"
+        return torch.from_file(path, shared=True, size=num_elements, dtype=dtype)
+    finally:
+        os.close(file)
 
 
 def on_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -118,3 +132,28 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, st
             for name, kept in list(optimizer.state.get(parameter, {}).items()):
                 if isinstance(kept, torch.Tensor) and kept.shape == parameter.shape:
                     yield parameter, name, kept
+
+
+def _reserved(num_bytes: int, to: To) -> int:
+    """The descriptor of a file without a name that has so many bytes."""
+    tried = []
+    folders = (SHARED_MEMORY, tempfile.gettempdir())
+    for folder in dict.fromkeys(folders if to == "shm" else reversed(folders)):
+        try:
+            return _file_in(folder, num_bytes)
+        except OSError as error:
+            tried.append(f"{folder}: {error.strerror}")
+    raise UsageError(
+        f"host memory for {num_bytes} bytes was asked for, and there is no room ({', '.join(tried)}"
+        "); make room, or name another folder in TMPDIR"
+    )
+
+
+def _file_in(folder: str, num_bytes: int) -> int:
+    file = os.open(Path(folder), os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError:
+        os.close(file)
+        raise
+    return file

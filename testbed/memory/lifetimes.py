@@ -103,8 +103,11 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         time_s: [positions], when the event happens if nothing is saved in another way.
         gradients: of parameters, in the order in which they are ready.
         layers: [positions], the layer that is at work.
-        weight_bytes: parameters, buffers and the samples of the step.
+        weight_bytes: parameters and buffers.
+        sample_bytes: of the step's samples, which stay until its end.
         optimizer_bytes: what the optimizer keeps between steps.
+        update_bytes: what the optimizer's step over all parameters needs beside them at most.
+        update_share: the same for the step of one parameter, over the parameter's bytes.
     """
 
     units: tuple[str, ...]
@@ -115,7 +118,10 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     gradients: tuple[GradientReady, ...] = ()
     layers: tuple[str, ...] = ()
     weight_bytes: int = 0
+    sample_bytes: int = 0
     optimizer_bytes: int = 0
+    update_bytes: int = 0
+    update_share: float = 0.0
 
     @property
     def num_positions(self) -> int:
@@ -137,6 +143,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes_per_s: float = 4e9
     copy_share: float = 0.3
     in_flight: int | None = None
+    exchange_share: float = 0.0
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +155,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         activation_bytes: of values alive at the peak, those made again included.
         gradient_bytes: of parameters alive at the peak.
         temporary_bytes: of the recording's other storages at the peak.
+        exchange_bytes: for gradients on their way at the peak.
         extra_s: how much longer a step takes than if all is kept.
         recomputed_s: part of it: running operators again.
         moved_bytes: written to the host in a step; as many are read back.
@@ -159,6 +167,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     gradient_bytes: int
     temporary_bytes: int
+    exchange_bytes: int
     extra_s: float
     recomputed_s: float
     moved_bytes: int
@@ -230,3 +239,54 @@ def missing(
                 found.add(source)
                 left.append(source)
     return sorted(found)
+
+
+def at_batch(
+    small: Lifetimes, large: Lifetimes, small_batch: int, large_batch: int, batch: int
+) -> Lifetimes | None:
+    """The same step at another batch size, from recordings at two: sizes and times are linear.
+
+    Args:
+        small: recorded with `small_batch` samples.
+        large: recorded with `large_batch`, more than that.
+        small_batch: see `small`.
+        large_batch: see `large`.
+        batch: wanted.
+
+    Returns:
+        None where the two recordings are not the same but for sizes.
+
+    Example:
+        >>> def step(size):
+        ...     return Lifetimes(units=("a",), ops=(), values=(), base=(0, size))
+        >>> at_batch(step(3), step(5), 1, 2, 10).base
+        (0, 21)
+    """
+    alike = (
+        len(small.base) == len(large.base)
+        and [op.name for op in small.ops] == [op.name for op in large.ops]
+        and [v.inputs for v in small.values] == [v.inputs for v in large.values]
+    )
+    if not alike:
+        return None
+    share = (batch - small_batch) / (large_batch - small_batch)
+
+    def bytes_of(a: int, b: int) -> int:
+        return round(a + (b - a) * share)
+
+    def seconds_of(a: float, b: float) -> float:
+        return max(0.0, a + (b - a) * share)
+
+    replace = msgspec.structs.replace
+    pairs = zip(small.values, large.values, strict=True)
+    return replace(
+        small,
+        values=tuple(replace(a, num_bytes=bytes_of(a.num_bytes, b.num_bytes)) for a, b in pairs),
+        ops=tuple(
+            replace(a, time_s=seconds_of(a.time_s, b.time_s))
+            for a, b in zip(small.ops, large.ops, strict=True)
+        ),
+        base=tuple(map(bytes_of, small.base, large.base)),
+        time_s=tuple(map(seconds_of, small.time_s, large.time_s)),
+        sample_bytes=bytes_of(small.sample_bytes, large.sample_bytes),
+    )

@@ -50,12 +50,13 @@ def mirror_update(options: Mirror) -> Strategy:
     return Strategy(
         mirror=options,
         release=Release(),
-        prepare=_state_on_host if options.where == "host" else None,
+        prepare=state_on_host if options.where == "host" else None,
         weak=("release",),
     )
 
 
-def _state_on_host(model: object, optimizer: object) -> None:
+def state_on_host(model: object, optimizer: object) -> None:
+    """See `memory.host.keep_state_on_host`, which loads torch."""
     from testbed.memory.host import keep_state_on_host
 
     keep_state_on_host(model, optimizer)  # type: ignore[arg-type]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import msgspec
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.base.errors import UsageError
 from testbed.memory.capture import Rates, Recording
 from testbed.memory.lifetimes import Lifetimes
+from testbed.memory.storages import LiveStorages, is_question, tensors_in
 
 Loss = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
 
@@ -63,7 +68,8 @@ def record(
     given = tuple(fake.from_tensor(t) for t in batch)
     trained = [(n, named[n]) for n, p in model.named_parameters() if p.requires_grad]
     recording = Recording(trained, rates or Rates())
-    weight_bytes = recording.sources([*kept.values(), *given])
+    weight_bytes = recording.sources(list(kept.values()))
+    sample_bytes = recording.sources(given)
     wrapped = _Loss(model, loss)
     standing_in: dict[str, torch.Tensor] = {f"model.{n}": tensor for n, tensor in kept.items()}
     with fake:
@@ -74,4 +80,85 @@ def record(
                 f"the memory of a step cannot be foreseen: {error} depends on the values of "
                 "tensors; expected a model whose shapes and branches do not"
             ) from error
-    return recording.lifetimes(weight_bytes, 0)
+    step = recording.lifetimes(weight_bytes, sample_bytes)
+    if optimizer is None:
+        return step
+    state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake)
+    return msgspec.structs.replace(
+        step, optimizer_bytes=state_bytes, update_bytes=update_bytes, update_share=share
+    )
+
+
+def _of_optimizer(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, fake: FakeTensorMode
+) -> tuple[int, int, float]:
+    """What an optimizer of this kind keeps, and needs beside that in a step.
+
+    Returns:
+        Bytes of its state; bytes beside it in a step over all parameters; the same for one
+        parameter alone, over the parameter's bytes.
+    """
+    with fake:
+        twins = {id(p): torch.nn.Parameter(torch.empty_like(p)) for p in model.parameters()}
+        groups = [
+            {**group, "params": [twins[id(p)] for p in group["params"] if id(p) in twins]}
+            for group in optimizer.param_groups
+        ]
+        known = inspect.signature(type(optimizer)).parameters
+        twin = type(optimizer)(
+            groups, **{k: v for k, v in optimizer.defaults.items() if k in known}
+        )
+        gradients = {p: torch.empty_like(p) for p in twins.values()}
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        twin.step()
+        watch = Peak([*gradients, *gradients.values()])
+        state_bytes = watch.see(tensors_in([list(kept.values()) for kept in twin.state.values()]))
+        with watch:
+            twin.step()
+            all_bytes = watch.peak_bytes
+            largest = max(gradients, key=lambda p: p.nbytes)
+            for parameter in gradients:
+                parameter.grad = gradients[parameter] if parameter is largest else None
+            watch.peak_bytes = 0
+            twin.step()
+    return state_bytes, all_bytes, watch.peak_bytes / largest.nbytes
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that are made and alive at once while the mode is on.
+
+    Args:
+        there: tensors that do not count.
+    """
+
+    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes = 0
+        self._level = 0
+        self._bytes: dict[int, int] = {}
+        self._storages = LiveStorages(self._on_birth, self._on_death)
+        self.see(there)
+
+    def see(self, tensors: Iterable[torch.Tensor]) -> int:
+        """These are there before; returns their bytes."""
+        self._storages.see_all(tensors)
+        there_bytes, self._level, self.peak_bytes = self._level, 0, 0
+        self._bytes.clear()
+        return there_bytes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not is_question(func):
+            self._storages.see_all(tensors_in(result))
+        return result
+
+    def _on_birth(self, number: int, storage: torch.UntypedStorage) -> None:
+        self._bytes[number] = storage.nbytes()
+        self._level += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self._level)
+
+    def _on_death(self, number: int) -> None:
+        self._level -= self._bytes.pop(number, 0)

@@ -288,6 +288,7 @@ class Search:
                 activation_bytes=0,
                 gradient_bytes=0,
                 temporary_bytes=0,
+                exchange_bytes=0,
                 extra_s=extra_s,
                 recomputed_s=0.0,
                 moved_bytes=0,

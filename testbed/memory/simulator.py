@@ -5,6 +5,8 @@ What does not depend on the actions is prepared once, so that a planner can try 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +43,9 @@ def simulate(lifetimes: Lifetimes, actions: str, costs: Costs | None = None) -> 
         [12, 8]
     """
     return Simulator(lifetimes, costs).footprint(actions)
+
+
+AT_ONCE: Final = 2  # gradients that a compressor works on at once: one encoded, one decoded
 
 
 class Simulator:
@@ -93,8 +98,13 @@ class Simulator:
         last = lifetimes.num_positions - 1
         self.first_unpacked = self.wanted[0][0] if self.wanted else last
         self.gradients = _gradient_bytes(lifetimes, self.costs.in_flight)
-        self.base = np.asarray(lifetimes.base, dtype=np.int64)
-        self.always = self.base + self.gradients
+        update = _update_bytes(lifetimes, self.costs.in_flight)
+        self.temporary = np.asarray(lifetimes.base, dtype=np.int64) + update
+        self.exchanged = _exchange_bytes(lifetimes, self.costs)
+        self.always = self.temporary + self.gradients + self.exchanged
+        self.resting_bytes = (
+            lifetimes.weight_bytes + lifetimes.optimizer_bytes + lifetimes.sample_bytes
+        )
         self.time_s = lifetimes.time_s
         self.ready_at = [gradient.position for gradient in lifetimes.gradients]
 
@@ -165,11 +175,12 @@ class _Replay:
         at_peak = int(high.argmax())
         lifetimes = step.lifetimes
         return Footprint(
-            peak_bytes=int(high[at_peak]) + lifetimes.weight_bytes + lifetimes.optimizer_bytes,
+            peak_bytes=int(high[at_peak]) + step.resting_bytes,
             position=at_peak,
-            activation_bytes=int(high[at_peak] - step.always[at_peak]),
+            activation_bytes=int(high[at_peak] - step.always[at_peak]) + lifetimes.sample_bytes,
             gradient_bytes=int(step.gradients[at_peak]),
-            temporary_bytes=int(step.base[at_peak]),
+            temporary_bytes=int(step.temporary[at_peak]),
+            exchange_bytes=int(step.exchanged[at_peak]),
             extra_s=self.delay_s,
             recomputed_s=self.recomputed_s,
             moved_bytes=self.moved_bytes,
@@ -342,4 +353,29 @@ def _gradient_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
             gone = after < len(step.gradients)
             end = step.gradients[after].position if gone else step.num_positions
             change[max(end, gradient.position + 1)] -= gradient.num_bytes
+    return np.cumsum(change[:-1])
+
+
+def _update_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
+    """What the optimizer needs beside its state: at the end, or where each gradient is ready."""
+    needed = np.zeros(step.num_positions, dtype=np.int64)
+    if in_flight is None:
+        needed[-1] = step.update_bytes
+    else:
+        for gradient in step.gradients:
+            needed[gradient.position] += round(gradient.num_bytes * step.update_share)
+    return needed
+
+
+def _exchange_bytes(step: Lifetimes, costs: Costs) -> Levels:
+    """What gradients on their way need beside themselves."""
+    change = np.zeros(step.num_positions + 1, dtype=np.int64)
+    if costs.exchange_share:
+        window = AT_ONCE if costs.in_flight is None else max(1, costs.in_flight)
+        for number, gradient in enumerate(step.gradients):
+            needed = round(gradient.num_bytes * costs.exchange_share)
+            after = number + window
+            there = after < len(step.gradients)
+            change[gradient.position] += needed
+            change[step.gradients[after].position if there else step.num_positions] -= needed
     return np.cumsum(change[:-1])

@@ -11,11 +11,15 @@ from testbed.base.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from testbed.memory.lifetimes import Lifetimes
+    from testbed.memory.lifetimes import Costs, Footprint, Lifetimes
     from testbed.memory.plan import MemoryPlan
 
-    Choose = Callable[[Lifetimes], MemoryPlan]
+    Choose = Callable[[Lifetimes, "Limits"], MemoryPlan]
     Prepare = Callable[[torch.nn.Module, torch.optim.Optimizer], None]
+
+
+To = Literal["shm", "file"]
+"""Where a CPU's tensors wait: in shared memory, or in files of the temporary folder."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,35 @@ class Mirror:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a choice for activations is made under.
+
+    Attributes:
+        budget_bytes: largest peak of weights, optimizer state, gradients and activations; None:
+            no limit.
+        costs: of moving, and what becomes of gradients.
+        held_bytes: that exchanging holds beside these, and that `budget_bytes` leaves room for.
+        iteration_s: seconds of the whole iteration from what a choice takes; None: only the extra
+            time of the step counts.
+    """
+
+    budget_bytes: int | None
+    costs: Costs
+    held_bytes: int = 0
+    iteration_s: Callable[[Footprint], float] | None = None
+
+
+@dataclass(frozen=True)
 class Strategy:
     """How a worker saves memory.
 
     Attributes:
-        choose: what becomes of each activation, from the lifetimes of one step; None: all stay.
+        choose: what becomes of each activation, from the lifetimes of one step, as
+            `choose(lifetimes, limits)`; None: all stay.
         release: what becomes of gradients; None: all stay until the optimizer's step.
         mirror: what becomes of what a compressor did not send; None: the compressor keeps it.
         prepare: called once, with what trains, before the first step.
+        to: where a CPU's activations wait that are moved.
         weak: fields that give way where another strategy of a chain decides about the same.
     """
 
@@ -60,6 +85,7 @@ class Strategy:
     release: Release | None = None
     mirror: Mirror | None = None
     prepare: Prepare | None = None
+    to: To = "shm"
     weak: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -96,7 +122,8 @@ def combined(strategies: Sequence[tuple[str, Strategy]]) -> Strategy:
                 )
             found[what], owners[what] = value, name
     steps = [strategy.prepare for _, strategy in strategies if strategy.prepare is not None]
-    return Strategy(**(spare | found), prepare=_in_turn(steps) if steps else None)
+    to = next((s.to for _, s in strategies if s.choose is not None), KEEP_ALL.to)
+    return Strategy(**(spare | found), prepare=_in_turn(steps) if steps else None, to=to)
 
 
 _ABOUT = {

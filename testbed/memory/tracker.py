@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,6 +66,11 @@ class Tracker(TorchDispatchMode):
         self._see((p.grad for p in self._parameters if p.grad is not None), "gradients")
         self._see(communication, "communication")
         self._see_state()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        return sum(self._now[category] for category in CATEGORIES)
 
     def __enter__(self) -> Any:
         self._handles = [
@@ -151,3 +157,43 @@ class Tracker(TorchDispatchMode):
     def _after_step(self, *ignored: Any) -> None:
         self._is_stepping = False
         self._see_state()
+
+
+_STATUS = Path("/proc/self/status")
+
+
+class ResidentPeak:
+    """The largest anonymous resident set of this process while the context is open, sampled.
+
+    Mapped files and shared memory are not in it. On systems without /proc nothing is measured.
+
+    Attributes:
+        before_bytes: when the context was entered.
+        peak_bytes: largest value seen.
+    """
+
+    def __init__(self) -> None:
+        self.before_bytes = self.peak_bytes = _anonymous_bytes()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="resident", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while self.peak_bytes is not None and not self._done.wait(0.002):
+            self.peak_bytes = max(self.peak_bytes, _anonymous_bytes() or 0)
+
+
+def _anonymous_bytes() -> int | None:
+    if not _STATUS.exists():
+        return None
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
 
 import torch
 
-from testbed.base.errors import UsageError
-
-SHARED_MEMORY = Path("/dev/shm")
-To = Literal["shm", "file"]
-
-
-def mapped(num_bytes: int, to: To = "shm") -> torch.Tensor:
-    """Bytes in a mapped file that has no name any more: it vanishes with the tensor.
-
-    Args:
-        num_bytes: at least 1.
-        to: shared memory where the system has it, or a file in the temporary folder (TMPDIR).
-
-    Raises:
-        UsageError: there is no room; says where.
-
-    Example:
-        >>> mapped(3).zero_().tolist()
-        [0, 0, 0]
-    """
-    folder = SHARED_MEMORY if to == "shm" and SHARED_MEMORY.is_dir() else tempfile.gettempdir()
-    handle, path = tempfile.mkstemp(prefix="testbed-", dir=folder)
-    try:
-        os.posix_fallocate(handle, 0, num_bytes)
-        return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
-    except OSError as error:
-        raise UsageError(
-            f"{num_bytes} bytes were to be moved to {folder} ({error}); expected room for them; "
-            "give it more, set TMPDIR with to=file, or move less"
-        ) from error
-    finally:
-        os.close(handle)
-        os.unlink(path)
+from testbed.memory.host import zeros_on_host
+from testbed.memory.strategy import To
 
 
 class Copy:
@@ -102,9 +67,7 @@ class Transfers:
         free = self._free[source.nbytes]
         if free:
             return free.pop()
-        if source.device.type == "cuda":
-            return torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
-        return mapped(source.nbytes, self._to)
+        return zeros_on_host(source.nbytes, torch.uint8, source.device, self._to)
 
     def give_back(self, place: torch.Tensor) -> None:
         """The memory may be used again."""

@@ -82,6 +82,46 @@ class CompressionResult(msgspec.Struct, kw_only=True):
     note: str = ""
 
 
+class MemoryResult(msgspec.Struct, kw_only=True):
+    """What a step's memory was foreseen to be, and was, on rank 0; bytes of live storages.
+
+    Attributes:
+        predicted: at the peak, by category: weights, optimizer, gradients, activations, temporary,
+            communication.
+        measured: the same in one step of the warm-up; empty: no step was measured.
+        layer: at work at the predicted peak.
+        floor_bytes: weights, optimizer state and the largest layer's working set.
+        moved_bytes: written to the host in a step, and read back: memory, too.
+        extra_s: predicted time that a step takes more than with all activations kept.
+        resident_bytes: largest growth of the anonymous resident set in that step over the one
+            before it began, weights and what else was there included; null: not measured.
+        plan: digest of the memory plan.
+        why: the plan in words.
+        budget_bytes: that it had to fit; null: none.
+    """
+
+    predicted: dict[str, int]
+    measured: dict[str, int] = {}
+    layer: str = ""
+    floor_bytes: int = 0
+    moved_bytes: int = 0
+    extra_s: float = 0.0
+    resident_bytes: int | None = None
+    plan: str = ""
+    why: str = ""
+    budget_bytes: int | None = None
+
+    @property
+    def predicted_bytes(self) -> int:
+        """The predicted peak."""
+        return sum(self.predicted.values())
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """The measured peak."""
+        return sum(self.measured.values()) if self.measured else None
+
+
 class Cell(msgspec.Struct, kw_only=True):
     """One cell of a sweep, finished or failed.
 
@@ -191,6 +231,7 @@ class Cell(msgspec.Struct, kw_only=True):
     predicted_unrehearsed_s: float | None = None
     link: dict[str, Any] | None = None
     compression: CompressionResult | None = None
+    memory: MemoryResult | None = None
     staleness_max: int | None = None
     samples: StepSamples = msgspec.field(default_factory=StepSamples)
     accuracy_curve: list[Accuracy] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from testbed.base.units import format_bytes, format_seconds
-from testbed.records.cell import Cell
+from testbed.records.cell import Cell, MemoryResult
 from testbed.reporting.cores import core_words
 from testbed.reporting.prediction import was_rehearsed
 from testbed.reporting.work import cluster_words, undilated
@@ -74,6 +74,8 @@ def describe_cell(cell: Cell) -> str:
             )
     if cell.peak_memory_bytes is not None:
         lines.append(f"  peak memory   {format_bytes(cell.peak_memory_bytes)} of the largest rank")
+    if cell.memory is not None:
+        lines += _memory(cell.memory)
     if words := core_words(cell):
         lines.append(f"  cores         {words}")
     if cell.test_accuracy is not None:
@@ -85,6 +87,32 @@ def describe_cell(cell: Cell) -> str:
         lines.append(f"  staleness     at most {cell.staleness_max} steps ({cell.consistency})")
     lines.append(f"  same work     {work}: {cell.identical_work_note}")
     return "\n".join(lines) + "\n"
+
+
+def _memory(found: MemoryResult) -> list[str]:
+    """The peak of a step by category, foreseen and measured."""
+    measured = found.measured_bytes
+    told = "not measured: no step before the measured ones"
+    if measured:
+        missed = found.predicted_bytes / measured - 1
+        told = f"{format_bytes(measured)} measured ({100 * missed:+.2f} %)"
+    lines = [
+        f"  storages      {format_bytes(found.predicted_bytes)} predicted at the peak of a step, "
+        f"in {found.layer}; {told}"
+    ]
+    for category, predicted in found.predicted.items():
+        there = f", {format_bytes(found.measured[category])} measured" if measured else ""
+        lines.append(f"                {category}: {format_bytes(predicted)} predicted{there}")
+    if found.resident_bytes is not None:
+        lines.append(f"                resident: {format_bytes(found.resident_bytes)} measured")
+    if found.moved_bytes:
+        lines.append(f"                moved to the host: {format_bytes(found.moved_bytes)} a step")
+    lines.append(
+        f"                floor of this model and batch: {format_bytes(found.floor_bytes)}"
+    )
+    if found.why:
+        lines.append(f"                plan {found.plan}: {found.why}")
+    return lines
 
 
 def _schedule(cell: Cell) -> list[str]:

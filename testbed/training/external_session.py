@@ -110,6 +110,10 @@ class ExternalSession:
         exposed_s, self._exposed_s = self._exposed_s, 0.0
         return StepReport(exposed_s)
 
+    def held_tensors(self) -> list[torch.Tensor]:
+        """See `TrainingSession.held_tensors`: a framework keeps its buckets to itself."""
+        return []
+
     def traffic(self) -> Traffic:
         """See `TrainingSession.traffic`."""
         return self._framework.traffic()

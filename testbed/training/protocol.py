@@ -96,6 +96,10 @@ class TrainingSession(AbstractContextManager["TrainingSession", None], Protocol)
         """
         ...
 
+    def held_tensors(self) -> list[torch.Tensor]:
+        """What is kept for exchanging between steps, as far as it is known."""
+        ...
+
     def traffic(self) -> Traffic:
         """What this rank has sent and received for training."""
         ...

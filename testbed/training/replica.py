@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ import torch
 from testbed.base.axes import MEMORY
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
-from testbed.memory.strategy import KEEP_ALL, Strategy, combined
+from testbed.memory.strategy import KEEP_ALL, Strategy, combined, why_no_mirror
+from testbed.training.compressed.spec import compression_of
 from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_schedule
 from testbed.training.sampling import SampleOrder
 from testbed.workloads.workload import Workload
@@ -23,11 +25,20 @@ DEFAULT_STEPS = 100
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+class Activations(Protocol):
+    """What becomes of activations (see `memory.engine`)."""
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around a forward pass with its loss."""
+        ...
+
+
 @dataclass
 class Replica:
     """A model with its optimizer, schedule and data, ready for its first step.
 
-    `called` is what the loss calls instead of the model, where a framework has wrapped it.
+    `called` is what the loss calls instead of the model, where a framework has wrapped it;
+    `activations` carries out a plan for what the forward pass leaves for the backward pass.
     """
 
     workload: Workload
@@ -39,6 +50,7 @@ class Replica:
     precision: Precision
     strategy: Strategy = KEEP_ALL
     called: torch.nn.Module | None = None
+    activations: Activations | None = None
 
     def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The batch on the replica's device, floating inputs in its precision."""
@@ -51,11 +63,13 @@ class Replica:
     def loss(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Forward pass and loss, under autocast for the mixed precisions."""
         assert self.workload.loss is not None
-        with self._autocast():
+        kept = nullcontext() if self.activations is None else self.activations.forward()
+        with kept, self.autocast():
             return self.workload.loss(self.called or self.model, batch)
 
     @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
+        """Around a forward pass: mixed precision, if it is wanted."""
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         if half is None:
             yield
@@ -86,7 +100,7 @@ def make_replica(
     model = workload.model.to(device, DTYPES.get(config.precision, torch.float32))
     settings = resolve_optimizer(config, workload, total_steps)
     optimizer = make_optimizer(model.parameters(), settings)
-    strategy = KEEP_ALL if plain else strategy_of(config.memory)
+    strategy = KEEP_ALL if plain else strategy_of(config.memory, config.compressor)
     if strategy.prepare is not None:
         strategy.prepare(model, optimizer)
     return Replica(
@@ -101,18 +115,26 @@ def make_replica(
     )
 
 
-def strategy_of(text: str) -> Strategy:
-    """The memory strategy that a specification asks for.
+def strategy_of(text: str, compressor: str) -> Strategy:
+    """The memory strategy that a specification asks for beside a compressor.
 
     Raises:
         UnknownName, UsageError: see `Axis.resolve` and `combined`.
 
     Example:
-        >>> strategy_of("none")
-        Strategy(choose=None, release=None, mirror=None, prepare=None)
+        >>> strategy_of("none", "none") == KEEP_ALL
+        True
     """
     links = MEMORY.resolve(text).usable().links
-    return combined([(link.name, link.build()) for link in links])
+    strategies: list[tuple[str, Strategy]] = [(link.name, link.build()) for link in links]
+    compression = compression_of(compressor, 0)
+    feedback = "none" if compression is None else compression.compressor.claims.feedback
+    if why_no_mirror(compressor, feedback) is not None:
+        # A strategy that would keep a mirror if there were anything for it does without.
+        strategies = [
+            (name, replace(s, mirror=None) if "mirror" in s.weak else s) for name, s in strategies
+        ]
+    return combined(strategies)
 
 
 def resolve_optimizer(config: RunConfig, workload: Workload, total_steps: int) -> OptimizerSettings:

@@ -202,6 +202,11 @@ class Session:
         """Bytes of buffers for fused messages at most, as planned: all of them, or the arena's."""
         return self._buckets.held_bytes
 
+    def held_tensors(self) -> list[torch.Tensor]:
+        """What is kept for exchanging between steps: buffers, and what a compressor keeps."""
+        kept = () if self.engine is None else self.engine.driver.states.values()
+        return [*self._buckets.held_tensors(), *(t for state in kept for t in state.values())]
+
     @property
     def step(self) -> int:
         """Number of the step that is being computed."""

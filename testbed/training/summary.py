@@ -15,7 +15,7 @@ from testbed.base.plan import Plan
 from testbed.base.types import NOTHING_MOVES
 from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
-from testbed.records.cell import Accuracy, Cell, CompressionResult, StepSamples
+from testbed.records.cell import Accuracy, Cell, CompressionResult, MemoryResult, StepSamples
 from testbed.statistics.summary import bootstrap_median, quantile
 from testbed.training.sampling import RunningDigest
 
@@ -51,6 +51,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     reference_steps: int = 0
     bit_equal: bool | None = None
     compression: CompressionResult | None = None
+    memory: MemoryResult | None = None
 
 
 # Consistencies under which all ranks take a step at the same time (or, without exchange, as if).
@@ -140,6 +141,7 @@ def make_cell(
         predicted_unrehearsed_s=unrehearsed_s,
         link=None if link is None else _described(link),
         compression=_compression(outcomes),
+        memory=first.memory,
         staleness_max=max((max(o.staleness, default=-1) for o in outcomes), default=-1)
         if any(o.staleness for o in outcomes)
         else None,

@@ -25,6 +25,7 @@ from testbed.training.compressed.spec import (
 from testbed.training.evaluation import Evaluation
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
+from testbed.training.memory import MemoryWatch, foresee
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
 from testbed.training.reference import Verification, worker_seed
 from testbed.training.replica import (
@@ -64,8 +65,9 @@ def train(run: Run, workload: Workload) -> Outcome:
     replica = make_replica(workload, config, total)
     replica.model.train()
     compression = _compression(run, workload, total)
+    foreseen = foresee(run, replica, compression, order.batch_size // config.accumulate)
     session, observers = _open_session(run, replica, compression)
-    with session:
+    with foreseen, session:
         replica.called = session.model
         torch.manual_seed(worker_seed(config.seed, run.rank))
         outcome = Outcome(
@@ -86,10 +88,13 @@ def train(run: Run, workload: Workload) -> Outcome:
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
         observers = [Measurement(session, replica.device, warmup), *observers, checkpoints]
-        steps = _Steps(run, replica, session, SampleCursor(order, run.rank), digest)
+        watched = None if foreseen.forecast is None or not warmup else first + warmup
+        watch = MemoryWatch(replica, session, watched)
+        steps = _Steps(run, replica, session, SampleCursor(order, run.rank), digest, watch)
         steps.take(first, total, observers)
         for observer in observers:
             observer.finish(outcome)
+        outcome.memory = foreseen.result(watch)
         outcome.sample_digest = digest.value
         outcome.final_digest = digest_tensors(replica.model.parameters())
     return outcome
@@ -166,6 +171,7 @@ class _Steps:
         session: exchanges gradients.
         cursor: this rank's samples.
         digest: of all samples so far.
+        watch: measures the memory of one step.
     """
 
     def __init__(
@@ -175,12 +181,14 @@ class _Steps:
         session: TrainingSession,
         cursor: SampleCursor,
         digest: RunningDigest,
+        watch: MemoryWatch,
     ) -> None:
         self._run = run
         self._replica = replica
         self._session = session
         self._cursor = cursor
         self._digest = digest
+        self._watch = watch
         text = run.config.slow
         self._slow = () if text is None else parse_slowdowns(text, run.backend.size)
 
@@ -190,7 +198,8 @@ class _Steps:
         for done in range(first + 1, total + 1):
             pauses = done == total or any(o.reads_after(done) for o in observers)
             began_s = time.perf_counter()
-            loss = self._step(done - 1)
+            with self._watch.around(done):
+                loss = self._step(done - 1)
             report = self._session.end_step(flush=pauses)
             step_s = time.perf_counter() - began_s - report.excluded_s
             time_s += step_s

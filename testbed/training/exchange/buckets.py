@@ -86,6 +86,10 @@ class GradientBuckets:
         """The buffers of one step."""
         return self._kept or ReleasedBuffers(self)
 
+    def held_tensors(self) -> list[torch.Tensor]:
+        """What is held for fused messages between steps."""
+        return self.arena.tensors() if self._kept is None else self._kept.tensors()
+
     def allocate(self, number: int) -> torch.Tensor | None:
         """A buffer for as long as the session lives; None: the message needs none."""
         form = self.forms[number]
@@ -117,6 +121,10 @@ class MessageBuffers:
     def __init__(self, buckets: GradientBuckets) -> None:
         self._buckets = buckets
         self._buffers = [buckets.allocate(number) for number in range(len(buckets.forms))]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The buffers that are there now."""
+        return [buffer for buffer in self._buffers if buffer is not None]
 
     def put(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
         """Copy the tensor's share of a message into the message's buffer, if it has one."""

@@ -1,0 +1,93 @@
+"""`testbed simulate --memory`: what a step would take, before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.base.config import make_config
+from testbed.base.errors import UsageError
+from testbed.base.files import to_json
+from testbed.base.spec import split_specs
+from testbed.base.units import format_bytes, format_seconds
+from testbed.launch.plan_options import parts_of
+from testbed.records.memory import MemoryForecast, MemorySimulation
+from testbed.records.store import write_atomically
+
+MIB = 2**20
+
+
+def simulate_memory(
+    memory: str,
+    given: dict[str, object],
+    batches: Sequence[int],
+    budget_mb: float | None,
+    *,
+    max_batch: bool,
+    json: str | None,
+) -> None:
+    """Foresee the memory of a workload's step under strategies, and print a table.
+
+    Args:
+        memory: strategies, separated by commas.
+        given: the other settings of a run.
+        batches: samples of a micro-batch; empty: the workload's own.
+        budget_mb: MiB that a step is to fit.
+        max_batch: look for the largest batch that fits.
+        json: file for the results; `-`: standard output.
+
+    Raises:
+        UsageError: `--max-batch` without a budget, or a part that cannot be used.
+    """
+    from testbed.training.forecast import foresee_all
+
+    if max_batch and budget_mb is None:
+        raise UsageError("--max-batch was given without --budget-mb; expected both")
+    if max_batch and batches:
+        raise UsageError("--max-batch looks for the batch size; leave --batch out")
+    budget_bytes = None if budget_mb is None else round(budget_mb * MIB)
+    configs = [make_config({**given, "memory": spec}) for spec in split_specs(memory)]
+    for config in configs:
+        parts_of(config)
+    found = MemorySimulation(
+        workload=configs[0].workload,
+        compressor=configs[0].compressor,
+        num_workers=configs[0].workers,
+        budget_bytes=budget_bytes,
+        forecasts=foresee_all(configs, batches, budget_bytes, max_batch=max_batch),
+    )
+    encoded = to_json(found)
+    if json == "-":
+        sys.stdout.write(encoded.decode())
+        return
+    if json is not None:
+        write_atomically(Path(json), encoded)
+    sys.stdout.write(describe(found))
+
+
+def describe(found: MemorySimulation) -> str:
+    """The forecasts in words, one paragraph each."""
+    budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
+    lines = [
+        f"{found.workload}, compressor {found.compressor}, {found.num_workers} workers{budget}: "
+        "predicted, nothing was run"
+    ]
+    for each in found.forecasts:
+        lines += ["", *_describe_one(each)]
+    return "\n".join(lines) + "\n"
+
+
+def _describe_one(found: MemoryForecast) -> list[str]:
+    if found.error:
+        return [f"{found.memory}: {found.error}"]
+    fits = {None: "", True: "; fits", False: "; does not fit"}[found.fits]
+    lines = [
+        f"{found.memory}, {found.batch_size} samples: peak {format_bytes(found.peak_bytes)}, in "
+        f"{found.layer}{fits}",
+        "  " + ", ".join(f"{name} {format_bytes(size)}" for name, size in found.peak.items()),
+        f"  floor of model and batch {format_bytes(found.floor_bytes)}; step "
+        f"{format_seconds(found.step_s)} and {format_seconds(found.extra_s)} more (estimated); "
+        f"moved to the host {format_bytes(found.moved_bytes)} a step",
+    ]
+    return lines + ([f"  {found.why}"] if found.why else [])

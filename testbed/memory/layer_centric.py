@@ -1,0 +1,171 @@
+"""Strategies that choose for each layer: LaySA, and the cheapest that fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from testbed.base.errors import UsageError
+from testbed.base.parts import Part
+from testbed.base.units import format_bytes, format_seconds
+from testbed.memory.checkpoint import by_cost, in_segments
+from testbed.memory.laysa import laysa
+from testbed.memory.lifetimes import KEEP, Lifetimes
+from testbed.memory.mirror import state_on_host
+from testbed.memory.plan import MemoryPlan, plan_of
+from testbed.memory.release import refuses_release
+from testbed.memory.simulator import simulate
+from testbed.memory.strategy import Limits, Mirror, Release, Strategy
+
+if TYPE_CHECKING:
+    from testbed.memory.strategy import Choose
+
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True)
+class LaysaOptions:
+    """Options of `laysa` and `auto`.
+
+    Attributes:
+        budget_mb: MiB that a step's live storages may take, communication included; None: that of
+            the run, and without one the least peak is wanted.
+        in_flight: messages on their way at once.
+        mirror: where what was not sent is kept: on the `device`, on the `host` (with the
+            optimizer's state), or by the compressor (`none`).
+    """
+
+    budget_mb: float | None = None
+    in_flight: int = 2
+    mirror: Literal["device", "host", "none"] = "device"
+
+    def __post_init__(self) -> None:
+        if self.budget_mb is not None and not self.budget_mb > 0:
+            raise UsageError(f"laysa: budget_mb is {self.budget_mb}; expected a number above 0")
+        if self.in_flight < 1:
+            raise UsageError(f"laysa: in_flight is {self.in_flight}; expected 1 or more")
+
+
+def layer_centric(options: LaysaOptions) -> Strategy:
+    """Plan each layer: keep, recompute or offload; release its gradient; keep a mirror.
+
+        peak = max_t [activations(t) + what layers in flight exchange] + weights + mirror
+
+    Memory reuse wants gradients gone, sparse communication wants what was not sent to stay, and
+    its velocities, residuals, scratch and payloads balloon. Handled layer by layer, what
+    exchanging needs exists for `in_flight` layers at once instead of all of them (`release`, with
+    its arena), what was not sent joins the mirror (`mirror`, where the compressor is error
+    feedback in units of updates), and the activations of each layer are kept, recomputed or
+    offloaded, whichever costs the whole iteration least (`memory.laysa`).
+
+    Args:
+        options: budget in MiB, messages in flight, where the mirror lies.
+
+    Raises:
+        UsageError: no plan fits the budget; tells the smallest that would do.
+
+    Example:
+        >>> strategy = layer_centric(LaysaOptions(mirror="host"))
+        >>> strategy.release, strategy.mirror
+        (Release(in_flight=2), Mirror(where='host', form='difference'))
+
+    Reference:
+        Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA). Departs: a reconstruction from the
+        abstract; what is pooled, what is moved and how it is chosen are ours.
+    """
+
+    def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
+        return laysa(lifetimes, limits.costs, _budget(options, limits), limits.iteration_s)
+
+    return _with_exchange(options, choose)
+
+
+def cheapest(options: LaysaOptions) -> Strategy:
+    """Take `none` if it fits the budget, else the cheapest plan that does.
+
+        min extra time over {none, checkpoint, laysa} so that peak <= budget
+
+    Gradients are released and a mirror is kept as under `laysa`; both cost next to nothing.
+
+    Args:
+        options: see `LaysaOptions`; without any budget all activations stay.
+
+    Raises:
+        UsageError: nothing fits; tells the smallest budget that would do.
+
+    Example:
+        >>> cheapest(LaysaOptions()).release
+        Release(in_flight=2)
+
+    Reference:
+        None: a choice among published strategies, as by a careful reader of their tables, 2021.
+        Departs: nothing is published.
+    """
+
+    def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
+        budget = _budget(options, limits)
+        all_kept = KEEP * len(lifetimes.values)
+        kept = simulate(lifetimes, all_kept, limits.costs)
+        if budget is None or kept.peak_bytes <= budget:
+            limit = "there is no budget" if budget is None else f"budget {format_bytes(budget)}"
+            why = f"none: all activations stay; peak {format_bytes(kept.peak_bytes)}, {limit}"
+            return plan_of("none", lifetimes, all_kept, kept, why=why)
+        plan = laysa(lifetimes, limits.costs, budget, limits.iteration_s)
+        told = [f"none takes {format_bytes(kept.peak_bytes)}"]
+        best, name = plan, "laysa"
+        for label, actions in _published(lifetimes).items():
+            found = simulate(lifetimes, actions, limits.costs)
+            fits = found.peak_bytes <= budget
+            told.append(
+                f"{label} {format_bytes(found.peak_bytes)} and {format_seconds(found.extra_s)}"
+            )
+            if fits and found.extra_s < best.extra_s:
+                best, name = plan_of(label, lifetimes, actions, found), label
+        why = f"{name}: {best.why or 'the cheapest that fits'}; {', '.join(told)}"
+        return plan_of(
+            name, lifetimes, best.actions, simulate(lifetimes, best.actions, limits.costs), why=why
+        )
+
+    return _with_exchange(options, choose)
+
+
+def _published(lifetimes: Lifetimes) -> dict[str, str]:
+    root = max(1, round(len(lifetimes.units) ** 0.5))
+    return {
+        "checkpoint:segments=sqrt": in_segments(lifetimes, root),
+        "checkpoint:segments=cost": by_cost(lifetimes),
+    }
+
+
+def _budget(options: LaysaOptions, limits: Limits) -> int | None:
+    if options.budget_mb is None:
+        return limits.budget_bytes
+    own = round(options.budget_mb * MIB) - limits.held_bytes
+    return own if limits.budget_bytes is None else min(own, limits.budget_bytes)
+
+
+def _with_exchange(options: LaysaOptions, choose: Choose) -> Strategy:
+    mirror = None if options.mirror == "none" else Mirror(where=options.mirror)
+    return Strategy(
+        choose=choose,
+        prepare=state_on_host if options.mirror == "host" else None,
+        release=Release(in_flight=options.in_flight),
+        mirror=mirror,
+        weak=("release", "mirror"),
+    )
+
+
+LAYSA = Part(
+    name="laysa",
+    summary="each layer planned: keep, recompute or offload; release; mirror (budget_mb, ...)",
+    build=layer_centric,
+    options=LaysaOptions,
+    refuses=refuses_release,
+)
+AUTO = Part(
+    name="auto",
+    summary="none if it fits the budget, else the cheapest plan that does (budget_mb, ...)",
+    build=cheapest,
+    options=LaysaOptions,
+    refuses=refuses_release,
+)

@@ -1,0 +1,63 @@
+"""`testbed.memory/1`: what steps would take, predicted before anything runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MEMORY_SCHEMA: Final = "testbed.memory/1"
+
+
+class MemoryForecast(msgspec.Struct, kw_only=True):
+    """One strategy at one batch size.
+
+    Attributes:
+        memory: the strategy's specification.
+        batch_size: samples of a micro-batch; null: none fits.
+        peak: bytes at the peak of a step, by category.
+        layer: at work then.
+        floor_bytes: weights, optimizer state and the largest layer's working set.
+        step_s: estimated time of a step that keeps all activations.
+        extra_s: predicted time that a step takes more.
+        moved_bytes: written to the host in a step, and read back.
+        fits: within the budget; null: none was given.
+        why: the plan in words.
+        error: why there is no prediction.
+    """
+
+    memory: str
+    batch_size: int | None = None
+    peak: dict[str, int] = {}
+    layer: str = ""
+    floor_bytes: int = 0
+    step_s: float = 0.0
+    extra_s: float = 0.0
+    moved_bytes: int = 0
+    fits: bool | None = None
+    why: str = ""
+    error: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """All together."""
+        return sum(self.peak.values())
+
+
+class MemorySimulation(msgspec.Struct, kw_only=True):
+    """What `testbed simulate --memory` found.
+
+    Attributes:
+        workload: that was asked for.
+        compressor: of its gradients.
+        num_workers: that exchange them.
+        budget_bytes: that a step was to fit; null: none.
+        forecasts: of the strategies.
+    """
+
+    workload: str
+    compressor: str
+    num_workers: int
+    budget_bytes: int | None = None
+    forecasts: list[MemoryForecast] = []
+    schema: str = MEMORY_SCHEMA

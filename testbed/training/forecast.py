@@ -1,0 +1,383 @@
+"""What the memory of a step will be, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.plan import Plan
+from testbed.base.units import format_bytes
+from testbed.compression.common import num_bytes
+from testbed.compression.lockstep import Lockstep
+from testbed.memory.arena import is_bounded, place_buckets
+from testbed.memory.laysa import DoesNotFit, laysa
+from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch
+from testbed.memory.plan import MemoryPlan, plan_of
+from testbed.memory.record import Peak, record
+from testbed.memory.simulator import simulate
+from testbed.memory.strategy import Limits, Strategy
+from testbed.records.memory import MemoryForecast
+from testbed.training.compressed.spec import (
+    Compression,
+    compression_of,
+    without_own_momentum,
+)
+from testbed.training.replica import Replica, make_replica
+from testbed.workloads.load import load_workload
+
+MOST_SAMPLES: Final = 1 << 20
+SAMPLE_ELEMENTS: Final = 1 << 18  # of a message with which a compressor's needs are measured
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a step will take.
+
+    Attributes:
+        lifetimes: of the step, recorded on fake tensors.
+        plan: what becomes of its activations.
+        footprint: predicted.
+        communication_bytes: that stay all the time: buckets, residuals.
+    """
+
+    lifetimes: Lifetimes
+    plan: MemoryPlan
+    footprint: Footprint
+    communication_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """All together, at the moment at which it is most."""
+        return self.footprint.peak_bytes + self.communication_bytes
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """The peak by what it is for, in the tracker's words."""
+        found = self.footprint
+        return {
+            "weights": self.lifetimes.weight_bytes,
+            "optimizer": self.lifetimes.optimizer_bytes,
+            "gradients": found.gradient_bytes,
+            "activations": found.activation_bytes,
+            "temporary": found.temporary_bytes,
+            "communication": self.communication_bytes + found.exchange_bytes,
+        }
+
+    @property
+    def layer(self) -> str:
+        """At work when most is alive."""
+        return self.lifetimes.layers[self.footprint.position]
+
+    @property
+    def floor_bytes(self) -> int:
+        """Weights, optimizer state and the largest layer's working set: no plan takes less."""
+        step = self.lifetimes
+        sizes = [value.num_bytes for value in step.values]
+        working: dict[int, int] = {}
+        for value in step.values:
+            read = sum(sizes[source] for source in value.inputs if source != value.replaces)
+            made = 0 if value.replaces is not None else value.num_bytes
+            working[value.op] = max(working.get(value.op, 0), read + made)
+        largest = max([*working.values(), *step.base], default=0)
+        return step.weight_bytes + step.optimizer_bytes + largest
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What exchanging holds, as far as it can be told before a session is open.
+
+    Attributes:
+        held_bytes: of buckets.
+        in_flight: gradients alive at once if they are released; None: all of them stay.
+        sizes: elements of each message.
+        element_bytes: of the gradients.
+    """
+
+    held_bytes: int
+    in_flight: int | None
+    sizes: tuple[int, ...]
+    element_bytes: int
+
+    @classmethod
+    def of(
+        cls, replica: Replica, plan: Plan | None, num_workers: int, compressed: bool
+    ) -> Exchanged:
+        """From the plan of a run; None: one message for each tensor."""
+        parameters = [p for p in replica.model.parameters() if p.requires_grad]
+        element_bytes = parameters[0].element_size()
+        release = replica.strategy.release
+        travels = num_workers > 1 or compressed
+        if plan is None:
+            sizes, held_bytes = [p.numel() for p in parameters], 0
+        else:
+            sizes = [sum(part.stop - part.start for part in m.parts) for m in plan.messages]
+            fused = [size for size, m in zip(sizes, plan.messages, strict=True) if len(m.parts) > 1]
+            held_bytes = sum(fused) * element_bytes
+        if release is None:
+            return cls(held_bytes, None, tuple(sizes), element_bytes)
+        if not travels:
+            return cls(0, 0, tuple(sizes), element_bytes)
+        if plan is not None and is_bounded(plan):
+            held_bytes = place_buckets(plan, release.in_flight).num_bytes
+        return cls(held_bytes, release.in_flight, tuple(sizes), element_bytes)
+
+
+def record_step(replica: Replica, batch_size: int) -> Lifetimes:
+    """The lifetimes of a step of a freshly made replica, which is left as it is."""
+    workload = replica.workload
+    indices = np.arange(batch_size, dtype=np.int64) % len(workload.train)
+    batch = replica.to_device(workload.train.batch(indices))
+
+    def loss(model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        assert workload.loss is not None
+        with replica.autocast():
+            return workload.loss(model, given)
+
+    was_training = replica.model.training
+    replica.model.train()
+    try:
+        return record(replica.model, loss, batch, replica.optimizer)
+    finally:
+        replica.model.train(was_training)
+
+
+def forecast(
+    lifetimes: Lifetimes,
+    strategy: Strategy,
+    exchanged: Exchanged,
+    compression: Compression | None = None,
+    num_workers: int = 1,
+    budget_bytes: int | None = None,
+    costs: Costs | None = None,
+) -> Forecast:
+    """What a recorded step takes under a strategy, and its memory plan.
+
+    Args:
+        lifetimes: of the step.
+        strategy: how memory is saved.
+        exchanged: what exchanging holds.
+        compression: of its messages.
+        num_workers: that exchange.
+        budget_bytes: that a plan is to fit, everything included; None: no limit.
+        costs: of moving.
+
+    Raises:
+        UsageError: the strategy finds no plan that fits; tells the smallest budget that would do.
+    """
+    communication_bytes, share = exchanged.held_bytes, 0.0
+    if compression is not None:
+        state_share, share = codec_shares(compression, exchanged, num_workers)
+        communication_bytes += round(state_share * sum(exchanged.sizes) * exchanged.element_bytes)
+    costs = msgspec.structs.replace(
+        costs or Costs(), in_flight=exchanged.in_flight, exchange_share=share
+    )
+    limit = None if budget_bytes is None else budget_bytes - communication_bytes
+    plan = chosen(strategy, lifetimes, Limits(limit, costs, communication_bytes))
+    footprint = simulate(lifetimes, plan.actions, costs)
+    return Forecast(lifetimes, plan, footprint, communication_bytes)
+
+
+class Batches:
+    """The lifetimes of a replica's step at any batch size, from recordings of two small ones.
+
+    Args:
+        replica: freshly made.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._recorded = {size: record_step(replica, size) for size in (2, 4)}
+
+    def at(self, batch_size: int) -> Lifetimes:
+        """Of a step with so many samples."""
+        found = self._recorded.get(batch_size)
+        if found is None:
+            (small, first), (large, second) = sorted(self._recorded.items())[:2]
+            found = at_batch(first, second, small, large, batch_size)
+        return record_step(self._replica, batch_size) if found is None else found
+
+
+def largest_batch(peak_bytes: Callable[[int], int | None], budget_bytes: int) -> int | None:
+    """The largest batch size whose peak fits; None: not even one sample does.
+
+    Args:
+        peak_bytes: of a batch size, growing with it; None: nothing fits.
+        budget_bytes: that is to be fitted.
+
+    Example:
+        >>> largest_batch(lambda size: 100 * size, 1050)
+        10
+    """
+
+    def fits(size: int) -> bool:
+        peak = peak_bytes(size)
+        return peak is not None and peak <= budget_bytes
+
+    if not fits(1):
+        return None
+    low = 1
+    while low < MOST_SAMPLES and fits(2 * low):
+        low *= 2
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def chosen(strategy: Strategy, lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
+    """The strategy's plan; everything stays where it has none."""
+    if strategy.choose is not None:
+        return strategy.choose(lifetimes, limits)
+    actions = KEEP * len(lifetimes.values)
+    footprint = simulate(lifetimes, actions, limits.costs)
+    return plan_of("none", lifetimes, actions, footprint, why="all activations stay")
+
+
+def codec_shares(
+    compression: Compression, exchanged: Exchanged, num_workers: int
+) -> tuple[float, float]:
+    """What a compressor keeps of a message, and needs while it is on its way, over its bytes.
+
+    Measured on a message of its own, and taken to be proportional to a message's size.
+    """
+    dtype = {8: torch.float64, 2: torch.bfloat16}.get(exchanged.element_bytes, torch.float32)
+    size = min(SAMPLE_ELEMENTS, max(exchanged.sizes))
+    job = Lockstep(compression.compressor, num_workers=1, seed=compression.seed)
+    values = torch.linspace(-1.0, 1.0, size, dtype=dtype)
+    job.exchange([values.clone()], learning_rate=0.1)
+    watch = Peak([values])
+    with watch:
+        job.exchange([values], learning_rate=0.1)
+    # Each worker's payload arrives beside the own one.
+    arrived_bytes = (num_workers - 1) * job.given_bytes[0] / job.step
+    return sum(map(num_bytes, job.states)) / values.nbytes, (
+        watch.peak_bytes + arrived_bytes
+    ) / values.nbytes
+
+
+def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:
+    """Raise UsageError where a run would not fit its budget; tell what would.
+
+    Args:
+        found: of the run.
+        budget_bytes: largest peak; None: no limit.
+    """
+    if budget_bytes is None or found.peak_bytes <= budget_bytes:
+        return
+    costs = Costs(in_flight=0)
+    least = laysa(found.lifetimes, costs).peak_bytes + found.communication_bytes
+    raise UsageError(
+        f"a step would take {format_bytes(found.peak_bytes)} at its peak (in {found.layer}), and "
+        f"the budget is {format_bytes(budget_bytes)}; the smallest budget that would do is "
+        f"{format_bytes(least)}, with --memory laysa; give that, or a smaller --batch-size"
+    )
+
+
+def foresee_all(
+    configs: Sequence[RunConfig],
+    batches: Sequence[int],
+    budget_bytes: int | None,
+    *,
+    max_batch: bool,
+) -> list[MemoryForecast]:
+    """What steps of a workload would take; nothing but its weights is allocated.
+
+    Args:
+        configs: of runs that differ in their memory strategy alone.
+        batches: samples of a micro-batch; empty: the workload's own.
+        budget_bytes: that a step is to fit; None: no limit.
+        max_batch: look for the largest batch that fits instead.
+
+    Raises:
+        UsageError: the workload computes nothing.
+    """
+    found: list[MemoryForecast] = []
+    recorded: Batches | None = None
+    for config in configs:
+        workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+        if workload.recorded is not None:
+            raise UsageError(
+                f"workload {config.workload!r} is a replay, whose tensors are made up; expected a "
+                "workload that computes, as resnet50"
+            )
+        replica = make_replica(workload, without_own_momentum(config), 1)
+        recorded = recorded or Batches(replica)
+        asked = Asked(config, replica, recorded, budget_bytes)
+        sizes: Sequence[int] = batches or [config.batch_size or workload.batch_size]
+        if max_batch and budget_bytes is not None:
+            largest = largest_batch(asked.peak_bytes, budget_bytes)
+            sizes = [] if largest is None else [largest]
+            if largest is None:
+                told = "not even one sample fits the budget"
+                found.append(MemoryForecast(memory=config.memory, fits=False, error=told))
+        found += [asked.described(size) for size in sizes]
+    return found
+
+
+class Asked:
+    """A run whose memory is asked for, at any batch size.
+
+    Args:
+        config: of the run.
+        replica: made from it.
+        recorded: lifetimes of its steps.
+        budget_bytes: that a step is to fit; None: no limit.
+    """
+
+    def __init__(
+        self, config: RunConfig, replica: Replica, recorded: Batches, budget_bytes: int | None
+    ) -> None:
+        self._config, self._replica = config, replica
+        self._recorded, self._budget_bytes = recorded, budget_bytes
+        self._compression = compression_of(config.compressor, config.seed)
+        compressed = self._compression is not None
+        self._exchanged = Exchanged.of(replica, None, config.workers, compressed)
+
+    def at(self, batch_size: int) -> Forecast:
+        """The forecast; see `forecast`, what it raises too."""
+        return forecast(
+            self._recorded.at(batch_size),
+            self._replica.strategy,
+            self._exchanged,
+            self._compression,
+            self._config.workers,
+            self._budget_bytes,
+        )
+
+    def peak_bytes(self, batch_size: int) -> int | None:
+        """The peak; None: no plan fits."""
+        try:
+            return self.at(batch_size).peak_bytes
+        except DoesNotFit:
+            return None
+
+    def described(self, batch_size: int) -> MemoryForecast:
+        """The forecast as a record."""
+        memory, budget_bytes = self._config.memory, self._budget_bytes
+        try:
+            found = self.at(batch_size)
+        except DoesNotFit as error:
+            return MemoryForecast(
+                memory=memory, batch_size=batch_size, fits=False, error=str(error)
+            )
+        times = found.lifetimes.time_s
+        return MemoryForecast(
+            memory=memory,
+            batch_size=batch_size,
+            peak=found.by_category,
+            layer=found.layer,
+            floor_bytes=found.floor_bytes,
+            step_s=times[-1] if times else 0.0,
+            extra_s=found.footprint.extra_s,
+            moved_bytes=found.footprint.moved_bytes,
+            fits=None if budget_bytes is None else found.peak_bytes <= budget_bytes,
+            why=found.plan.why,
+        )

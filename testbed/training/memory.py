@@ -1,0 +1,140 @@
+"""The memory of a run: planned, carried out, and measured in one of its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Self
+
+import msgspec
+
+from testbed.memory.engine import ActivationEngine
+from testbed.memory.plan import MemoryPlan
+from testbed.memory.strategy import KEEP_ALL
+from testbed.memory.tracker import ResidentPeak, Tracker
+from testbed.records.cell import MemoryResult
+from testbed.training.compressed.spec import Compression
+from testbed.training.exchange.setup import AGREE_S
+from testbed.training.forecast import (
+    Exchanged,
+    Forecast,
+    forecast,
+    record_step,
+    refuse_excess,
+)
+from testbed.training.protocol import Run, TrainingSession
+from testbed.training.replica import Replica
+
+MIB: Final = 2**20
+
+
+@dataclass
+class Foreseen:
+    """The memory of a run, on its way from the forecast to the record.
+
+    Attributes:
+        forecast: of a step; None: nothing was foreseen.
+        budget_bytes: that a step was to fit; None: no limit.
+        engine: carries out the plan.
+    """
+
+    forecast: Forecast | None = None
+    budget_bytes: int | None = None
+    engine: ActivationEngine | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+    def result(self, watch: MemoryWatch) -> MemoryResult | None:
+        """The record."""
+        if self.forecast is None:
+            return None
+        found, tracker = self.forecast, watch.tracker
+        return MemoryResult(
+            predicted=found.by_category,
+            measured={} if tracker is None else tracker.peak,
+            layer=found.layer,
+            floor_bytes=found.floor_bytes,
+            moved_bytes=found.footprint.moved_bytes,
+            extra_s=found.footprint.extra_s,
+            resident_bytes=watch.resident_bytes,
+            plan=found.plan.digest(),
+            why=found.plan.why,
+            budget_bytes=self.budget_bytes,
+        )
+
+
+def foresee(
+    run: Run, replica: Replica, compression: Compression | None, batch_size: int
+) -> Foreseen:
+    """The forecast of a run that wants one, and the engine that carries its plan out.
+
+    Rank 0 decides, and all carry out the same.
+
+    Args:
+        run: the rank's place in the job.
+        replica: freshly made.
+        compression: of the run.
+        batch_size: samples of one micro-batch.
+
+    Raises:
+        UsageError: the run would not fit its budget.
+    """
+    config, budget = run.config, run.config.budget_mb
+    wanted = config.measure_memory or budget is not None or replica.strategy != KEEP_ALL
+    if not wanted or replica.workload.recorded is not None:
+        return Foreseen()
+    exchanges = run.backend.capabilities.exchanges
+    workers = run.backend.size if exchanges else 1
+    exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
+    budget_bytes = None if budget is None else round(budget * MIB)
+    run.control.state = "planning its memory"
+    lifetimes = record_step(replica, batch_size)
+    found = forecast(lifetimes, replica.strategy, exchanged, compression, workers, budget_bytes)
+    refuse_excess(found, budget_bytes)
+    packed = msgspec.json.encode(found.plan) if run.rank == 0 else b""
+    shared = run.control.all_gather("memory plan", packed, AGREE_S, members=run.backend.size)[0]
+    plan = msgspec.json.decode(shared, type=MemoryPlan)
+    engine = ActivationEngine(plan, replica.strategy.to)
+    replica.activations = engine
+    return Foreseen(dataclasses.replace(found, plan=plan), budget_bytes, engine)
+
+
+class MemoryWatch:
+    """Measures one step of the warm-up.
+
+    Args:
+        replica: that is trained.
+        session: that exchanges.
+        step: number of the step, from 1; None: nothing is measured.
+
+    Attributes:
+        tracker: of the step, once it has begun.
+        resident_bytes: largest anonymous resident set of the step, with what the process held
+            before it beside the storages taken off; None: not measured.
+    """
+
+    def __init__(self, replica: Replica, session: TrainingSession, step: int | None) -> None:
+        self.tracker: Tracker | None = None
+        self.resident_bytes: int | None = None
+        self._replica, self._session, self._step = replica, session, step
+
+    @contextlib.contextmanager
+    def around(self, done: int) -> Iterator[None]:
+        """Around the step after which so many are done."""
+        if done != self._step:
+            yield
+            return
+        held = self._session.held_tensors()
+        self.tracker = Tracker(self._replica.model, self._replica.optimizer, held)
+        with ResidentPeak() as resident, self.tracker:
+            there_bytes = self.tracker.live_bytes
+            yield
+        if resident.before_bytes is not None and resident.peak_bytes is not None:
+            self.resident_bytes = resident.peak_bytes - resident.before_bytes + there_bytes
