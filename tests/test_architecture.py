@@ -59,7 +59,7 @@ ALLOWED = {
     "launch": BASE
     | {"control", "backends", "training", "profiling", "records", "statistics"}
     | {"scheduling", "prediction", "workloads", "cluster", "noise", "forking"}
-    | {"compression.protocol"},
+    | {"compression.protocol", "memory"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping", "noise"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise", "forking"},
     "microbench": BASE
@@ -91,6 +91,7 @@ LAZY = {
     "testbed.commands.comm_fit": NO_TORCH,
     "testbed.commands.profile": NO_TORCH,
     "testbed.commands.run": NO_TORCH,
+    "testbed.commands.simulate_memory": NO_TORCH,
     "testbed.compression.none": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
@@ -232,7 +233,7 @@ OTHER_WORDS = {
     "awake": {"auto"},  # of an emulated cluster
 }
 # Names that mean other things as well: told only where something is compared with them.
-COMMON_WORDS = {"none", "auto", "warmup", "fp16", "bf16"}
+COMMON_WORDS = {"none", "auto", "warmup", "fp16", "bf16", "checkpoint"}
 LOOKS_INTO = {"startswith", "endswith", "removeprefix", "get", "index"}
 # Modules of which a part is the subject: where parts live, and tables about named ones.
 ABOUT_PARTS = {

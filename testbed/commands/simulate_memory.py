@@ -40,7 +40,7 @@ def simulate_memory(
     Raises:
         UsageError: `--max-batch` without a budget, or a part that cannot be used.
     """
-    from testbed.training.forecast import foresee_all
+    from testbed.launch.foresee import foresee_all
 
     if max_batch and budget_mb is None:
         raise UsageError("--max-batch was given without --budget-mb; expected both")

@@ -88,7 +88,7 @@ def cheapest(options: LaysaOptions) -> Strategy:
     Gradients are released and a mirror is kept as under `laysa`; both cost next to nothing.
 
     Args:
-        options: see `LaysaOptions`; without any budget all activations stay.
+        options: see `LaysaOptions` (budget in MiB); without any budget all activations stay.
 
     Raises:
         UsageError: nothing fits; tells the smallest budget that would do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from testbed.base.errors import UsageError
@@ -87,6 +87,10 @@ class Strategy:
     prepare: Prepare | None = None
     to: To = "shm"
     weak: tuple[str, ...] = field(default=(), repr=False)
+
+    def with_weak_mirror(self, mirror: Mirror | None) -> Strategy:
+        """With another mirror, if the own one gives way."""
+        return replace(self, mirror=mirror) if "mirror" in self.weak else self
 
 
 KEEP_ALL: Final = Strategy()

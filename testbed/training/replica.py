@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -131,9 +131,7 @@ def strategy_of(text: str, compressor: str) -> Strategy:
     feedback = "none" if compression is None else compression.compressor.claims.feedback
     if why_no_mirror(compressor, feedback) is not None:
         # A strategy that would keep a mirror if there were anything for it does without.
-        strategies = [
-            (name, replace(s, mirror=None) if "mirror" in s.weak else s) for name, s in strategies
-        ]
+        strategies = [(name, strategy.with_weak_mirror(None)) for name, strategy in strategies]
     return combined(strategies)
 
 

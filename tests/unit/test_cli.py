@@ -49,7 +49,7 @@ def test_sweep_offers_a_list_of_each_setting_that_says_so_with_the_same_help() -
         (("--target-accuracy", "high"), "--target-accuracy: accuracies are 'high'"),
         (("--accumulate", "0"), "--accumulate is 0; expected a number above 0"),
         (("--momentum", "-1"), "--momentum is -1.0; expected 0 or more"),
-        (("--memory", "nosuch"), "no memory 'nosuch'; known: mirror"),
+        (("--memory", "nosuch"), "no memory 'nosuch'; known: auto"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_option(words: tuple[str, str], told: str) -> None:

@@ -1,0 +1,116 @@
+"""What the memory of runs will be: `testbed simulate --memory`, and the largest batch of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.memory.laysa import DoesNotFit
+from testbed.records.memory import MemoryForecast
+from testbed.training.compressed.spec import compression_of, without_own_momentum
+from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, largest_batch
+from testbed.training.replica import Replica, make_replica
+from testbed.workloads.load import load_workload
+
+
+def foresee_all(
+    configs: Sequence[RunConfig],
+    batches: Sequence[int],
+    budget_bytes: int | None,
+    *,
+    max_batch: bool,
+) -> list[MemoryForecast]:
+    """What steps of a workload would take; nothing but its weights is allocated.
+
+    Args:
+        configs: of runs that differ in their memory strategy alone.
+        batches: samples of a micro-batch; empty: the workload's own.
+        budget_bytes: that a step is to fit; None: no limit.
+        max_batch: look for the largest batch that fits instead.
+
+    Raises:
+        UsageError: the workload computes nothing.
+    """
+    found: list[MemoryForecast] = []
+    recorded: Batches | None = None
+    for config in configs:
+        workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+        if workload.recorded is not None:
+            raise UsageError(
+                f"workload {config.workload!r} is a replay, whose tensors are made up; expected a "
+                "workload that computes, as resnet50"
+            )
+        replica = make_replica(workload, without_own_momentum(config), 1)
+        recorded = recorded or Batches(replica)
+        asked = Asked(config, replica, recorded, budget_bytes)
+        sizes: Sequence[int] = batches or [config.batch_size or workload.batch_size]
+        if max_batch and budget_bytes is not None:
+            largest = largest_batch(asked.peak_bytes, budget_bytes)
+            sizes = [] if largest is None else [largest]
+            if largest is None:
+                told = "not even one sample fits the budget"
+                found.append(MemoryForecast(memory=config.memory, fits=False, error=told))
+        found += [asked.described(size) for size in sizes]
+    return found
+
+
+class Asked:
+    """A run whose memory is asked for, at any batch size.
+
+    Args:
+        config: of the run.
+        replica: made from it.
+        recorded: lifetimes of its steps.
+        budget_bytes: that a step is to fit; None: no limit.
+    """
+
+    def __init__(
+        self, config: RunConfig, replica: Replica, recorded: Batches, budget_bytes: int | None
+    ) -> None:
+        self._config, self._replica = config, replica
+        self._recorded, self._budget_bytes = recorded, budget_bytes
+        self._compression = compression_of(config.compressor, config.seed)
+        compressed = self._compression is not None
+        self._exchanged = Exchanged.of(replica, None, config.workers, compressed)
+
+    def at(self, batch_size: int) -> Forecast:
+        """The forecast; see `forecast`, what it raises too."""
+        return forecast(
+            self._recorded.at(batch_size),
+            self._replica.strategy,
+            self._exchanged,
+            self._compression,
+            self._config.workers,
+            self._budget_bytes,
+        )
+
+    def peak_bytes(self, batch_size: int) -> int | None:
+        """The peak; None: no plan fits."""
+        try:
+            return self.at(batch_size).peak_bytes
+        except DoesNotFit:
+            return None
+
+    def described(self, batch_size: int) -> MemoryForecast:
+        """The forecast as a record."""
+        memory, budget_bytes = self._config.memory, self._budget_bytes
+        try:
+            found = self.at(batch_size)
+        except DoesNotFit as error:
+            return MemoryForecast(
+                memory=memory, batch_size=batch_size, fits=False, error=str(error)
+            )
+        times = found.lifetimes.time_s
+        return MemoryForecast(
+            memory=memory,
+            batch_size=batch_size,
+            peak=found.by_category,
+            layer=found.layer,
+            floor_bytes=found.floor_bytes,
+            step_s=times[-1] if times else 0.0,
+            extra_s=found.footprint.extra_s,
+            moved_bytes=found.footprint.moved_bytes,
+            fits=None if budget_bytes is None else found.peak_bytes <= budget_bytes,
+            why=found.plan.why,
+        )
