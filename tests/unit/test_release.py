@@ -19,6 +19,7 @@ from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.memory.arena import arena_bytes
 from testbed.memory.strategy import KEEP_ALL, Release, Strategy
+from testbed.training.compressed.spec import compression_of
 from testbed.training.exchange.release import SMALL_BYTES
 from testbed.training.session import Session
 from tests.contracts.compressed_cases import trained
@@ -207,8 +208,8 @@ WIDTH = 130  # a layer's weights are more than SMALL_BYTES, its bias is less
 
 
 @pytest.mark.parametrize("scheduler", ["wfbp", "bucket:mib=0.2,first_mib=0.1", "dear"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "text"), [(1, "none"), (2, "none"), (2, "ef+topk:ratio=0.1")])
+def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int, text: str) -> None:
     """Looked at before the session sees the next one: whose memory is there, and what is `grad`."""
     most: list[int] = []
 
@@ -227,9 +228,12 @@ def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-        plan = model_plan_of(scheduler, model)
+        plan, compression = model_plan_of(scheduler, model), compression_of(text, 1)
         with Session(
-            *(model, optimizer, backend, group.control), plan=plan, strategy=TWO
+            *(model, optimizer, backend, group.control),
+            plan=plan,
+            compression=compression,
+            strategy=TWO,
         ) as session:
             for step in range(3):
                 model(torch.ones(2, WIDTH)).square().mean().backward()
