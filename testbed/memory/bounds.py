@@ -45,7 +45,7 @@ class Bounds:
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         step = simulator.lifetimes
-        self.constant = step.weight_bytes + step.optimizer_bytes
+        self.constant = simulator.resting_bytes
         self.units = values_by_unit(step)
         self.saved = np.array([bool(value.uses) for value in step.values], dtype=bool)
         first = dict.fromkeys(range(len(step.values)), -1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part
@@ -12,9 +11,8 @@ from testbed.memory.lifetimes import KEEP, RECOMPUTE, Lifetimes
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
+from testbed.memory.units import is_cheap
 
-# Operators that take long for each byte that they make; all others are cheap to run again.
-DEAR: Final = ("convolution", "mm", "matmul", "attention", "conv", "linear", "rnn", "lstm", "gru")
 SQRT, COST = "sqrt", "cost"
 
 
@@ -44,9 +42,10 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
 
     Segments are cut so that the bytes that autograd saves in them are equal. In the backward pass a
     segment is made again as a whole when the first of its activations is wanted, and each of them
-    stays until its use. With `segments=cost` there are no segments: what cheap operators made
-    (activation, normalisation, pooling, sums) is made again from what dear ones (convolution,
-    matrix product, attention) made, which stays.
+    stays until its use; the last segment, which would be made again at once, is kept. With
+    `segments=cost` there are no segments: what cheap operators made (activation, normalisation,
+    pooling, sums) is made again from what the others (convolution, matrix product, attention)
+    made, which stays.
 
     Random operators draw the same numbers again, running statistics are advanced once, and what is
     made again is what was there, bit for bit.
@@ -64,7 +63,8 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
     Reference:
         Chen, Xu, Zhang and Guestrin, 2016, arXiv:1604.06174; cost: Wang et al., 2018, PPoPP
         (SuperNeurons). Departs: on PyTorch's operators instead of layers, so that shortcuts and
-        concatenations are cut as well; segments of equal saved bytes, not of equal length.
+        concatenations are cut as well; segments of equal saved bytes, not of equal length; the
+        last one is kept, as by torch's `checkpoint_sequential`.
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
@@ -87,7 +87,7 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
 
 
 def in_segments(lifetimes: Lifetimes, number: int) -> str:
-    """An action for each value: kept are those that an operator of a later segment reads.
+    """An action for each value: kept are those of the last segment or read by a later one.
 
     Args:
         lifetimes: of the step.
@@ -104,14 +104,14 @@ def in_segments(lifetimes: Lifetimes, number: int) -> str:
     crosses = {
         source for value in values for source in value.inputs if segment[source] < of_op[value.op]
     }
-    return "".join(KEEP if n in crosses else RECOMPUTE for n in range(len(values)))
+    last = number - 1
+    return "".join(KEEP if s == last or n in crosses else RECOMPUTE for n, s in enumerate(segment))
 
 
 def by_cost(lifetimes: Lifetimes) -> str:
     """An action for each value: made again are those of cheap operators."""
     return "".join(
-        KEEP if any(word in lifetimes.ops[value.op].name for word in DEAR) else RECOMPUTE
-        for value in lifetimes.values
+        RECOMPUTE if is_cheap(lifetimes.ops[value.op].name) else KEEP for value in lifetimes.values
     )
 
 

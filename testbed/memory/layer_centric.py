@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+import msgspec
+
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
-from testbed.memory.laysa import laysa
+from testbed.memory.laysa import DoesNotFit, laysa
 from testbed.memory.lifetimes import KEEP, Lifetimes
 from testbed.memory.mirror import state_on_host
+from testbed.memory.offload import OffloadOptions, of_size
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.release import refuses_release
 from testbed.memory.simulator import simulate
@@ -83,7 +86,7 @@ def layer_centric(options: LaysaOptions) -> Strategy:
 def cheapest(options: LaysaOptions) -> Strategy:
     """Take `none` if it fits the budget, else the cheapest plan that does.
 
-        min extra time over {none, checkpoint, laysa} so that peak <= budget
+        min extra time over {none, checkpoint, offload, laysa} so that peak <= budget
 
     Gradients are released and a mirror is kept as under `laysa`; both cost next to nothing.
 
@@ -110,21 +113,24 @@ def cheapest(options: LaysaOptions) -> Strategy:
             limit = "there is no budget" if budget is None else f"budget {format_bytes(budget)}"
             why = f"none: all activations stay; peak {format_bytes(kept.peak_bytes)}, {limit}"
             return plan_of("none", lifetimes, all_kept, kept, why=why)
-        plan = laysa(lifetimes, limits.costs, budget, limits.iteration_s)
-        told = [f"none takes {format_bytes(kept.peak_bytes)}"]
-        best, name = plan, "laysa"
-        for label, actions in _published(lifetimes).items():
-            found = simulate(lifetimes, actions, limits.costs)
-            fits = found.peak_bytes <= budget
-            told.append(
-                f"{label} {format_bytes(found.peak_bytes)} and {format_seconds(found.extra_s)}"
-            )
-            if fits and found.extra_s < best.extra_s:
-                best, name = plan_of(label, lifetimes, actions, found), label
-        why = f"{name}: {best.why or 'the cheapest that fits'}; {', '.join(told)}"
-        return plan_of(
-            name, lifetimes, best.actions, simulate(lifetimes, best.actions, limits.costs), why=why
-        )
+        plans = [
+            plan_of(label, lifetimes, actions, simulate(lifetimes, actions, limits.costs))
+            for label, actions in _published(lifetimes).items()
+        ]
+        try:
+            plans.append(laysa(lifetimes, limits.costs, budget, limits.iteration_s))
+        except DoesNotFit as error:
+            if all(plan.peak_bytes > budget for plan in plans):
+                raise
+            plans.append(error.plan)
+        fitting = [plan for plan in plans if plan.peak_bytes <= budget]
+        best = min(fitting, key=lambda plan: _cost_s(lifetimes, plan, limits))
+        told = [f"none takes {format_bytes(kept.peak_bytes)}"] + [
+            f"{plan.strategy} {format_bytes(plan.peak_bytes)} and {format_seconds(plan.extra_s)}"
+            for plan in plans
+        ]
+        why = f"{best.strategy}: {best.why or 'the cheapest that fits'}; {', '.join(told)}"
+        return msgspec.structs.replace(best, why=why)
 
     return _with_exchange(options, choose)
 
@@ -134,7 +140,14 @@ def _published(lifetimes: Lifetimes) -> dict[str, str]:
     return {
         "checkpoint:segments=sqrt": in_segments(lifetimes, root),
         "checkpoint:segments=cost": by_cost(lifetimes),
+        "offload": of_size(lifetimes, OffloadOptions().min_kib * 1024),
     }
+
+
+def _cost_s(lifetimes: Lifetimes, plan: MemoryPlan, limits: Limits) -> float:
+    if limits.iteration_s is None:
+        return plan.extra_s
+    return limits.iteration_s(simulate(lifetimes, plan.actions, limits.costs))
 
 
 def _budget(options: LaysaOptions, limits: Limits) -> int | None:

@@ -95,14 +95,14 @@ def _extra_s(footprint: Footprint) -> float:
 
 
 def _plan(search: Search, found: Found) -> MemoryPlan:
-    step, budget = search.lifetimes, search.budget
+    step = search.lifetimes
     footprint = search.footprint(found.letters)
-    wanted = found.score[0] if budget is None else found.score[1]
+    wanted = found.score[0] if search.budget is None else found.score[1]
     gap = max(0.0, 1.0 - found.bound / wanted) if wanted > 0 else 0.0
     actions = spread(step, found.letters)
     units = unit_choices(step, actions, _Reasons(search, found.letters, footprint).of)
     return plan_of(
-        "laysa" if budget is None else f"laysa:budget={format_bytes(budget)}",
+        "laysa",
         step,
         actions,
         footprint,

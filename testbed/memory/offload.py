@@ -55,17 +55,21 @@ def offload(options: OffloadOptions) -> Strategy:
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
-        least = options.min_kib * 1024
-        actions = "".join(
-            OFFLOAD if value.uses and value.num_bytes >= least else KEEP
-            for value in lifetimes.values
-        )
+        actions = of_size(lifetimes, options.min_kib * 1024)
         footprint = simulate(lifetimes, actions, limits.costs)
         count = actions.count(OFFLOAD)
         why = f"{count} of {len(actions)} activations wait on the host"
         return plan_of("offload", lifetimes, actions, footprint, why=why)
 
     return Strategy(choose=choose, to=options.to)
+
+
+def of_size(lifetimes: Lifetimes, min_bytes: int) -> str:
+    """An action for each value: moved are those that are saved and have so many bytes."""
+    return "".join(
+        OFFLOAD if value.uses and value.num_bytes >= min_bytes else KEEP
+        for value in lifetimes.values
+    )
 
 
 OFFLOAD_PART = Part(

@@ -194,18 +194,20 @@ def random_dag(seed: int, num_units: int) -> Lifetimes:
 
 def _random_layer(tape: Tape, chance: random.Random, unit: str, inputs: tuple[int, ...]) -> int:
     size, time_s = chance.randint(1, 40), round(chance.uniform(0.2, 4.0), 2)
-    parameters = chance.choice((0, 0, chance.randint(1, 20)))
+    parameters = chance.choice((0, chance.randint(1, 30), chance.randint(1, 30)))
     kind = chance.randrange(5)
     if kind == 0:
         return tape.op(unit, "aten.mm.default", inputs, (size,), inputs, time_s, parameters)
     if kind == 1:
-        return tape.op(unit, "aten.tanh.default", inputs, (size,), (-1,), time_s)
+        return tape.op(unit, "aten.tanh.default", inputs, (size,), (-1,), time_s, parameters)
     if kind == 2:
         sizes = (size, chance.randint(1, 5), chance.randint(1, 30))
         saves = (*inputs, -2, -3)
         return tape.op(unit, "aten.norm.default", inputs, sizes, saves, time_s, parameters)
     if kind == 3:
-        made = tape.op(unit, "aten.norm.default", inputs, (size, 2), (*inputs, -2), time_s)
+        made = tape.op(
+            unit, "aten.norm.default", inputs, (size, 2), (*inputs, -2), time_s, parameters
+        )
         return tape.op(unit, "aten.relu_.default", (made,), (), (-1,), time_s / 4, in_place=True)
     made = tape.op(
         unit, "aten.rand.default", inputs, (size, size), (-2,), time_s, fixed=chance.random() < 0.3

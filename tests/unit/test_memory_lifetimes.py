@@ -22,7 +22,7 @@ from testbed.memory.lifetimes import (
     ends,
     settled,
 )
-from testbed.memory.simulator import Simulator, simulate
+from testbed.memory.simulator import AT_ONCE, Simulator, simulate
 from tests.harness.memory_steps import (
     Tape,
     random_chain,
@@ -84,7 +84,7 @@ class EventByEvent:
     def run(self) -> EventByEvent:
         self.made: list[tuple[int, int]] = []
         for position in range(self.step.num_positions):
-            other = self.step.base[position] + self.gradients(position)
+            other = self.step.base[position] + self.gradients(position) + self.beside(position)
             self.other = other
             self.held_before = self.bytes_there()
             self.there = [there for there in self.there if there[1] > position]
@@ -205,17 +205,33 @@ class EventByEvent:
             there = ready[-1:]
         return sum(g.num_bytes for g in there)
 
+    def beside(self, position: int) -> int:
+        """What the optimizer and the exchange need beside the gradients."""
+        step, in_flight = self.step, self.costs.in_flight
+        ready = [g for g in step.gradients if g.position <= position]
+        if in_flight is None:
+            update = step.update_bytes if position == step.num_positions - 1 else 0
+        else:
+            now = [g for g in ready if g.position == position]
+            update = sum(round(g.num_bytes * step.update_share) for g in now)
+        window = AT_ONCE if in_flight is None else max(1, in_flight)
+        on_their_way = ready[-window:]
+        share = self.costs.exchange_share
+        return update + sum(round(g.num_bytes * share) for g in on_their_way)
+
 
 COSTS = (
     Costs(host_bytes_per_s=20.0, copy_share=0.3),
     Costs(host_bytes_per_s=2.0, copy_share=0.0, in_flight=1),
-    Costs(host_bytes_per_s=100.0, copy_share=1.0, in_flight=2),
+    Costs(host_bytes_per_s=100.0, copy_share=1.0, in_flight=2, exchange_share=0.5),
+    Costs(exchange_share=2.0),
 )
 
 
 def assert_as_event_by_event(step: Lifetimes, actions: str, costs: Costs) -> None:
     found, plain = simulate(step, actions, costs), EventByEvent(step, actions, costs).run()
-    assert found.peak_bytes == plain.peak + step.weight_bytes
+    resting = step.weight_bytes + step.sample_bytes + step.optimizer_bytes
+    assert found.peak_bytes == plain.peak + resting
     assert found.extra_s == pytest.approx(sum(by for _, by in plain.late))
     assert (found.moved_bytes, found.recomputed_s) == (
         plain.moved,
@@ -227,7 +243,8 @@ def assert_as_event_by_event(step: Lifetimes, actions: str, costs: Costs) -> Non
     ]
     assert found.ready_s == pytest.approx(ready)
     parts = found.activation_bytes + found.gradient_bytes + found.temporary_bytes
-    assert parts + step.weight_bytes == found.peak_bytes
+    parts += found.exchange_bytes + step.weight_bytes + step.optimizer_bytes
+    assert parts == found.peak_bytes
 
 
 @pytest.mark.parametrize("make", [random_chain, random_dag])
@@ -237,7 +254,13 @@ def test_values_that_are_kept_made_again_and_moved(
 ) -> None:
     chance = random.Random(1)
     for seed in range(60):
-        step = make(seed, 1 + seed % 8)
+        step = msgspec.structs.replace(
+            make(seed, 1 + seed % 8),
+            sample_bytes=5,
+            optimizer_bytes=11,
+            update_bytes=seed,
+            update_share=0.25 * (seed % 3),
+        )
         for letters in ("kro", "ro", "r", "kr", "k", "o"):
             actions = "".join(chance.choice(letters) for _ in step.values)
             assert_as_event_by_event(step, actions, costs)
