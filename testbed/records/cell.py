@@ -121,6 +121,11 @@ class MemoryResult(msgspec.Struct, kw_only=True):
         """The measured peak."""
         return sum(self.measured.values()) if self.measured else None
 
+    @property
+    def with_moved_bytes(self) -> int:
+        """The measured peak, else the predicted one, and what lies on the host beside it."""
+        return (self.measured_bytes or self.predicted_bytes) + self.moved_bytes
+
 
 class Cell(msgspec.Struct, kw_only=True):
     """One cell of a sweep, finished or failed.

@@ -31,6 +31,9 @@ class ReportCell(Cell, kw_only=True):
         comparable: whether this cell started from the same parameters and saw the same samples
             as the others of the same workload, workers, seed, batch and steps; null: not recorded.
         comparable_note: in words.
+        same_parameters_note: whether it ended with the parameters of the cell that differs from it
+            in its memory strategy alone and has none; empty without such a cell.
+        memory_error: (predicted - measured) / measured peak of live storages; null: not measured.
     """
 
     source: str = ""
@@ -39,6 +42,8 @@ class ReportCell(Cell, kw_only=True):
     efficiency: float | None = None
     comparable: bool | None = None
     comparable_note: str = ""
+    same_parameters_note: str = ""
+    memory_error: float | None = None
 
 
 class PredictionError(msgspec.Struct, frozen=True, kw_only=True):

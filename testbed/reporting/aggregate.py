@@ -13,10 +13,10 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
-from testbed.records.cell import Cell, CompressionResult, StepSamples, decode_cell
+from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan
-from testbed.reporting.prediction import was_rehearsed
+from testbed.reporting.prediction import memory_error, was_rehearsed
 from testbed.statistics.summary import bootstrap_median, median_of_known, quantile
 
 # Reads the cells of a folder; one that cannot be read is named, not passed over in silence.
@@ -184,6 +184,8 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         values[name] = statistics.median(pooled) if pooled else own
     values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
+    values["memory"] = found = _memory([c.memory for c in ok if c.memory])
+    values["memory_error"] = memory_error(found)
     values["link"] = next((c.link for c in ok if was_rehearsed(c)), ok[0].link)
     values["samples"] = StepSamples(**_pool(cell.samples for cell in ok))
     return values | _step_time(ok)
@@ -204,6 +206,17 @@ def _compression(each: Sequence[CompressionResult]) -> CompressionResult | None:
         relative_error=median_of_known(one.relative_error for one in each),
         density=median_of_known(one.density for one in each),
         state_bytes=max(one.state_bytes for one in each),
+    )
+
+
+def _memory(each: Sequence[MemoryResult]) -> MemoryResult | None:
+    """Of the repeat whose measured peak is largest; resident is the largest of all."""
+    if not each:
+        return None
+    resident = [one.resident_bytes for one in each if one.resident_bytes is not None]
+    return msgspec.structs.replace(
+        max(each, key=lambda one: one.measured_bytes or 0),
+        resident_bytes=max(resident, default=None),
     )
 
 

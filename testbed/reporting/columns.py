@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from testbed.base.axes import AXES
+from testbed.base.axes import AXES, COMPRESSORS
 from testbed.base.config import RunConfig
-from testbed.records.cell import CompressionResult
+from testbed.records.cell import CompressionResult, MemoryResult
 from testbed.records.report import ReportCell
 from testbed.reporting.naming import part_of
 from testbed.reporting.prediction import prediction_error
@@ -49,7 +49,7 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     varied = _varied(cells)
     if varied:
         fixed.append(_words("setting", lambda c: settings(c.config, varied)))
-    return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_ENDING]
+    return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_MEMORY, *_ENDING]
 
 
 def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
@@ -58,6 +58,18 @@ def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
     fixed.append(_words("compressor", lambda c: c.config.compressor))
     accuracy = [c for c in _FIGURES if c.key == "test_accuracy"]
     shown = [*fixed, *_COMPRESSION, *accuracy, *_targets(cells)]
+    return [c for c in shown if any(c.text(cell) for cell in cells)]
+
+
+def memory_columns(cells: Sequence[ReportCell]) -> list[Column]:
+    """What a step's memory was foreseen to be and was, for a table of its own."""
+    axes = ("workload", "backend", "scheduler")
+    fixed = [c for c in columns_for(cells) if c.title and c.key in axes]
+    fixed.append(_words("memory", lambda c: c.config.memory))
+    if any(c.config.compressor != COMPRESSORS.default for c in cells):
+        fixed.append(_words("compressor", lambda c: c.config.compressor))
+    batch = Column("batch", "batch_size", lambda c: c.batch_size, lambda c: str(c.batch_size))
+    shown = [*fixed, batch, *_MEMORY]
     return [c for c in shown if any(c.text(cell) for cell in cells)]
 
 
@@ -225,6 +237,33 @@ _COMPRESSION = (
     _of("rel.\nerr %", "relative_error", lambda c: c.relative_error, scale=100),
     _of("dens.\n%", "density", lambda c: c.density, scale=100),
     _of("state\nMB", "state_bytes", lambda c: c.state_bytes, scale=1e-6),
+)
+
+
+def _memory_of(
+    title: str,
+    key: str,
+    value: Callable[[MemoryResult], float | None],
+    *,
+    scale: float = 1e-6,
+) -> Column:
+    """A figure of the memory of a step, for cells that have one."""
+    return _figure(
+        title,
+        key,
+        lambda c: None if c.memory is None else value(c.memory),
+        scale=scale,
+        wide=True,
+    )
+
+
+_MEMORY = (
+    _memory_of("pred.\npeak MB", "memory_predicted_bytes", lambda m: m.predicted_bytes),
+    _memory_of("meas.\npeak MB", "memory_measured_bytes", lambda m: m.measured_bytes),
+    _figure("peak\nerr %", "memory_error", lambda c: c.memory_error, scale=100, wide=True),
+    _memory_of("moved\nMB", "memory_moved_bytes", lambda m: m.moved_bytes),
+    _memory_of("peak +\nmoved MB", "memory_with_moved_bytes", lambda m: m.with_moved_bytes),
+    _memory_of("resi-\ndent MB", "memory_resident_bytes", lambda m: m.resident_bytes),
 )
 
 _ENDING = (

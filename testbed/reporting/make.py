@@ -15,7 +15,7 @@ from testbed.reporting.compression import (
 )
 from testbed.reporting.cores import describe_again, describe_cores
 from testbed.reporting.naming import short_name
-from testbed.reporting.prediction import describe_errors, prediction_errors
+from testbed.reporting.prediction import describe_errors, describe_memory, prediction_errors
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -36,6 +36,7 @@ def make_report(collected: Collected) -> Report:
         break_evens=evens,
         notes=[
             *describe_errors(errors),
+            *describe_memory(cells),
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
@@ -75,6 +76,8 @@ def _notes_of(cell: ReportCell) -> list[str]:
     elif verdict and verdict != "yes" and not is_upper_bound(cell):
         known = f"same work: {verdict}" + (f": {why}" if why else "")
         notes.append(f"not comparable: {why}" if cell.comparable is False else known)
+    if cell.same_parameters_note:
+        notes.append(cell.same_parameters_note)
     if cell.cluster is not None:
         notes.append(cluster_words(cell))
     if cell.data.startswith("synthetic"):

@@ -34,4 +34,6 @@ def part_of(cell: Cell, axis: Axis[Any]) -> str:
         >>> part_of(cell, SCHEDULERS), part_of(cell, COMPRESSORS)
         ("torch's buckets", 'fp16')
     """
-    return str(getattr(cell, axis.what, axis.of(cell.config)))
+    asked = axis.of(cell.config)
+    found = getattr(cell, axis.what, asked)
+    return found if isinstance(found, str) else asked

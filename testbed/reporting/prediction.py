@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from testbed.records.cell import Cell
+from testbed.records.cell import Cell, MemoryResult
 from testbed.records.report import PredictionError, ReportCell
 
 REHEARSED = "rehearsed steps"
@@ -29,6 +29,32 @@ def _missed(cell: Cell, predicted_s: float | None) -> float | None:
     if predicted_s is None or not cell.step_time_s:
         return None
     return predicted_s / cell.step_time_s - 1
+
+
+def memory_error(found: MemoryResult | None) -> float | None:
+    """(predicted - measured) / measured peak of live storages; negative where more was alive.
+
+    Example:
+        >>> memory_error(MemoryResult(predicted={"weights": 9}, measured={"weights": 10}))
+        -0.1
+    """
+    if found is None or not found.measured_bytes:
+        return None
+    return (found.predicted_bytes - found.measured_bytes) / found.measured_bytes
+
+
+def describe_memory(cells: Iterable[ReportCell]) -> list[str]:
+    """A line for people on predicted peaks of live storages, where two or more were measured."""
+    known = [(cell, cell.memory_error) for cell in cells if cell.memory_error is not None]
+    if len(known) < 2:
+        return []
+    cell, worst = max(known, key=lambda pair: abs(pair[1]))
+    median = statistics.median(abs(error) for _, error in known)
+    text = (
+        f"predicted peak of live storages, {len(known)} cells: error {median:.2%} in the median, "
+        f"{worst:+.2%} at worst ({cell.workload}, memory {cell.config.memory})"
+    )
+    return [text.replace("%", " %")]
 
 
 def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.columns import Column, columns_for, compression_columns
+from testbed.reporting.columns import Column, columns_for, compression_columns, memory_columns
 from testbed.reporting.formats import as_shown, shown
 from testbed.reporting.work import is_upper_bound
 
@@ -51,6 +51,11 @@ def print_report(report: Report, out: TextIO) -> None:
         own = compression_columns(compressed)
         console.print(Text("What compressing cost, per step and rank", style="bold"))
         console.print(_table(own, compressed, compressed))
+        console.print()
+    foreseen = [cell for cell in report.cells if cell.memory is not None]
+    if foreseen:
+        console.print(Text("Live storages at the peak of a step, rank 0", style="bold"))
+        console.print(_table(memory_columns(foreseen), foreseen, foreseen))
         console.print()
     for note in report.notes:
         console.print(Text(f"- {note}"))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from testbed.base.axes import AXES, BACKENDS
+from testbed.base.axes import AXES, BACKENDS, MEMORY
 from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult
 from testbed.records.report import ReportCell
@@ -106,7 +106,7 @@ def cluster_words(cell: Cell) -> str:
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
 _EXCHANGE = (
     *(axis.what for axis in AXES if axis.same_work),
-    *("trace", "link", "plan", "slow", "deadline", "start_deadline"),
+    *("trace", "link", "plan", "slow", "deadline", "start_deadline", "budget_mb"),
 )
 _RECORD = (
     "repeat",
@@ -116,7 +116,10 @@ _RECORD = (
     "verify_steps",
     "checkpoint",
     "every",
+    "measure_memory",
+    "max_batch",
 )
+_MEMORY = (MEMORY.what, "budget_mb")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -139,13 +142,18 @@ def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:
     peers: dict[_Key, list[ReportCell]] = {}
     for cell in cells:
         peers.setdefault(_work_key(cell), []).append(cell)
+    plain = {_exact_key(cell): cell for cell in cells if cell.config.memory == MEMORY.default}
     judged = []
     for cell in cells:
         comparable, note = _compare(cell, peers[_work_key(cell)])
         share = efficiency(bounds.get(_step_key(cell)), cell.step_time_s)
         judged.append(
             msgspec.structs.replace(
-                cell, efficiency=share, comparable=comparable, comparable_note=note
+                cell,
+                efficiency=share,
+                comparable=comparable,
+                comparable_note=note,
+                same_parameters_note=_same_parameters(cell, plain.get(_exact_key(cell))),
             )
         )
     return judged
@@ -190,9 +198,25 @@ def _work_key(cell: ReportCell) -> _Key:
 
 
 def _step_key(cell: ReportCell) -> _Key:
-    kept = {"slow", *(axis.what for axis in AXES if not axis.same_step)}
+    kept = {"slow", "budget_mb", *(axis.what for axis in AXES if not axis.same_step)}
     levelled = tuple(n for n in _EXCHANGE if n not in kept) + _RECORD + _LENGTH
     return _without(cell, levelled), sharing_of(cell.cluster)
+
+
+def _exact_key(cell: ReportCell) -> _Key:
+    """What decides which parameters a run ends with, bit for bit."""
+    return _without(cell, (*_MEMORY, *_RECORD)), sharing_of(cell.cluster)
+
+
+def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
+    if plain is None or cell.config.memory == MEMORY.default:
+        return ""
+    if not (cell.final_digest and plain.final_digest):
+        return ""
+    what = f"as memory {MEMORY.default} with the same compressor after {cell.steps} steps"
+    if cell.final_digest == plain.final_digest:
+        return f"same parameters {what}, bit for bit"
+    return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
 def _without(cell: ReportCell, names: Iterable[str]) -> RunConfig:
