@@ -64,21 +64,19 @@ def on_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         >>> there is on_host(there, torch.device("cpu")), bool((there == 1).all())
         (True, True)
     """
-    if is_on_host(tensor, device):
+    if tensor.nbytes < PAGE_BYTES or is_on_host(tensor, device):
         return tensor
     copy = zeros_on_host(tensor.numel(), tensor.dtype, device).view(tensor.shape)
     return copy.copy_(tensor)
 
 
 def is_on_host(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a tensor lies where `zeros_on_host` puts it, or is too small to be put there.
+    """Whether a tensor lies where `zeros_on_host` puts it, unless it is too small.
 
     Args:
         tensor: any.
         device: that works with it.
     """
-    if tensor.nbytes < PAGE_BYTES:
-        return True
     if device.type != "cpu":
         return tensor.device.type == "cpu" and tensor.is_pinned()
     return tensor.untyped_storage().filename is not None

@@ -162,6 +162,7 @@ def _with_exchange(options: LaysaOptions, choose: Choose) -> Strategy:
     return Strategy(
         choose=choose,
         prepare=state_on_host if options.mirror == "host" else None,
+        state_on_host=options.mirror == "host",
         release=Release(in_flight=options.in_flight),
         mirror=mirror,
         weak=("release", "mirror"),

@@ -144,6 +144,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     copy_share: float = 0.3
     in_flight: int | None = None
     exchange_share: float = 0.0
+    exchanges_at_once: int = 2
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,7 @@ def mirror_update(options: Mirror) -> Strategy:
         mirror=options,
         release=Release(),
         prepare=state_on_host if options.where == "host" else None,
+        state_on_host=options.where == "host",
         weak=("release",),
     )
 

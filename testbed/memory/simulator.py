@@ -5,8 +5,6 @@ What does not depend on the actions is prepared once, so that a planner can try 
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
@@ -43,9 +41,6 @@ def simulate(lifetimes: Lifetimes, actions: str, costs: Costs | None = None) -> 
         [12, 8]
     """
     return Simulator(lifetimes, costs).footprint(actions)
-
-
-AT_ONCE: Final = 2  # gradients that a compressor works on at once: one encoded, one decoded
 
 
 class Simulator:
@@ -371,11 +366,11 @@ def _exchange_bytes(step: Lifetimes, costs: Costs) -> Levels:
     """What gradients on their way need beside themselves."""
     change = np.zeros(step.num_positions + 1, dtype=np.int64)
     if costs.exchange_share:
-        window = AT_ONCE if costs.in_flight is None else max(1, costs.in_flight)
+        window = costs.exchanges_at_once
         for number, gradient in enumerate(step.gradients):
             needed = round(gradient.num_bytes * costs.exchange_share)
             after = number + window
             there = after < len(step.gradients)
-            change[gradient.position] += needed
-            change[step.gradients[after].position if there else step.num_positions] -= needed
+            change[gradient.position + 1] += needed
+            change[step.gradients[after].position + 1 if there else step.num_positions] -= needed
     return np.cumsum(change[:-1])

@@ -78,6 +78,7 @@ class Strategy:
         mirror: what becomes of what a compressor did not send; None: the compressor keeps it.
         prepare: called once, with what trains, before the first step.
         to: where a CPU's activations wait that are moved.
+        state_on_host: the optimizer's state lies in host memory, which `prepare` sees to.
         weak: fields that give way where another strategy of a chain decides about the same.
     """
 
@@ -86,6 +87,7 @@ class Strategy:
     mirror: Mirror | None = None
     prepare: Prepare | None = None
     to: To = "shm"
+    state_on_host: bool = False
     weak: tuple[str, ...] = field(default=(), repr=False)
 
     def with_weak_mirror(self, mirror: Mirror | None) -> Strategy:
@@ -126,8 +128,12 @@ def combined(strategies: Sequence[tuple[str, Strategy]]) -> Strategy:
                 )
             found[what], owners[what] = value, name
     steps = [strategy.prepare for _, strategy in strategies if strategy.prepare is not None]
-    to = next((s.to for _, s in strategies if s.choose is not None), KEEP_ALL.to)
-    return Strategy(**(spare | found), prepare=_in_turn(steps) if steps else None, to=to)
+    return Strategy(
+        **(spare | found),
+        prepare=_in_turn(steps) if steps else None,
+        to=next((s.to for _, s in strategies if s.choose is not None), KEEP_ALL.to),
+        state_on_host=any(strategy.state_on_host for _, strategy in strategies),
+    )
 
 
 _ABOUT = {

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from testbed.memory.host import is_on_host
 from testbed.memory.storages import LiveStorages, is_question, tensors_in
 
 CATEGORIES: Final = (
@@ -27,8 +28,8 @@ class Tracker(TorchDispatchMode):
     """Every storage that is alive while the mode is on, and the moment at which most bytes are.
 
     What is made in a forward pass counts as activations, in a backward pass or in the optimizer's
-    step as temporary until it turns out to be a gradient or the optimizer's state; what other
-    threads make as communication. Storages outside the device do not count for the peak.
+    step as temporary until it turns out to be a gradient or the optimizer's state; what is made
+    `elsewhere` as communication. Storages outside the device do not count for the peak.
 
     Args:
         model: that is trained.
@@ -57,7 +58,6 @@ class Tracker(TorchDispatchMode):
         self._now = dict.fromkeys((*CATEGORIES, HOST), 0)
         self._entries: dict[int, tuple[str, int]] = {}
         self._lock = threading.RLock()  # a storage may die while another is counted
-        self._thread = threading.get_ident()
         self._is_stepping = False
         self._category = "activations"
         self._storages = LiveStorages(self._on_birth, self._on_death)
@@ -97,22 +97,29 @@ class Tracker(TorchDispatchMode):
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         is_mapped = func is torch.ops.aten.from_file.default
-        with self._lock:
-            self._category = HOST if is_mapped else self._category_now()
-            self._storages.see_all(tensors_in(result))
+        self.saw(tensors_in(result), HOST if is_mapped else self._category_now())
         return result
 
+    def saw(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """An operator has made these, or changed them."""
+        with self._lock:
+            self._category = category
+            self._storages.see_all(tensors)
+
+    def elsewhere(self) -> TorchDispatchMode:
+        """A mode for another thread, whose storages count as communication."""
+        return _Elsewhere(self)
+
     def _category_now(self) -> str:
-        if threading.get_ident() != self._thread:
-            return "communication"
         in_backward = torch._C._current_graph_task_id() != -1
         return "temporary" if self._is_stepping or in_backward else "activations"
 
     def _see(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         with self._lock:
             for tensor in tensors:
-                self._category = category
-                self._move(self._storages.see(tensor), category)
+                there = HOST if is_on_host(tensor, self._device) else category
+                self._category = there
+                self._move(self._storages.see(tensor), there)
 
     def _see_state(self) -> None:
         state = self._optimizer.state.values()
@@ -157,6 +164,20 @@ class Tracker(TorchDispatchMode):
     def _after_step(self, *ignored: Any) -> None:
         self._is_stepping = False
         self._see_state()
+
+
+class _Elsewhere(TorchDispatchMode):
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracker = tracker
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not is_question(func):
+            self._tracker.saw(tensors_in(result), "communication")
+        return result
 
 
 _STATUS = Path("/proc/self/status")

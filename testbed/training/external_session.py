@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import torch
@@ -113,6 +114,9 @@ class ExternalSession:
     def held_tensors(self) -> list[torch.Tensor]:
         """See `TrainingSession.held_tensors`: a framework keeps its buckets to itself."""
         return []
+
+    def watch_threads(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        """See `TrainingSession.watch_threads`: there are none of ours."""
 
     def traffic(self) -> Traffic:
         """See `TrainingSession.traffic`."""

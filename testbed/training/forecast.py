@@ -14,7 +14,7 @@ from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.units import format_bytes
 from testbed.compression.common import num_bytes
-from testbed.compression.lockstep import Lockstep
+from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
 from testbed.memory.laysa import laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch
@@ -164,12 +164,21 @@ def forecast(
     Raises:
         UsageError: the strategy finds no plan that fits; tells the smallest budget that would do.
     """
-    communication_bytes, share = exchanged.held_bytes, 0.0
+    communication_bytes, in_flight = exchanged.held_bytes, exchanged.in_flight
+    mirror, share, at_once = strategy.mirror, 0.0, 2
     if compression is not None:
-        state_share, share = codec_shares(compression, exchanged, num_workers)
-        communication_bytes += round(state_share * sum(exchanged.sizes) * exchanged.element_bytes)
+        kept, share = codec_shares(compression, exchanged.element_bytes, num_workers)
+        if mirror is not None:
+            # A gradient joins what is kept, and a mean needs memory of its own.
+            at_once, in_flight = in_flight or 1, 0
+            share += 1.0 + lifetimes.update_share
+            lifetimes = msgspec.structs.replace(lifetimes, update_share=0.0)
+            kept = 0.0 if mirror.where == "host" else kept
+        communication_bytes += round(kept * sum(exchanged.sizes) * exchanged.element_bytes)
+    if strategy.state_on_host:
+        lifetimes = msgspec.structs.replace(lifetimes, optimizer_bytes=0)
     costs = msgspec.structs.replace(
-        costs or Costs(), in_flight=exchanged.in_flight, exchange_share=share
+        costs or Costs(), in_flight=in_flight, exchange_share=share, exchanges_at_once=at_once
     )
     limit = None if budget_bytes is None else budget_bytes - communication_bytes
     plan = chosen(strategy, lifetimes, Limits(limit, costs, communication_bytes))
@@ -235,25 +244,32 @@ def chosen(strategy: Strategy, lifetimes: Lifetimes, limits: Limits) -> MemoryPl
 
 
 def codec_shares(
-    compression: Compression, exchanged: Exchanged, num_workers: int
+    compression: Compression, element_bytes: int, num_workers: int
 ) -> tuple[float, float]:
     """What a compressor keeps of a message, and needs while it is on its way, over its bytes.
 
     Measured on a message of its own, and taken to be proportional to a message's size.
     """
-    dtype = {8: torch.float64, 2: torch.bfloat16}.get(exchanged.element_bytes, torch.float32)
-    size = min(SAMPLE_ELEMENTS, max(exchanged.sizes))
-    job = Lockstep(compression.compressor, num_workers=1, seed=compression.seed)
-    values = torch.linspace(-1.0, 1.0, size, dtype=dtype)
-    job.exchange([values.clone()], learning_rate=0.1)
+    dtype = {8: torch.float64, 2: torch.bfloat16}.get(element_bytes, torch.float32)
+    values = torch.linspace(-1.0, 1.0, SAMPLE_ELEMENTS, dtype=dtype)
+    state: State = {}
     watch = Peak([values])
-    with watch:
-        job.exchange([values], learning_rate=0.1)
+    for step in range(2):
+        context = Context(step=step, learning_rate=0.1, out=values)
+        conversation = compression.compressor.exchange(values, state, context)
+        watch = Peak([values, *state.values()])
+        with watch, torch.no_grad():
+            try:
+                given = next(conversation)
+                sent_bytes = given.num_bytes
+                while True:
+                    given = conversation.send(Arrived(given.parts))
+                    sent_bytes += given.num_bytes
+            except StopIteration as stop:
+                state = stop.value.state
     # Each worker's payload arrives beside the own one.
-    arrived_bytes = (num_workers - 1) * job.given_bytes[0] / job.step
-    return sum(map(num_bytes, job.states)) / values.nbytes, (
-        watch.peak_bytes + arrived_bytes
-    ) / values.nbytes
+    needed_bytes = watch.peak_bytes + (num_workers - 1) * sent_bytes
+    return num_bytes(state) / values.nbytes, needed_bytes / values.nbytes
 
 
 def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
 import msgspec
 
+from testbed.base.axes import MEMORY
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
-from testbed.memory.strategy import KEEP_ALL
 from testbed.memory.tracker import ResidentPeak, Tracker
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
@@ -28,6 +29,7 @@ from testbed.training.protocol import Run, TrainingSession
 from testbed.training.replica import Replica
 
 MIB: Final = 2**20
+_REFUSED: Final = b"refused: "
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Foreseen:
     """The memory of a run, on its way from the forecast to the record.
 
     Attributes:
-        forecast: of a step; None: nothing was foreseen.
+        forecast: of a step, on rank 0; None: nothing was foreseen.
         budget_bytes: that a step was to fit; None: no limit.
         engine: carries out the plan.
     """
@@ -87,23 +89,38 @@ def foresee(
         UsageError: the run would not fit its budget.
     """
     config, budget = run.config, run.config.budget_mb
-    wanted = config.measure_memory or budget is not None or replica.strategy != KEEP_ALL
-    if not wanted or replica.workload.recorded is not None:
+    if not wants_memory(config) or replica.workload.recorded is not None:
         return Foreseen()
     exchanges = run.backend.capabilities.exchanges
     workers = run.backend.size if exchanges else 1
-    exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
     budget_bytes = None if budget is None else round(budget * MIB)
     run.control.state = "planning its memory"
-    lifetimes = record_step(replica, batch_size)
-    found = forecast(lifetimes, replica.strategy, exchanged, compression, workers, budget_bytes)
-    refuse_excess(found, budget_bytes)
-    packed = msgspec.json.encode(found.plan) if run.rank == 0 else b""
-    shared = run.control.all_gather("memory plan", packed, AGREE_S, members=run.backend.size)[0]
+    found: Forecast | None = None
+    mine = b""
+    if run.rank == 0:
+        exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
+        try:
+            found = forecast(
+                *(record_step(replica, batch_size), replica.strategy, exchanged),
+                *(compression, workers, budget_bytes),
+            )
+            refuse_excess(found, budget_bytes)
+            mine = msgspec.json.encode(found.plan)
+        except UsageError as error:  # raised below, on all ranks
+            mine = _REFUSED + str(error).encode()
+    shared = run.control.all_gather("memory plan", mine, AGREE_S, members=run.backend.size)[0]
+    if shared.startswith(_REFUSED):
+        raise UsageError(shared.removeprefix(_REFUSED).decode())
     plan = msgspec.json.decode(shared, type=MemoryPlan)
     engine = ActivationEngine(plan, replica.strategy.to)
     replica.activations = engine
-    return Foreseen(dataclasses.replace(found, plan=plan), budget_bytes, engine)
+    return Foreseen(found, budget_bytes, engine)
+
+
+def wants_memory(config: RunConfig) -> bool:
+    """Whether a run's memory is foreseen and measured."""
+    asked = config.measure_memory or config.budget_mb is not None
+    return asked or not MEMORY.is_default(config)
 
 
 class MemoryWatch:
@@ -133,8 +150,10 @@ class MemoryWatch:
             return
         held = self._session.held_tensors()
         self.tracker = Tracker(self._replica.model, self._replica.optimizer, held)
+        self._session.watch_threads(self.tracker.elsewhere)
         with ResidentPeak() as resident, self.tracker:
             there_bytes = self.tracker.live_bytes
             yield
+        self._session.watch_threads(contextlib.nullcontext)
         if resident.before_bytes is not None and resident.peak_bytes is not None:
             self.resident_bytes = resident.peak_bytes - resident.before_bytes + there_bytes

@@ -100,6 +100,10 @@ class TrainingSession(AbstractContextManager["TrainingSession", None], Protocol)
         """What is kept for exchanging between steps, as far as it is known."""
         ...
 
+    def watch_threads(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        """From now on what other threads compute for the exchange runs within such a context."""
+        ...
+
     def traffic(self) -> Traffic:
         """What this rank has sent and received for training."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
@@ -206,6 +207,11 @@ class Session:
         """What is kept for exchanging between steps: buffers, and what a compressor keeps."""
         kept = () if self.engine is None else self.engine.driver.states.values()
         return [*self._buckets.held_tensors(), *(t for state in kept for t in state.values())]
+
+    def watch_threads(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        """From now on what other threads compute for the exchange runs within such a context."""
+        if self.engine is not None:
+            self.engine.driver.watch(around)
 
     @property
     def step(self) -> int:

@@ -25,7 +25,7 @@ from testbed.training.compressed.spec import (
 from testbed.training.evaluation import Evaluation
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
-from testbed.training.memory import MemoryWatch, foresee
+from testbed.training.memory import MemoryWatch, foresee, wants_memory
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
 from testbed.training.reference import Verification, worker_seed
 from testbed.training.replica import (
@@ -88,7 +88,7 @@ def train(run: Run, workload: Workload) -> Outcome:
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
         observers = [Measurement(session, replica.device, warmup), *observers, checkpoints]
-        watched = None if foreseen.forecast is None or not warmup else first + warmup
+        watched = first + warmup if warmup and foreseen.engine is not None else None
         watch = MemoryWatch(replica, session, watched)
         steps = _Steps(run, replica, session, SampleCursor(order, run.rank), digest, watch)
         steps.take(first, total, observers)
@@ -240,7 +240,8 @@ class _Steps:
 def _compression(run: Run, workload: Workload, total: int) -> Compression | None:
     """What compresses the run; a replayed workload's gradients are made up, so is their error."""
     config = run.config
-    compared = min(COMPARED_STEPS, config.verify_steps, num_warmup(config, total))
+    warmup = num_warmup(config, total) - wants_memory(config)  # the last one is measured
+    compared = max(0, min(COMPARED_STEPS, config.verify_steps, warmup))
     if workload.recorded is not None:
         compared = 0
     compression = compression_of(config.compressor, config.seed, compared)

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 import torch
@@ -93,6 +94,7 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 
     def give(self, task: Task) -> None:
         """Do this after all that was given before; a task must not raise. Ignored once closed."""
@@ -120,7 +122,8 @@ class WorkerThread:
                 task = self._tasks.get()
                 if task is None:
                     return
-                task()
+                with self.around():
+                    task()
                 del task  # else what it holds lives until the next one comes
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -118,6 +119,10 @@ class Conversations:
 
         self._encoder.give(lambda: self._guarded(relay, leave))
         return relay
+
+    def watch(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        """From now on each task of the threads runs within such a context."""
+        self._encoder.around = self._decoder.around = around
 
     def close(self) -> None:
         """End the threads; whatever is still under way fails."""
