@@ -66,7 +66,7 @@ class Session:
             the given plan stays (without a plan: wait-free backpropagation).
         patience_s: how long to wait for a gradient when all ranks have been fast so far.
         check_finite: report NaN and infinity (off where a gradient scaler looks for them).
-        on_resume: called whenever training goes on after it stood waiting for a message.
+        on_resume: called when training goes on after it stood waiting for a message.
         compression: compresses every message; means then come from it. None = sums of all.
         strategy: what becomes of gradients and of what was not sent.
 
@@ -75,8 +75,7 @@ class Session:
         model: as given.
         plan: that is carried out.
         engine: what compresses the messages, if anything does.
-        events: the exchanges of the newest step whose exchanges have all ended, in the order in
-            which they were waited for.
+        events: the newest step's exchanges that have all ended, in the order of waiting for them.
     """
 
     def __init__(
@@ -198,18 +197,13 @@ class Session:
             staleness=self._step.staleness,
         )
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of buffers for fused messages at most, as planned: all of them, or the arena's."""
-        return self._buckets.held_bytes
-
     def held_tensors(self) -> list[torch.Tensor]:
-        """What is kept for exchanging between steps: buffers, and what a compressor keeps."""
-        kept = () if self.engine is None else self.engine.driver.states.values()
-        return [*self._buckets.held_tensors(), *(t for state in kept for t in state.values())]
+        """See `TrainingSession.held_tensors`."""
+        engine, held = self.engine, self._buckets.held_tensors()
+        return held if engine is None else held + engine.driver.kept_tensors()
 
     def watch_threads(self, around: Callable[[], AbstractContextManager[object]]) -> None:
-        """From now on what other threads compute for the exchange runs within such a context."""
+        """See `TrainingSession.watch_threads`."""
         if self.engine is not None:
             self.engine.driver.watch(around)
 

@@ -96,6 +96,10 @@ class Conversations:
             self.states = carried(self.states, self._plan, self._keys, plan, keys)
         self._plan, self._keys = plan, tuple(keys)
 
+    def kept_tensors(self) -> list[torch.Tensor]:
+        """What is kept between steps."""
+        return [kept for state in self.states.values() for kept in state.values()]
+
     @property
     def state_bytes(self) -> int:
         """What is kept between steps."""
