@@ -16,7 +16,6 @@ unpacked or let go, a storage dies): exact order, no times.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -227,19 +226,6 @@ def ends(lifetimes: Lifetimes, actions: str) -> list[int]:
             for source in lifetimes.values[number].inputs:
                 found[source] = max(found[source], found[number])
     return found
-
-
-def missing(
-    wanted: int, inputs: Sequence[Sequence[int]], is_there: Callable[[int], bool]
-) -> list[int]:
-    """Values to be made again for one that is wanted, in the order of their operators."""
-    found, left = {wanted}, [wanted]
-    while left:
-        for source in inputs[left.pop()]:
-            if source not in found and not is_there(source):
-                found.add(source)
-                left.append(source)
-    return sorted(found)
 
 
 def at_batch(

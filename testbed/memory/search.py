@@ -71,7 +71,7 @@ class Search:
         self.bounds = Bounds(self.simulator)
         self._iteration_s = iteration_s
         self._scores: dict[str, Score] = {}
-        self._footprints: dict[str, Footprint] = {}
+        self._peak_at: dict[str, int] = {}
         self._rejected = 0
         self._unit_of = [lifetimes.ops[value.op].unit for value in lifetimes.values]
         self.best, self.best_score = "", NEVER
@@ -94,7 +94,7 @@ class Search:
             found = self.footprint(letters)
             excess = max(0, found.peak_bytes - (self.budget or 0))
             score = (excess, self._iteration_s(found), found.peak_bytes)
-            self._scores[letters], self._footprints[letters] = score, found
+            self._scores[letters], self._peak_at[letters] = score, found.position
             if score < self.best_score:
                 self.best, self.best_score = letters, score
         return self._scores[letters]
@@ -168,10 +168,9 @@ class Search:
         costs = self._costs
         for _ in range(len(letters)):
             self.score(letters)
-            found = self._footprints[letters]
-            if found.peak_bytes <= self._allowed():
+            if self._scores[letters][2] <= self._allowed():
                 break
-            frees = self._kept[:, found.position].tolist()
+            frees = self._kept[:, self._peak_at[letters]].tolist()
             options = [
                 (costs[action][unit] / frees[unit], unit, action)
                 for unit, letter in enumerate(letters)
