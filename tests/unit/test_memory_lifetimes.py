@@ -22,7 +22,7 @@ from testbed.memory.lifetimes import (
     ends,
     settled,
 )
-from testbed.memory.simulator import AT_ONCE, Simulator, simulate
+from testbed.memory.simulator import Simulator, simulate
 from tests.harness.memory_steps import (
     Tape,
     random_chain,
@@ -214,8 +214,8 @@ class EventByEvent:
         else:
             now = [g for g in ready if g.position == position]
             update = sum(round(g.num_bytes * step.update_share) for g in now)
-        window = AT_ONCE if in_flight is None else max(1, in_flight)
-        on_their_way = ready[-window:]
+        left = [g for g in ready if g.position < position]
+        on_their_way = left[-self.costs.exchanges_at_once :]
         share = self.costs.exchange_share
         return update + sum(round(g.num_bytes * share) for g in on_their_way)
 
@@ -224,7 +224,7 @@ COSTS = (
     Costs(host_bytes_per_s=20.0, copy_share=0.3),
     Costs(host_bytes_per_s=2.0, copy_share=0.0, in_flight=1),
     Costs(host_bytes_per_s=100.0, copy_share=1.0, in_flight=2, exchange_share=0.5),
-    Costs(exchange_share=2.0),
+    Costs(exchange_share=2.0, exchanges_at_once=1, in_flight=0),
 )
 
 
