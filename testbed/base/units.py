@@ -34,15 +34,15 @@ def format_bytes(num_bytes: float) -> str:
     """A size for people, in powers of two.
 
     Example:
-        >>> format_bytes(1572864), format_bytes(12)
-        ('1.5 MiB', '12 B')
+        >>> format_bytes(1572864), format_bytes(12), format_bytes(1010 * 2**20)
+        ('1.5 MiB', '12 B', '1010 MiB')
     """
     value, unit = float(num_bytes), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
             break
         value, unit = value / 1024, bigger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 999.5 else f"{value:.3g} {unit}"
 
 
 def parse_rate(text: str) -> float:

@@ -124,7 +124,8 @@ def simulate(
         typer.Option(help="how much faster than this machine's core the cluster compresses"),
     ] = 1.0,
     plot: Annotated[
-        Path | None, typer.Option(help="draw the curves over workers here: .html or .svg")
+        Path | None,
+        typer.Option(help="draw the curves over workers, or the memory over a step: .html or .svg"),
     ] = None,
     json: Annotated[
         str | None,
@@ -157,6 +158,9 @@ def simulate(
 
         testbed simulate --memory none,checkpoint,laysa --workload resnet50 --batch 8,32
 
+        testbed simulate --memory none,laysa --compressor none,ef:units=update+topk:ratio=0.01 \
+--workload resnet50 --batch 8 --plot memory.svg
+
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
@@ -164,9 +168,9 @@ def simulate(
     if memory is not None:
         simulate_memory(
             memory,
+            compressor or COMPRESSORS.default,
             {
                 "workload": needed("--workload", workload),
-                "compressor": compressor or COMPRESSORS.default,
                 "workers": max(parse_workers(workers)) if workers is not None else 1,
                 "optimizer": optimizer,
                 "momentum": momentum,
@@ -175,6 +179,7 @@ def simulate(
             budget_mb,
             max_batch=max_batch,
             json=json,
+            plot=plot,
         )
         return
     if json is not None and json != "-":

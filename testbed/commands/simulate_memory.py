@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import make_config
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
@@ -14,28 +15,33 @@ from testbed.base.units import format_bytes, format_seconds
 from testbed.launch.plan_options import parts_of
 from testbed.records.memory import MemoryForecast, MemorySimulation
 from testbed.records.store import write_atomically
+from testbed.reporting.drawing import Panel, html_of, svg_areas
 
 MIB = 2**20
 
 
 def simulate_memory(
     memory: str,
+    compressor: str,
     given: dict[str, object],
     batches: Sequence[int],
     budget_mb: float | None,
     *,
     max_batch: bool,
     json: str | None,
+    plot: Path | None,
 ) -> None:
     """Foresee the memory of a workload's step under strategies, and print a table.
 
     Args:
         memory: strategies, separated by commas.
+        compressor: compressors, separated by commas.
         given: the other settings of a run.
         batches: samples of a micro-batch; empty: the workload's own.
         budget_mb: MiB that a step is to fit.
         max_batch: look for the largest batch that fits.
         json: file for the results; `-`: standard output.
+        plot: SVG or HTML file for a picture of each step's memory over its time.
 
     Raises:
         UsageError: `--max-batch` without a budget, or a part that cannot be used.
@@ -47,16 +53,24 @@ def simulate_memory(
     if max_batch and batches:
         raise UsageError("--max-batch looks for the batch size; leave --batch out")
     budget_bytes = None if budget_mb is None else round(budget_mb * MIB)
-    configs = [make_config({**given, "memory": spec}) for spec in split_specs(memory)]
+    configs = [
+        make_config({**given, "memory": spec, "compressor": codec})
+        for spec in split_specs(memory)
+        for codec in split_specs(compressor)
+    ]
     for config in configs:
         parts_of(config)
     found = MemorySimulation(
         workload=configs[0].workload,
-        compressor=configs[0].compressor,
+        compressors=list(split_specs(compressor)),
         num_workers=configs[0].workers,
         budget_bytes=budget_bytes,
-        forecasts=foresee_all(configs, batches, budget_bytes, max_batch=max_batch),
+        forecasts=foresee_all(
+            configs, batches, budget_bytes, max_batch=max_batch, curves=plot is not None
+        ),
     )
+    if plot is not None:
+        write_atomically(plot, _picture(found, plot.suffix).encode())
     encoded = to_json(found)
     if json == "-":
         sys.stdout.write(encoded.decode())
@@ -70,7 +84,7 @@ def describe(found: MemorySimulation) -> str:
     """The forecasts in words, one paragraph each."""
     budget = "" if found.budget_bytes is None else f", budget {format_bytes(found.budget_bytes)}"
     lines = [
-        f"{found.workload}, compressor {found.compressor}, {found.num_workers} workers{budget}: "
+        f"{found.workload}, {found.num_workers} worker{'s' * (found.num_workers > 1)}{budget}: "
         "predicted, nothing was run"
     ]
     for each in found.forecasts:
@@ -80,10 +94,10 @@ def describe(found: MemorySimulation) -> str:
 
 def _describe_one(found: MemoryForecast) -> list[str]:
     if found.error:
-        return [f"{found.memory}: {found.error}"]
+        return [f"{_name(found)}: {found.error}"]
     fits = {None: "", True: "; fits", False: "; does not fit"}[found.fits]
     lines = [
-        f"{found.memory}, {found.batch_size} samples: peak {format_bytes(found.peak_bytes)}, in "
+        f"{_name(found)}, {found.batch_size} samples: peak {format_bytes(found.peak_bytes)}, in "
         f"{found.layer}{fits}",
         "  " + ", ".join(f"{name} {format_bytes(size)}" for name, size in found.peak.items()),
         f"  floor of model and batch {format_bytes(found.floor_bytes)}; step "
@@ -91,3 +105,29 @@ def _describe_one(found: MemoryForecast) -> list[str]:
         f"moved to the host {format_bytes(found.moved_bytes)} a step",
     ]
     return lines + ([f"  {found.why}"] if found.why else [])
+
+
+def _name(found: MemoryForecast) -> str:
+    """The strategy, and the compressor if there is one."""
+    alone = found.compressor == COMPRESSORS.default
+    return found.memory if alone else f"{found.memory} with {found.compressor}"
+
+
+def _picture(found: MemorySimulation, suffix: str) -> str:
+    """Each step's memory over its time, all on one scale."""
+    panels = [
+        Panel(
+            f"memory {_name(each)}: peak {format_bytes(each.peak_bytes)}",
+            each.curve.time_s,
+            {name: [size / MIB for size in sizes] for name, sizes in each.curve.levels.items()},
+        )
+        for each in found.forecasts
+        if each.curve is not None
+    ]
+    sizes = dict.fromkeys(each.batch_size for each in found.forecasts if each.curve is not None)
+    title = (
+        f"{found.workload}, {' and '.join(map(str, sizes))} samples: live storages in one step "
+        "(predicted)"
+    )
+    drawing = svg_areas(title, "s (estimated)", "MiB", panels)
+    return drawing + "\n" if suffix == ".svg" else html_of(title, [drawing])

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.memory.laysa import DoesNotFit
-from testbed.records.memory import MemoryForecast
+from testbed.memory.simulator import Simulator
+from testbed.records.memory import MemoryCurve, MemoryForecast
 from testbed.training.compressed.spec import compression_of, without_own_momentum
 from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, largest_batch
 from testbed.training.replica import Replica, make_replica
@@ -20,20 +21,22 @@ def foresee_all(
     budget_bytes: int | None,
     *,
     max_batch: bool,
+    curves: bool = False,
 ) -> list[MemoryForecast]:
     """What steps of a workload would take; nothing but its weights is allocated.
 
     Args:
-        configs: of runs that differ in their memory strategy alone.
+        configs: of runs that differ in compressor and memory strategy alone.
         batches: samples of a micro-batch; empty: the workload's own.
         budget_bytes: that a step is to fit; None: no limit.
         max_batch: look for the largest batch that fits instead.
+        curves: keep the bytes at every event of the step, too.
 
     Raises:
         UsageError: the workload computes nothing.
     """
     found: list[MemoryForecast] = []
-    recorded: Batches | None = None
+    recorded: dict[str, Batches] = {}  # an optimizer has no state where a compressor does its part
     for config in configs:
         workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
         if workload.recorded is not None:
@@ -42,16 +45,21 @@ def foresee_all(
                 "workload that computes, as resnet50"
             )
         replica = make_replica(workload, without_own_momentum(config), 1)
-        recorded = recorded or Batches(replica)
-        asked = Asked(config, replica, recorded, budget_bytes)
+        if config.compressor not in recorded:
+            recorded[config.compressor] = Batches(replica)
+        asked = Asked(config, replica, recorded[config.compressor], budget_bytes)
         sizes: Sequence[int] = batches or [config.batch_size or workload.batch_size]
         if max_batch and budget_bytes is not None:
             largest = largest_batch(asked.peak_bytes, budget_bytes)
             sizes = [] if largest is None else [largest]
             if largest is None:
                 told = "not even one sample fits the budget"
-                found.append(MemoryForecast(memory=config.memory, fits=False, error=told))
-        found += [asked.described(size) for size in sizes]
+                found.append(
+                    MemoryForecast(
+                        memory=config.memory, compressor=config.compressor, fits=False, error=told
+                    )
+                )
+        found += [asked.described(size, curves=curves) for size in sizes]
     return found
 
 
@@ -92,18 +100,24 @@ class Asked:
         except DoesNotFit:
             return None
 
-    def described(self, batch_size: int) -> MemoryForecast:
-        """The forecast as a record."""
-        memory, budget_bytes = self._config.memory, self._budget_bytes
+    def described(self, batch_size: int, *, curves: bool = False) -> MemoryForecast:
+        """The forecast as a record, with the bytes at every event if asked for."""
+        memory, compressor = self._config.memory, self._config.compressor
+        budget_bytes = self._budget_bytes
         try:
             found = self.at(batch_size)
         except DoesNotFit as error:
             return MemoryForecast(
-                memory=memory, batch_size=batch_size, fits=False, error=str(error)
+                memory=memory,
+                compressor=compressor,
+                batch_size=batch_size,
+                fits=False,
+                error=str(error),
             )
         times = found.lifetimes.time_s
         return MemoryForecast(
             memory=memory,
+            compressor=compressor,
             batch_size=batch_size,
             peak=found.by_category,
             layer=found.layer,
@@ -113,4 +127,11 @@ class Asked:
             moved_bytes=found.footprint.moved_bytes,
             fits=None if budget_bytes is None else found.peak_bytes <= budget_bytes,
             why=found.plan.why,
+            curve=_curve(found) if curves else None,
         )
+
+
+def _curve(found: Forecast) -> MemoryCurve:
+    times, levels = Simulator(found.lifetimes, found.costs).curve(found.plan.actions)
+    levels["communication"] = [size + found.communication_bytes for size in levels["communication"]]
+    return MemoryCurve(time_s=times, levels=levels)

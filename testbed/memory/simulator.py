@@ -108,6 +108,22 @@ class Simulator:
         found = self.settled(actions)
         return _Replay(self, found, self.ends(found)).footprint()
 
+    def curve(self, actions: str) -> tuple[list[float], dict[str, list[int]]]:
+        """When each event happens, and the bytes alive then by category, in the tracker's words."""
+        found = self.settled(actions)
+        replay, step = _Replay(self, found, self.ends(found)), self.lifetimes
+        high = replay.levels()
+        times = np.asarray(step.time_s or range(step.num_positions)) + replay.late_s()
+        levels: dict[str, list[int]] = {
+            "weights": [step.weight_bytes] * step.num_positions,
+            "optimizer": [step.optimizer_bytes] * step.num_positions,
+            "communication": self.exchanged.tolist(),
+            "gradients": self.gradients.tolist(),
+            "temporary": self.temporary.tolist(),
+            "activations": (high - self.always + step.sample_bytes).tolist(),
+        }
+        return times.tolist(), levels
+
     def settled(self, actions: str) -> str:
         """As `lifetimes.settled`, and faster."""
         found = bytearray(actions.encode())
@@ -156,7 +172,8 @@ class _Replay:
         self.host_free_s = 0.0
         self.moved_bytes = 0
 
-    def footprint(self) -> Footprint:
+    def levels(self) -> Levels:
+        """Bytes at each position, without what rests all the time."""
         self._forward()
         self._backward()
         step = self.step
@@ -167,12 +184,16 @@ class _Replay:
             above = np.array([burst for _, burst in self.bursts], dtype=np.int64)
             before = np.where(at > 0, held[at - 1], 0)
             np.maximum.at(high, at, step.always[at] + before + above)
+        return high
+
+    def footprint(self) -> Footprint:
+        step, high = self.step, self.levels()
         at_peak = int(high.argmax())
-        lifetimes = step.lifetimes
         return Footprint(
             peak_bytes=int(high[at_peak]) + step.resting_bytes,
             position=at_peak,
-            activation_bytes=int(high[at_peak] - step.always[at_peak]) + lifetimes.sample_bytes,
+            activation_bytes=int(high[at_peak] - step.always[at_peak])
+            + step.lifetimes.sample_bytes,
             gradient_bytes=int(step.gradients[at_peak]),
             temporary_bytes=int(step.temporary[at_peak]),
             exchange_bytes=int(step.exchanged[at_peak]),
@@ -318,23 +339,26 @@ class _Replay:
 
     def _copy(self, position: int, num_bytes: int) -> float:
         """Queue a copy; returns when it has ended."""
-        costs = self.step.costs
-        takes_s = num_bytes / costs.host_bytes_per_s
-        self._delay(position, takes_s * costs.copy_share)
+        takes_s = num_bytes / self.step.costs.host_bytes_per_s
+        self._delay(position, takes_s * self.step.costs.copy_share)
         self.host_free_s = max(self.host_free_s, self._now(position)) + takes_s
         return self.host_free_s
 
     def _wait_for_host(self, position: int) -> None:
         self._delay(position, self.host_free_s - self._now(position))
 
+    def late_s(self) -> npt.NDArray[np.float64]:
+        """By how much each event happens later than with all activations kept."""
+        delays = np.zeros(self.step.lifetimes.num_positions)
+        for position, by_s in self.delays:
+            delays[position] += by_s
+        return np.cumsum(delays)
+
     def _ready(self) -> tuple[float, ...]:
         step = self.step
         if not step.time_s:
             return ()
-        delays = np.zeros(step.lifetimes.num_positions)
-        for position, by_s in self.delays:
-            delays[position] += by_s
-        late = np.cumsum(delays)
+        late = self.late_s()
         return tuple(step.time_s[at] + float(late[at]) for at in step.ready_at)
 
 

@@ -9,11 +9,24 @@ import msgspec
 MEMORY_SCHEMA: Final = "testbed.memory/1"
 
 
+class MemoryCurve(msgspec.Struct, kw_only=True):
+    """Live storages over the time of one step, as predicted.
+
+    Attributes:
+        time_s: of each event, from the beginning of the step.
+        levels: bytes alive at each event, by category.
+    """
+
+    time_s: list[float]
+    levels: dict[str, list[int]]
+
+
 class MemoryForecast(msgspec.Struct, kw_only=True):
     """One strategy at one batch size.
 
     Attributes:
         memory: the strategy's specification.
+        compressor: of the gradients.
         batch_size: samples of a micro-batch; null: none fits.
         peak: bytes at the peak of a step, by category.
         layer: at work then.
@@ -24,9 +37,11 @@ class MemoryForecast(msgspec.Struct, kw_only=True):
         fits: within the budget; null: none was given.
         why: the plan in words.
         error: why there is no prediction.
+        curve: bytes at every event; null unless it was to be drawn.
     """
 
     memory: str
+    compressor: str = "none"
     batch_size: int | None = None
     peak: dict[str, int] = {}
     layer: str = ""
@@ -37,6 +52,7 @@ class MemoryForecast(msgspec.Struct, kw_only=True):
     fits: bool | None = None
     why: str = ""
     error: str = ""
+    curve: MemoryCurve | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -49,14 +65,14 @@ class MemorySimulation(msgspec.Struct, kw_only=True):
 
     Attributes:
         workload: that was asked for.
-        compressor: of its gradients.
+        compressors: of its gradients.
         num_workers: that exchange them.
         budget_bytes: that a step was to fit; null: none.
         forecasts: of the strategies.
     """
 
     workload: str
-    compressor: str
+    compressors: list[str]
     num_workers: int
     budget_bytes: int | None = None
     forecasts: list[MemoryForecast] = []

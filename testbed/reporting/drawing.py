@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from math import log10
+from operator import itemgetter
 from string import ascii_lowercase
 
 from testbed.base.units import format_seconds
@@ -87,11 +89,110 @@ def svg_chart(chart: Chart) -> str:
 
 def html_page(title: str, charts: Sequence[Chart], notes: Sequence[str] = ()) -> str:
     """A page of charts: one file, no scripts, nothing loaded from anywhere."""
+    return html_of(title, map(svg_chart, charts), notes)
+
+
+def html_of(title: str, drawings: Iterable[str], notes: Sequence[str] = ()) -> str:
+    """A page of drawings, as `html_page`."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(note)}</p>" for note in notes)]
-    body += [f"<div>{svg_chart(chart)}</div>" for chart in charts]
+    body += [f"<div>{drawing}</div>" for drawing in drawings]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title>'
     joined = "\n".join(body)
     return f"<!doctype html>\n<html><head>{head}</head><body>\n{joined}\n</body></html>\n"
+
+
+PANEL_HEIGHT, PANEL_GAP, BINS = 150, 44, 240
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Areas on top of each other over time.
+
+    Attributes:
+        title: above it.
+        times_s: of the events, in their order.
+        series: name -> one value of 0 or more for each event; the first lies at the bottom.
+    """
+
+    title: str
+    times_s: Sequence[float]
+    series: Mapping[str, Sequence[float]]
+
+
+def svg_areas(title: str, x_label: str, y_label: str, panels: Sequence[Panel]) -> str:
+    """Panels below each other on the same scales, with one legend, as an `<svg>` element.
+
+    Of events that fall into the same of `BINS` slices of time that with the largest sum is drawn.
+
+    Example:
+        >>> panel = Panel("t", [0.0, 1.0, 2.0], {"a": [1.0, 1.0, 1.0], "b": [0.0, 3.0, 0.0]})
+        >>> svg_areas("t", "s", "MiB", [panel, panel]).count("<path fill")
+        4
+    """
+    until_s = max(panel.times_s[-1] for panel in panels)
+    sums = [sum(each) for panel in panels for each in zip(*panel.series.values(), strict=True)]
+    _, high, ticks = _axis(sums, log_y=False)
+    _, _, x_ticks = _axis([until_s], log_y=False)
+    right, height = WIDTH - 20, TOP + 40 + len(panels) * (PANEL_HEIGHT + PANEL_GAP)
+    scale = (right - LEFT) / until_s
+    names = list(dict.fromkeys(name for panel in panels for name in panel.series))
+    colours = dict(zip(names, COLOURS, strict=False))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        _text(LEFT, 20, title, size=15),
+        _text((LEFT + right) / 2, height - 8, x_label, anchor="middle"),
+    ]
+    for number, name in enumerate(names):
+        x = LEFT + number * (right - LEFT) / len(names)
+        parts.append(f'<rect x="{x:.0f}" y="30" width="12" height="12" fill="{colours[name]}"/>')
+        parts.append(_text(x + 16, 40, name))
+    for number, panel in enumerate(panels):
+        floor = TOP + 20 + number * (PANEL_HEIGHT + PANEL_GAP) + PANEL_GAP / 2 + PANEL_HEIGHT
+        parts.append(_text(LEFT, floor - PANEL_HEIGHT - 6, panel.title, size=13))
+        parts.append(_text(8, floor - PANEL_HEIGHT - 6, y_label))
+        for tick in ticks:
+            y = floor - tick / high * PANEL_HEIGHT
+            parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#dddddd"/>')
+            parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+        for tick in x_ticks:
+            if tick <= until_s:
+                parts.append(_text(LEFT + tick * scale, floor + 14, f"{tick:g}", anchor="middle"))
+        parts += [
+            f'<path fill="{colours[name]}" d="{outline}"/>'
+            for name, outline in _outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
+        ]
+    return "\n".join([*parts, "</svg>"])
+
+
+def _outlines(
+    panel: Panel, until_s: float, x_scale: float, floor: float, y_scale: float
+) -> list[tuple[str, str]]:
+    """The outline of each area of a panel."""
+    rows = list(zip(*panel.series.values(), strict=True))
+    best: dict[int, tuple[float, ...]] = {}
+    for time_s, row in zip(panel.times_s, rows, strict=True):
+        place = min(BINS - 1, int(time_s / until_s * BINS))
+        if place not in best or sum(row) > sum(best[place]):
+            best[place] = row
+    end = min(BINS, int(panel.times_s[-1] / until_s * BINS) + 1)
+    drawn: list[tuple[float, ...]] = []
+    for place in range(end):
+        drawn.append(best.get(place, drawn[-1] if drawn else rows[0]))
+    below = [0.0] * end
+    found = []
+    for number, name in enumerate(panel.series):
+        above = [low + row[number] for low, row in zip(below, drawn, strict=True)]
+        edges = [(round(floor - value * y_scale), place) for place, value in enumerate(above)]
+        edges += [(round(floor - below[place] * y_scale), place - 1) for place in range(end)][::-1]
+        outline = f"M{LEFT} {edges[-1][0]}"
+        for y, run in groupby(edges, key=itemgetter(0)):
+            *_, (_, last) = run
+            outline += f"V{y}H{LEFT + (last + 1) * until_s / BINS * x_scale:.1f}"
+        found.append((name, outline + "Z"))
+        below = above
+    return found
 
 
 def svg_page(charts: Sequence[Chart]) -> str:

@@ -38,12 +38,14 @@ class Forecast:
         plan: what becomes of its activations.
         footprint: predicted.
         communication_bytes: that stay all the time: buckets, residuals.
+        costs: that it was made with.
     """
 
     lifetimes: Lifetimes
     plan: MemoryPlan
     footprint: Footprint
     communication_bytes: int
+    costs: Costs
 
     @property
     def peak_bytes(self) -> int:
@@ -183,7 +185,7 @@ def forecast(
     limit = None if budget_bytes is None else budget_bytes - communication_bytes
     plan = chosen(strategy, lifetimes, Limits(limit, costs, communication_bytes))
     footprint = simulate(lifetimes, plan.actions, costs)
-    return Forecast(lifetimes, plan, footprint, communication_bytes)
+    return Forecast(lifetimes, plan, footprint, communication_bytes, costs)
 
 
 class Batches:

@@ -245,6 +245,11 @@ def assert_as_event_by_event(step: Lifetimes, actions: str, costs: Costs) -> Non
     parts = found.activation_bytes + found.gradient_bytes + found.temporary_bytes
     parts += found.exchange_bytes + step.weight_bytes + step.optimizer_bytes
     assert parts == found.peak_bytes
+    times, levels = Simulator(step, costs).curve(actions)
+    sums = [sum(each) for each in zip(*levels.values(), strict=True)]
+    assert (max(sums), sums.index(max(sums))) == (found.peak_bytes, found.position)
+    assert levels["gradients"][found.position] == found.gradient_bytes
+    assert times[-1] == pytest.approx(step.time_s[-1] + found.extra_s)
 
 
 @pytest.mark.parametrize("make", [random_chain, random_dag])
