@@ -57,7 +57,8 @@ class Bounds:
         self.least: Levels = simulator.always + self.constant + self._without_keeping(numbers)
         copy_s = simulator.size / simulator.costs.host_bytes_per_s * simulator.costs.copy_share
         wanted = self.saved & (self.first_unpacked >= 0)
-        self.move_s = copy_s * self.saved + copy_s * wanted
+        moves = self.saved & (simulator.size >= step.least_moved_bytes)
+        self.move_s = copy_s * moves + copy_s * (wanted & moves)
         self.rerun = wanted
 
     def _levels(self, begin: Levels, end: Levels, num_bytes: Levels) -> Levels:

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from testbed.memory.host import PAGE_BYTES
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
 from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
 
@@ -343,4 +344,5 @@ class Recording(TorchDispatchMode):
             layers=tuple(self._layers),
             weight_bytes=weight_bytes,
             sample_bytes=sample_bytes,
+            least_moved_bytes=PAGE_BYTES,
         )

@@ -107,6 +107,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         optimizer_bytes: what the optimizer keeps between steps.
         update_bytes: what the optimizer's step over all parameters needs beside them at most.
         update_share: the same for the step of one parameter, over the parameter's bytes.
+        least_moved_bytes: smaller values are not moved to the host: they take a page there.
     """
 
     units: tuple[str, ...]
@@ -121,6 +122,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_bytes: int = 0
     update_bytes: int = 0
     update_share: float = 0.0
+    least_moved_bytes: int = 0
 
     @property
     def num_positions(self) -> int:
@@ -178,8 +180,8 @@ def settled(lifetimes: Lifetimes, actions: str) -> str:
     """The actions that can be carried out: what cannot be made again is kept.
 
     A value is made again only from values that nothing overwrites later, or that are made again
-    themselves. What nobody saves needs no place on the host, and is made again only on the way to
-    something that is.
+    themselves; what nobody saves, on the way to something that is saved alone. On the host there is
+    a place for what is saved and not too small.
 
     Args:
         lifetimes: of the step.
@@ -192,8 +194,9 @@ def settled(lifetimes: Lifetimes, actions: str) -> str:
         if action == RECOMPUTE:
             blocked = any(u in overwritten and found[u] != RECOMPUTE for u in value.inputs)
             action = KEEP if value.is_fixed or blocked else RECOMPUTE
-        elif action == OFFLOAD and not value.uses:
-            action = KEEP
+        elif action == OFFLOAD:
+            is_moved = value.uses and value.num_bytes >= lifetimes.least_moved_bytes
+            action = OFFLOAD if is_moved else KEEP
         found.append(action)
     needed: set[int] = set()
     for number in range(len(values) - 1, -1, -1):

@@ -78,6 +78,8 @@ class Simulator:
             for number, value in enumerate(values)
             if value.is_fixed or not overwritten.isdisjoint(value.inputs)
         ]
+        least = lifetimes.least_moved_bytes
+        self.small = [n for n, v in enumerate(values) if v.uses and v.num_bytes < least]
         self.unsaved = [number for number, value in enumerate(values) if not value.uses]
         self.own_ends = ends(lifetimes, KEEP * len(values))
         self.wanted = sorted(
@@ -131,6 +133,9 @@ class Simulator:
             if found[number] == _RECOMPUTE and (
                 is_fixed or any(found[source] != _RECOMPUTE for source in sources)
             ):
+                found[number] = _KEEP
+        for number in self.small:
+            if found[number] == _OFFLOAD:
                 found[number] = _KEEP
         for number in reversed(self.unsaved):
             letter = found[number]

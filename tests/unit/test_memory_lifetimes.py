@@ -265,6 +265,7 @@ def test_values_that_are_kept_made_again_and_moved(
             optimizer_bytes=11,
             update_bytes=seed,
             update_share=0.25 * (seed % 3),
+            least_moved_bytes=10 * (seed % 2),
         )
         for letters in ("kro", "ro", "r", "kr", "k", "o"):
             actions = "".join(chance.choice(letters) for _ in step.values)
@@ -285,7 +286,7 @@ def test_the_prepared_rules_are_the_plain_ones(make: Callable[[int, int], Lifeti
     chance = random.Random(3)
     changed = 0
     for seed in range(100):
-        step = make(seed, 6)
+        step = msgspec.structs.replace(make(seed, 6), least_moved_bytes=10 * (seed % 2))
         actions = "".join(chance.choice("kro") for _ in step.values)
         found = Simulator(step).settled(actions)
         assert found == settled(step, actions)
@@ -346,6 +347,7 @@ def test_what_another_layer_overwrites_is_made_again_only_with_it() -> None:
     assert settled(step, "kkr") == "kkk"  # relu_ cannot run without what it overwrote
     assert settled(step, "krk") == "kkk"  # nobody wants the sum itself
     assert settled(step, "ooo") == "oko"
+    assert settled(msgspec.structs.replace(step, least_moved_bytes=9), "ooo") == "kkk"
 
 
 def test_a_value_that_was_dropped_between_two_readers_is_made_twice() -> None:
