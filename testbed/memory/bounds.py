@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from testbed.memory.gradients import Levels
 from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE
-from testbed.memory.simulator import Levels, Simulator
+from testbed.memory.simulator import Simulator
 from testbed.memory.units import values_by_unit
 
 MAX_ROWS: Final = 300

@@ -19,8 +19,9 @@ import numpy as np
 
 from testbed.memory.bounds import Bounds, Least, relaxed
 from testbed.memory.chain import Chain
+from testbed.memory.gradients import Levels
 from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes
-from testbed.memory.simulator import Levels, Simulator
+from testbed.memory.simulator import Simulator
 from testbed.memory.units import is_cheap
 
 ACTIONS: Final = KEEP + RECOMPUTE + OFFLOAD

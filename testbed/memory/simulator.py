@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from testbed.memory.gradients import Levels, exchange_bytes, gradient_bytes, update_bytes
 from testbed.memory.lifetimes import (
     KEEP,
     OFFLOAD,
@@ -20,7 +21,6 @@ from testbed.memory.lifetimes import (
 )
 
 _KEEP, _RECOMPUTE, _OFFLOAD = (ord(letter) for letter in (KEEP, RECOMPUTE, OFFLOAD))
-Levels = npt.NDArray[np.int64]
 
 
 def simulate(lifetimes: Lifetimes, actions: str, costs: Costs | None = None) -> Footprint:
@@ -94,10 +94,10 @@ class Simulator:
         self.first_wanted = [(position, number) for number, position in first.items()]
         last = lifetimes.num_positions - 1
         self.first_unpacked = self.wanted[0][0] if self.wanted else last
-        self.gradients = _gradient_bytes(lifetimes, self.costs.in_flight)
-        update = _update_bytes(lifetimes, self.costs.in_flight)
+        self.gradients = gradient_bytes(lifetimes, self.costs.in_flight)
+        update = update_bytes(lifetimes, self.costs.in_flight)
         self.temporary = np.asarray(lifetimes.base, dtype=np.int64) + update
-        self.exchanged = _exchange_bytes(lifetimes, self.costs)
+        self.exchanged = exchange_bytes(lifetimes, self.costs)
         self.always = self.temporary + self.gradients + self.exchanged
         self.resting_bytes = (
             lifetimes.weight_bytes + lifetimes.optimizer_bytes + lifetimes.sample_bytes
@@ -365,41 +365,3 @@ class _Replay:
             return ()
         late = self.late_s()
         return tuple(step.time_s[at] + float(late[at]) for at in step.ready_at)
-
-
-def _gradient_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
-    """Bytes of parameters' gradients alive at each position."""
-    change = np.zeros(step.num_positions + 1, dtype=np.int64)
-    for number, gradient in enumerate(step.gradients):
-        change[gradient.position] += gradient.num_bytes
-        if in_flight is not None:
-            after = number + in_flight
-            gone = after < len(step.gradients)
-            end = step.gradients[after].position if gone else step.num_positions
-            change[max(end, gradient.position + 1)] -= gradient.num_bytes
-    return np.cumsum(change[:-1])
-
-
-def _update_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
-    """What the optimizer needs beside its state: at the end, or where each gradient is ready."""
-    needed = np.zeros(step.num_positions, dtype=np.int64)
-    if in_flight is None:
-        needed[-1] = step.update_bytes
-    else:
-        for gradient in step.gradients:
-            needed[gradient.position] += round(gradient.num_bytes * step.update_share)
-    return needed
-
-
-def _exchange_bytes(step: Lifetimes, costs: Costs) -> Levels:
-    """What gradients on their way need beside themselves."""
-    change = np.zeros(step.num_positions + 1, dtype=np.int64)
-    if costs.exchange_share:
-        window = costs.exchanges_at_once
-        for number, gradient in enumerate(step.gradients):
-            needed = round(gradient.num_bytes * costs.exchange_share)
-            after = number + window
-            there = after < len(step.gradients)
-            change[gradient.position + 1] += needed
-            change[step.gradients[after].position + 1 if there else step.num_positions] -= needed
-    return np.cumsum(change[:-1])
