@@ -20,6 +20,7 @@ from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, V
 from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
 
 OUTSIDE = "(outside)"
+EXCHANGING = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class _Open:
     inputs: tuple[int, ...]
     born: int
     replaces: int | None
-    is_fixed: bool
     dies: int = -1
     uses: list[_OpenUse] = field(default_factory=list)
 
@@ -114,6 +114,9 @@ class Recording(TorchDispatchMode):
         self._now_s = 0.0
         self._gradients: list[GradientReady] = []
         self._is_forward, self._counts = True, True
+        self._fixed_ops: set[int] = set()  # that cannot be run again
+        self._readers: dict[int, set[int]] = {}  # of storages that are there before the step
+        self._changed: set[int] = set()
         self._layers: list[str] = []
 
     # Positions
@@ -194,6 +197,7 @@ class Recording(TorchDispatchMode):
         self._ops.append(ForwardOp(name=str(func), unit=unit, time_s=time_s))
         inputs = tuple(sorted({self._value_of[n] for n in before if n in self._value_of}))
         overwritten = {self.storages.find(t) for t in written(func, args, kwargs)}
+        self._note_sources(op, func, before, overwritten)
         for output, tensor in enumerate(tensors_in(result)):
             number = self.storages.see(tensor)
             replaced = None
@@ -202,6 +206,8 @@ class Recording(TorchDispatchMode):
                 if number not in overwritten or replaced is None:
                     continue  # a view, or something that is there before the step
                 self._values[replaced].dies = self.tick()
+                if self._values[replaced].uses:  # another part of the storage is overwritten
+                    self._fixed_ops.add(op)  # again, it would change what is in use
             elif number in self._value_of:
                 continue  # another output in the same storage
             else:
@@ -215,9 +221,19 @@ class Recording(TorchDispatchMode):
                     inputs=inputs,
                     born=self.tick(),
                     replaces=replaced,
-                    is_fixed=False,
                 )
             )
+
+    def _note_sources(
+        self, op: int, func: Any, before: list[int | None], overwritten: set[int | None]
+    ) -> None:
+        """What reads buffers that the forward pass changes cannot be run again, nor exchanges."""
+        if func.namespace in EXCHANGING:
+            self._fixed_ops.add(op)
+        there = {n for n in before if n is not None and n not in self._value_of}
+        for number in there:
+            self._readers.setdefault(number, set()).add(op)
+        self._changed |= there & overwritten
 
     def _time(
         self, func: Any, args: Any, kwargs: Any, result: Any, given: list[torch.Tensor]
@@ -313,6 +329,7 @@ class Recording(TorchDispatchMode):
     def lifetimes(self, weight_bytes: int, sample_bytes: int) -> Lifetimes:
         """What was recorded."""
         last = self.tick()
+        fixed = self._fixed_ops.union(*(self._readers[number] for number in self._changed))
         values = tuple(
             Value(
                 num_bytes=v.num_bytes,
@@ -330,7 +347,7 @@ class Recording(TorchDispatchMode):
                     for use in v.uses
                 ),
                 replaces=v.replaces,
-                is_fixed=v.is_fixed,
+                is_fixed=v.op in fixed,
             )
             for v in self._values
         )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import RunFailed
+from testbed.memory.again import Call, Form, Value
 from testbed.memory.lifetimes import KEEP, OFFLOAD_WINDOW, RECOMPUTE
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import Expected, Script
@@ -20,170 +19,28 @@ from testbed.memory.storages import Writes, is_question, tensors_in, written
 from testbed.memory.strategy import To
 from testbed.memory.transfers import Copy, Transfers
 
-# Arguments of batch normalisation that it advances in training; never twice in a step.
-STATISTICS = frozenset({"running_mean", "running_var"})
 
+class _Kept:
+    """A tensor that autograd has saved and that stays; it must not be changed until its use."""
 
-@dataclass(frozen=True)
-class _Form:
-    """How a tensor lies in its storage."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> _Form:
-        offset = int(tensor.storage_offset())
-        return _Form(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
-
-    def on(self, held: torch.Tensor) -> torch.Tensor:
-        """The tensor in the storage of another one."""
-        if held.dtype is self.dtype:
-            return held.as_strided(self.shape, self.stride, self.offset)
-        made = torch.empty(0, dtype=self.dtype, device=held.device)
-        return made.set_(held.untyped_storage(), self.offset, self.shape, self.stride)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """An argument that is kept: as it was when the operator read it."""
-
-    tensor: torch.Tensor
-    version: int
-    now: Callable[[], int]
-    op: str
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()  # an operator's own result would hold itself
+        self._version = self._tensor._version
 
     def get(self) -> torch.Tensor:
-        if self.now() != self.version:
+        if self._tensor._version != self._version:
             raise RunFailed(
-                f"{self.op} cannot be run again: a tensor that it read has been changed in place "
-                "since; use --memory none, or change the model not to"
+                f"a tensor {list(self._tensor.shape)} that the backward pass needs has been "
+                "changed in place since the forward pass; expected it to be left alone, as "
+                "PyTorch expects without any memory strategy, too"
             )
-        return self.tensor
-
-
-@dataclass(frozen=True)
-class _Made:
-    """An argument that lies in a value which is moved or made again."""
-
-    value: _Value
-    form: _Form
-
-
-class _Call:
-    """One run of an operator, to be repeated.
-
-    Attributes:
-        number: in the order of the forward pass.
-        inputs: values that are moved or made again, and that it reads.
-        makes: values that it makes, as long as somebody wants them.
-    """
-
-    def __init__(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        find: Callable[[torch.Tensor], _Value | None],
-        writes: Writes,
-        number: int,
-    ) -> None:
-        self.number = number
-        self.makes: list[weakref.ref[_Value]] = []
-        # In training no result depends on them; without them they are not advanced.
-        named = zip(func._schema.arguments, args, strict=False)
-        args = tuple(None if argument.name in STATISTICS else given for argument, given in named)
-        leaves, self._tree = tree_flatten((args, kwargs))
-        self.func, self.name = func, str(func)
-        self._leaves = [
-            self._held(leaf, find, writes) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        ]
-        self.inputs = list(
-            {
-                id(leaf.value): leaf.value for leaf in self._leaves if isinstance(leaf, _Made)
-            }.values()
-        )
-        self._random = torch.Tag.nondeterministic_seeded in func.tags
-        device = next((t.device for t in tensors_in(args, kwargs)), torch.device("cpu"))
-        self._random_state = _random_state(device) if self._random else None
-        self._device = device
-
-    def _held(
-        self,
-        tensor: torch.Tensor,
-        find: Callable[[torch.Tensor], _Value | None],
-        writes: Writes,
-    ) -> _Made | _Source:
-        value = find(tensor)
-        if value is not None:
-            return _Made(value, _Form.of(tensor))
-        now = writes.counter(tensor)
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        return _Source(tensor if is_parameter else tensor.detach(), now(), now, self.name)
-
-    def again(self, held: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Run it; `held` has what its inputs hold, by their numbers."""
-        leaves = []
-        for leaf in self._leaves:
-            if isinstance(leaf, _Made):
-                leaf = leaf.form.on(held[leaf.value.number])
-            elif isinstance(leaf, _Source):
-                leaf = leaf.get()
-            leaves.append(leaf)
-        args, kwargs = tree_unflatten(leaves, self._tree)
-        if self._random_state is None:
-            return tensors_in(self.func(*args, **kwargs))
-        now = _random_state(self._device)
-        _set_random_state(self._device, self._random_state)
-        try:
-            return tensors_in(self.func(*args, **kwargs))
-        finally:
-            _set_random_state(self._device, now)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
-
-class _Value:
-    """What one storage holds, that is moved or made again.
-
-    Attributes:
-        number: in the plan.
-        call: makes it; None: it is moved to the host.
-        output: which of the call's results it is.
-        uses: saved tensors in it that are still wanted.
-        there: a tensor with its storage, once it is made again or back from the host.
-        copy: on the host.
-    """
-
-    def __init__(self, number: int, call: _Call | None, output: int) -> None:
-        self.number, self.call, self.output = number, call, output
-        if call is not None:
-            call.makes.append(weakref.ref(self))
-        self.uses = 0
-        self.there: torch.Tensor | None = None
-        self.copy: Copy | None = None
-
-    @property
-    def inputs(self) -> list[_Value]:
-        return [] if self.call is None else self.call.inputs
+        return self._tensor
 
 
 class _Saved:
-    """Stands for a tensor that autograd has saved."""
+    """Stands for a tensor that autograd has saved and that is moved or made again."""
 
-    def __init__(self, value: _Value, form: _Form, forward: _Forward) -> None:
+    def __init__(self, value: Value, form: Form, forward: _Forward) -> None:
         self.value, self.form, self.forward = value, form, forward
         value.uses += 1
 
@@ -203,8 +60,8 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._writes = Writes()
         self._count = 0
         self._is_moving = False  # operators of ours, not the model's
-        self._live: dict[int, tuple[_Value, weakref.ref[torch.UntypedStorage]]] = {}
-        self._moved: weakref.WeakValueDictionary[int, _Value] = weakref.WeakValueDictionary()
+        self._live: dict[int, tuple[Value, weakref.ref[torch.UntypedStorage]]] = {}
+        self._moved: weakref.WeakValueDictionary[int, Value] = weakref.WeakValueDictionary()
         self._place = {number: place for place, number in enumerate(plan.fetch_order)}
         self._leaving: list[tuple[Copy, torch.Tensor]] = []
 
@@ -221,18 +78,18 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count += 1
         call = None
         if again:
-            call = _Call(func, args, kwargs, self._find, self._writes, self._count)
+            call = Call(func, args, kwargs, self._find, self._writes, self._count)
         result = func(*args, **kwargs)
         changed = written(func, args, kwargs)
         self._forget(changed)
         outputs = tensors_in(result)
         for output, number, action in self._expected.match(name, outputs):
             if action != KEEP:
-                value = _Value(number, call if action == RECOMPUTE else None, output)
+                value = Value(number, call if action == RECOMPUTE else None, output)
                 self._add(value, outputs[output])
         return result
 
-    def _add(self, value: _Value, tensor: torch.Tensor) -> None:
+    def _add(self, value: Value, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key, live = storage._cdata, self._live
 
@@ -242,7 +99,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         live[key] = (value, weakref.ref(storage, died))
 
-    def _find(self, tensor: torch.Tensor) -> _Value | None:
+    def _find(self, tensor: torch.Tensor) -> Value | None:
         storage = tensor.untyped_storage()
         entry = self._live.get(storage._cdata)
         return entry[0] if entry is not None and entry[1]() is storage else None
@@ -253,14 +110,14 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._writes.add(tensor)
             self._live.pop(tensor.untyped_storage()._cdata, None)
 
-    def pack(self, tensor: torch.Tensor) -> Any:
+    def pack(self, tensor: torch.Tensor) -> _Kept | _Saved:
         """Autograd saves a tensor."""
         value = self._find(tensor)
         if value is None:
-            return tensor
+            return _Kept(tensor)
         if value.call is None and value.copy is None:
             self._send(value, tensor)
-        return _Saved(value, _Form.of(tensor), self)
+        return _Saved(value, Form.of(tensor), self)
 
     def end(self) -> None:
         """The forward pass has ended: nothing is saved any more."""
@@ -269,7 +126,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # The host
 
-    def _send(self, value: _Value, tensor: torch.Tensor) -> None:
+    def _send(self, value: Value, tensor: torch.Tensor) -> None:
         while len(self._leaving) >= OFFLOAD_WINDOW:
             self._gone()
         self._is_moving = True
@@ -283,7 +140,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _gone(self) -> None:
         self._leaving.pop(0)[0].wait()
 
-    def _fetch(self, value: _Value) -> torch.Tensor:
+    def _fetch(self, value: Value) -> torch.Tensor:
         """Back from the host, and those that are wanted next on their way."""
         held = self._begin_fetch(value)
         assert value.copy is not None
@@ -295,7 +152,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._begin_fetch(following)
         return held
 
-    def _begin_fetch(self, value: _Value) -> torch.Tensor:
+    def _begin_fetch(self, value: Value) -> torch.Tensor:
         if value.there is None:
             assert value.copy is not None
             value.there = value.copy.read()
@@ -303,13 +160,12 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Backward
 
-    def unpack(self, saved: Any) -> torch.Tensor:
+    def unpack(self, saved: _Kept | _Saved) -> torch.Tensor:
         """Autograd wants a saved tensor."""
         while self._leaving:
             self._gone()
-        if not isinstance(saved, _Saved):
-            result: torch.Tensor = saved
-            return result
+        if isinstance(saved, _Kept):
+            return saved.get()
         value = saved.value
         with torch.no_grad():
             if value.call is None:
@@ -318,7 +174,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 held = self._make(value) if value.there is None else value.there
             return saved.form.on(held)
 
-    def _make(self, wanted: _Value) -> torch.Tensor:
+    def _make(self, wanted: Value) -> torch.Tensor:
         """Run the operators again that lead to a value; what later uses want stays."""
         calls = self._to_run(wanted)
         last_reader = {source.number: call for call in calls for source in call.inputs}
@@ -346,7 +202,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert wanted.there is not None
         return wanted.there
 
-    def _to_run(self, wanted: _Value) -> list[_Call]:
+    def _to_run(self, wanted: Value) -> list[Call]:
         assert wanted.call is not None
         found, left = {wanted.call.number: wanted.call}, [wanted.call]
         while left:

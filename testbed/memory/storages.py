@@ -12,6 +12,10 @@ from torch.utils._pytree import tree_leaves
 # `torch.utils._python_dispatch` and `_pytree` are what PyTorch's own memory tracker is built on.
 
 
+# Arguments of batch normalisation that it advances in training.
+STATISTICS = frozenset({"running_mean", "running_var"})
+
+
 def tensors_in(*trees: Any) -> list[torch.Tensor]:
     """All tensors in nested arguments or results."""
     return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, torch.Tensor)]
@@ -69,11 +73,22 @@ class LiveStorages:
         return [self.see(tensor) for tensor in tensors]
 
 
+def statistics_of(func: Any, args: tuple[Any, ...]) -> frozenset[int]:
+    """Places of running statistics that an operator advances and that its results do not need."""
+    arguments = func._schema.arguments
+    training = next((n for n, argument in enumerate(arguments) if argument.name == "training"), -1)
+    if 0 <= training < len(args) and not args[training]:
+        return frozenset()
+    return frozenset(n for n, argument in enumerate(arguments) if argument.name in STATISTICS)
+
+
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that an operator writes to, by its schema."""
+    """The tensors that an operator writes to, by its schema; running statistics left out."""
     found: list[torch.Tensor] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if argument.name in STATISTICS:
             continue
         given = args[place] if place < len(args) else kwargs.get(argument.name)
         found += tensors_in(given)
@@ -92,8 +107,18 @@ class Writes:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def counter(self, tensor: torch.Tensor) -> Callable[[], int]:
-        """How often it was written to by now; the tensor must stay alive."""
-        if isinstance(tensor, torch.nn.Parameter):
-            return lambda: tensor._version
+        """How often it was written to by now, in this forward pass or by anybody after it.
+
+        The tensor's storage must stay alive.
+        """
         key = tensor.untyped_storage()._cdata
-        return lambda: self._counts.get(key, 0)
+        root = tensor if tensor._base is None else tensor._base  # they share a version
+        # A tensor that nobody else holds any more is not written to, and would hold its graph.
+        alive, before = weakref.ref(root), root._version
+
+        def count() -> int:
+            there = alive()
+            later = 0 if there is None else there._version - before
+            return self._counts.get(key, 0) + later
+
+        return count
