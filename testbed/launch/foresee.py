@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Final
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
@@ -13,6 +15,9 @@ from testbed.training.compressed.spec import compression_of, without_own_momentu
 from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, largest_batch
 from testbed.training.replica import Replica, make_replica
 from testbed.workloads.load import load_workload
+from testbed.workloads.workload import Workload
+
+MIB: Final = 2**20
 
 
 def foresee_all(
@@ -96,7 +101,7 @@ class Asked:
     def peak_bytes(self, batch_size: int) -> int | None:
         """The peak; None: no plan fits."""
         try:
-            return self.at(batch_size).peak_bytes
+            return self.at(batch_size).needed_bytes
         except DoesNotFit:
             return None
 
@@ -125,7 +130,7 @@ class Asked:
             step_s=times[-1] if times else 0.0,
             extra_s=found.footprint.extra_s,
             moved_bytes=found.footprint.moved_bytes,
-            fits=None if budget_bytes is None else found.peak_bytes <= budget_bytes,
+            fits=None if budget_bytes is None else found.needed_bytes <= budget_bytes,
             why=found.plan.why,
             curve=_curve(found) if curves else None,
         )
@@ -135,3 +140,28 @@ def _curve(found: Forecast) -> MemoryCurve:
     times, levels = Simulator(found.lifetimes, found.costs).curve(found.plan.actions)
     levels["communication"] = [size + found.communication_bytes for size in levels["communication"]]
     return MemoryCurve(time_s=times, levels=levels)
+
+
+def batch_that_fits(config: RunConfig, workload: Workload) -> int:
+    """The largest batch size of a run whose step fits its budget.
+
+    Args:
+        config: of the run, with a budget.
+        workload: freshly built; it is not changed.
+
+    Raises:
+        UsageError: there is no budget, or not even one sample fits.
+    """
+    if config.budget_mb is None:
+        raise UsageError("--max-batch was given without --budget-mb; expected both")
+    budget_bytes = round(config.budget_mb * MIB)
+    replica = make_replica(copy.deepcopy(workload), config, 1)
+    asked = Asked(config, replica, Batches(replica, calibrated=True), budget_bytes)
+    found = largest_batch(asked.peak_bytes, budget_bytes)
+    if found is None:
+        raise UsageError(
+            f"not even one sample of {config.workload} fits --budget-mb {config.budget_mb:g} with "
+            f"--memory {config.memory}; give a larger budget or another strategy (laysa takes "
+            "least)"
+        )
+    return min(found, len(workload.train))

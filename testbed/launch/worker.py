@@ -17,8 +17,14 @@ from testbed.base.errors import UsageError
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
 from testbed.forking import how_started
+from testbed.launch.foresee import batch_that_fits
 from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
-from testbed.launch.lifecycle import as_member, place_device, share_cores
+from testbed.launch.lifecycle import (
+    as_member,
+    place_device,
+    settle_allocator,
+    share_cores,
+)
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare
@@ -48,6 +54,7 @@ class Settings:
 def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
     """Join, train, leave; the cell on rank 0, None elsewhere. Never returns after a failure."""
     share_cores(config.threads, role.identity.local_size)
+    settle_allocator(returns_pages=config.budget_mb is not None)
     device = place_device(config.device, role.identity.local_rank)
     announce_identity(role.identity)
     group = join(
@@ -95,6 +102,7 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             group.control.report_failure(str(error))
 
     torch.set_num_threads(config.threads or 1)
+    settle_allocator(returns_pages=config.budget_mb is not None)
     threads = [threading.Thread(target=body, args=(r,)) for r in range(role.num_workers)]
     for thread in threads:
         thread.start()
@@ -135,6 +143,11 @@ def _work(
     group.control.state = "building the workload"
     make = build or (lambda: _build(config))
     workload = make()
+    if config.max_batch:
+        group.control.state = "looking for the largest batch that fits"
+        mine = str(batch_that_fits(config, workload)).encode() if group.rank == 0 else b""
+        size = int(group.control.all_gather("batch", mine, OUTCOME_S, members=group.size)[0])
+        config = msgspec.structs.replace(config, batch_size=size)
     planned = prepare(config, role, group, workload, make)
     predicted_s = unrehearsed_s = None
     if group.rank == 0:

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from testbed.memory.calibrate import Call
 from testbed.memory.host import PAGE_BYTES
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
 from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
@@ -117,6 +118,7 @@ class Recording(TorchDispatchMode):
         self._fixed_ops: set[int] = set()  # that cannot be run again
         self._readers: dict[int, set[int]] = {}  # of storages that are there before the step
         self._changed: set[int] = set()
+        self.calls: list[tuple[Call, int, float]] = []  # with the position after it, and seconds
         self._layers: list[str] = []
 
     # Positions
@@ -180,7 +182,7 @@ class Recording(TorchDispatchMode):
             self._add_values(func, args, kwargs, result, before, time_s)
         else:
             self.storages.see_all(tensors_in(result))
-        self.tick()
+        self.calls.append((Call(func, args, kwargs), self.tick(), time_s))
         return result
 
     def _add_values(

@@ -75,11 +75,13 @@ class ForwardOp(msgspec.Struct, frozen=True, kw_only=True):
         name: as PyTorch's dispatcher calls it.
         unit: number of the layer that runs it.
         time_s: what running it again takes.
+        workspace_bytes: that it holds meanwhile, beside what it reads and makes.
     """
 
     name: str
     unit: int
     time_s: float = 0.0
+    workspace_bytes: int = 0
 
 
 class GradientReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +103,8 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
             pass), without weights, gradients of parameters and optimizer state.
         time_s: [positions], when the event happens if nothing is saved in another way.
         gradients: of parameters, in the order in which they are ready.
+        workspace: [positions], bytes that the operator which ends there held beside its arguments
+            and results; no storages, and nobody but the allocator sees them. Empty: not measured.
         layers: [positions], the layer that is at work.
         weight_bytes: parameters and buffers.
         sample_bytes: of the step's samples, which stay until its end.
@@ -116,6 +120,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     base: tuple[int, ...]
     time_s: tuple[float, ...] = ()
     gradients: tuple[GradientReady, ...] = ()
+    workspace: tuple[int, ...] = ()
     layers: tuple[str, ...] = ()
     weight_bytes: int = 0
     sample_bytes: int = 0
@@ -139,6 +144,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             memory bandwidth), overlapped or not.
         in_flight: gradients of parameters are freed as they get ready, but for so many that are
             on their way; None: all stay until the optimizer's step.
+        exchange_share: what exchanging a gradient needs while it is on its way, over the
+            gradient's bytes (scratch and payloads of a compressor).
+        exchanges_at_once: gradients for which that is needed at once.
+        with_workspace: count what operators hold beside storages, where it was measured.
     """
 
     host_bytes_per_s: float = 4e9
@@ -146,6 +155,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int | None = None
     exchange_share: float = 0.0
     exchanges_at_once: int = 2
+    with_workspace: bool = False
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +287,7 @@ def at_batch(
             for a, b in zip(small.ops, large.ops, strict=True)
         ),
         base=tuple(map(bytes_of, small.base, large.base)),
+        workspace=tuple(map(bytes_of, small.workspace, large.workspace)),
         time_s=tuple(map(seconds_of, small.time_s, large.time_s)),
         sample_bytes=bytes_of(small.sample_bytes, large.sample_bytes),
     )

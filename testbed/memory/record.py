@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.base.errors import UsageError
+from testbed.memory.calibrate import calibrate, times_of
 from testbed.memory.capture import Rates, Recording
 from testbed.memory.lifetimes import Lifetimes
 from testbed.memory.storages import LiveStorages, is_question, tensors_in
@@ -42,6 +44,8 @@ def record(
     batch: tuple[torch.Tensor, ...],
     optimizer: torch.optim.Optimizer | None = None,
     rates: Rates | None = None,
+    *,
+    calibrated: bool = False,
 ) -> Lifetimes:
     """The lifetimes of one step of training, without computing or allocating anything.
 
@@ -51,6 +55,7 @@ def record(
         batch: samples of one step (of one micro-batch, where gradients are accumulated).
         optimizer: of its parameters; None: nothing is kept between steps.
         rates: how fast operators run.
+        calibrated: run each operator once with made-up values, to measure its time and workspace.
 
     Raises:
         UsageError: the step cannot be run without values.
@@ -81,11 +86,33 @@ def record(
                 "tensors; expected a model whose shapes and branches do not"
             ) from error
     step = recording.lifetimes(weight_bytes, sample_bytes)
+    if calibrated:
+        step = _calibrated(step, recording)
     if optimizer is None:
         return step
     state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake)
     return msgspec.structs.replace(
         step, optimizer_bytes=state_bytes, update_bytes=update_bytes, update_share=share
+    )
+
+
+def _calibrated(step: Lifetimes, recording: Recording) -> Lifetimes:
+    """With measured times and workspaces instead of estimates."""
+    calls = [call for call, _, _ in recording.calls]
+    found = calibrate(calls)
+    seconds = times_of(dict(enumerate(calls)), found, [time_s for _, _, time_s in recording.calls])
+    workspaces = [found[c.key].workspace_bytes if c.key in found else 0 for c in calls]
+    workspace, passed = [0] * step.num_positions, [0.0] * step.num_positions
+    for (_, position, _), needed, took_s in zip(recording.calls, workspaces, seconds, strict=True):
+        workspace[position], passed[position] = needed, took_s
+    return msgspec.structs.replace(
+        step,
+        ops=tuple(
+            msgspec.structs.replace(op, time_s=seconds[n], workspace_bytes=workspaces[n])
+            for n, op in enumerate(step.ops)
+        ),
+        time_s=tuple(itertools.accumulate(passed)),
+        workspace=tuple(workspace),
     )
 
 

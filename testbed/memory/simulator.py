@@ -98,6 +98,10 @@ class Simulator:
         update = update_bytes(lifetimes, self.costs.in_flight)
         self.temporary = np.asarray(lifetimes.base, dtype=np.int64) + update
         self.exchanged = exchange_bytes(lifetimes, self.costs)
+        self.op_workspace = [0] * len(lifetimes.ops)
+        if self.costs.with_workspace and lifetimes.workspace:
+            self.temporary = self.temporary + np.asarray(lifetimes.workspace, dtype=np.int64)
+            self.op_workspace = [op.workspace_bytes for op in lifetimes.ops]
         self.always = self.temporary + self.gradients + self.exchanged
         self.resting_bytes = (
             lifetimes.weight_bytes + lifetimes.optimizer_bytes + lifetimes.sample_bytes
@@ -322,7 +326,7 @@ class _Replay:
                     held[number] = sizes[number]
                 else:
                     gone += sizes[number]
-            high = max(high, level)
+            high = max(high, level + step.op_workspace[op])
             level -= gone
             for source in sources:
                 if last_reader[source] == op:

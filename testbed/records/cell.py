@@ -95,6 +95,7 @@ class MemoryResult(msgspec.Struct, kw_only=True):
         extra_s: predicted time that a step takes more than with all activations kept.
         resident_bytes: largest growth of the anonymous resident set in that step over the one
             before it began, weights and what else was there included; null: not measured.
+        predicted_resident_bytes: predicted peak with what operators hold while they run.
         plan: digest of the memory plan.
         why: the plan in words.
         budget_bytes: that it had to fit; null: none.
@@ -107,6 +108,7 @@ class MemoryResult(msgspec.Struct, kw_only=True):
     moved_bytes: int = 0
     extra_s: float = 0.0
     resident_bytes: int | None = None
+    predicted_resident_bytes: int | None = None
     plan: str = ""
     why: str = ""
     budget_bytes: int | None = None

@@ -104,7 +104,11 @@ def _memory(found: MemoryResult) -> list[str]:
         there = f", {format_bytes(found.measured[category])} measured" if measured else ""
         lines.append(f"                {category}: {format_bytes(predicted)} predicted{there}")
     if found.resident_bytes is not None:
-        lines.append(f"                resident: {format_bytes(found.resident_bytes)} measured")
+        foreseen = found.predicted_resident_bytes
+        told = "" if foreseen is None else f"{format_bytes(foreseen)} predicted, "
+        lines.append(
+            f"                resident: {told}{format_bytes(found.resident_bytes)} measured"
+        )
     if found.moved_bytes:
         lines.append(f"                moved to the host: {format_bytes(found.moved_bytes)} a step")
     lines.append(

@@ -36,9 +36,11 @@ class Forecast:
     Attributes:
         lifetimes: of the step, recorded on fake tensors.
         plan: what becomes of its activations.
-        footprint: predicted.
+        footprint: predicted, of storages alone.
         communication_bytes: that stay all the time: buckets, residuals.
         costs: that it was made with.
+        workspace_bytes: how much higher the peak is with what operators hold while they run; 0
+            where it was not measured.
     """
 
     lifetimes: Lifetimes
@@ -46,11 +48,17 @@ class Forecast:
     footprint: Footprint
     communication_bytes: int
     costs: Costs
+    workspace_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
-        """All together, at the moment at which it is most."""
+        """All storages together, at the moment at which they are most."""
         return self.footprint.peak_bytes + self.communication_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak with what operators hold while they run: what a budget must have room for."""
+        return self.peak_bytes + self.workspace_bytes
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -124,8 +132,14 @@ class Exchanged:
         return cls(held_bytes, release.in_flight, tuple(sizes), element_bytes)
 
 
-def record_step(replica: Replica, batch_size: int) -> Lifetimes:
-    """The lifetimes of a step of a freshly made replica, which is left as it is."""
+def record_step(replica: Replica, batch_size: int, *, calibrated: bool = False) -> Lifetimes:
+    """The lifetimes of a step of a freshly made replica, which is left as it is.
+
+    Args:
+        replica: that trains.
+        batch_size: samples of a micro-batch.
+        calibrated: measure operators (see `memory.record.record`).
+    """
     workload = replica.workload
     indices = np.arange(batch_size, dtype=np.int64) % len(workload.train)
     batch = replica.to_device(workload.train.batch(indices))
@@ -138,7 +152,7 @@ def record_step(replica: Replica, batch_size: int) -> Lifetimes:
     was_training = replica.model.training
     replica.model.train()
     try:
-        return record(replica.model, loss, batch, replica.optimizer)
+        return record(replica.model, loss, batch, replica.optimizer, calibrated=calibrated)
     finally:
         replica.model.train(was_training)
 
@@ -183,9 +197,12 @@ def forecast(
         costs or Costs(), in_flight=in_flight, exchange_share=share, exchanges_at_once=at_once
     )
     limit = None if budget_bytes is None else budget_bytes - communication_bytes
-    plan = chosen(strategy, lifetimes, Limits(limit, costs, communication_bytes))
+    everything = msgspec.structs.replace(costs, with_workspace=True)
+    plan = chosen(strategy, lifetimes, Limits(limit, everything, communication_bytes))
     footprint = simulate(lifetimes, plan.actions, costs)
-    return Forecast(lifetimes, plan, footprint, communication_bytes, costs)
+    with_all = simulate(lifetimes, plan.actions, everything)
+    workspace_bytes = with_all.peak_bytes - footprint.peak_bytes
+    return Forecast(lifetimes, plan, footprint, communication_bytes, costs, workspace_bytes)
 
 
 class Batches:
@@ -193,11 +210,12 @@ class Batches:
 
     Args:
         replica: freshly made.
+        calibrated: see `record_step`.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._recorded = {size: record_step(replica, size) for size in (2, 4)}
+    def __init__(self, replica: Replica, *, calibrated: bool = False) -> None:
+        self._replica, self._calibrated = replica, calibrated
+        self._recorded = {n: record_step(replica, n, calibrated=calibrated) for n in (2, 4)}
 
     def at(self, batch_size: int) -> Lifetimes:
         """Of a step with so many samples."""
@@ -205,7 +223,9 @@ class Batches:
         if found is None:
             (small, first), (large, second) = sorted(self._recorded.items())[:2]
             found = at_batch(first, second, small, large, batch_size)
-        return record_step(self._replica, batch_size) if found is None else found
+        if found is None:
+            return record_step(self._replica, batch_size, calibrated=self._calibrated)
+        return found
 
 
 def largest_batch(peak_bytes: Callable[[int], int | None], budget_bytes: int) -> int | None:
@@ -281,12 +301,12 @@ def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:
         found: of the run.
         budget_bytes: largest peak; None: no limit.
     """
-    if budget_bytes is None or found.peak_bytes <= budget_bytes:
+    if budget_bytes is None or found.needed_bytes <= budget_bytes:
         return
-    costs = Costs(in_flight=0)
+    costs = Costs(in_flight=0, with_workspace=True)
     least = laysa(found.lifetimes, costs).peak_bytes + found.communication_bytes
     raise UsageError(
-        f"a step would take {format_bytes(found.peak_bytes)} at its peak (in {found.layer}), and "
+        f"a step would take {format_bytes(found.needed_bytes)} at its peak (in {found.layer}), and "
         f"the budget is {format_bytes(budget_bytes)}; the smallest budget that would do is "
         f"{format_bytes(least)}, with --memory laysa; give that, or a smaller --batch-size"
     )

@@ -66,6 +66,7 @@ class Foreseen:
             moved_bytes=found.footprint.moved_bytes,
             extra_s=found.footprint.extra_s,
             resident_bytes=watch.resident_bytes,
+            predicted_resident_bytes=found.needed_bytes,
             plan=found.plan.digest(),
             why=found.plan.why,
             budget_bytes=self.budget_bytes,
@@ -101,7 +102,7 @@ def foresee(
         exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
         try:
             found = forecast(
-                *(record_step(replica, batch_size), replica.strategy, exchanged),
+                *(record_step(replica, batch_size, calibrated=True), replica.strategy, exchanged),
                 *(compression, workers, budget_bytes),
             )
             refuse_excess(found, budget_bytes)

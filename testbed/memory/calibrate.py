@@ -1,0 +1,182 @@
+"""How long operators take here, and what they need beside their arguments and results."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from testbed.memory.storages import tensors_in
+
+SMALL_BYTES: Final = 1 << 16
+"""Operators that read and write fewer bytes are not measured."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form:
+        """The form of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+    def make(self) -> torch.Tensor:
+        """A tensor of this form: uniform numbers, or zeros of a dtype that has none."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return made.uniform_(-1.0, 1.0) if self.dtype.is_floating_point else made.zero_()
+
+
+class Call:
+    """One run of an operator, told by the forms of its arguments.
+
+    Args:
+        func: the operator.
+        args: of the run.
+        kwargs: of the run.
+    """
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, tree = tree_flatten((args, kwargs))
+        self.func = func
+        self._leaves = [Form.of(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        self._tree = tree
+        self.key = (str(func), repr(self._leaves))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensors that it is given."""
+        return sum(leaf.num_bytes for leaf in self._leaves if isinstance(leaf, Form))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of these forms."""
+        leaves = [leaf.make() if isinstance(leaf, Form) else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        return args, kwargs
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one operator and the forms of its arguments.
+
+    Attributes:
+        time_s: what it takes, after a first run.
+        workspace_bytes: most that it holds while it runs, beside arguments and results.
+    """
+
+    time_s: float
+    workspace_bytes: int
+
+
+def calibrate(calls: Iterable[Call]) -> dict[tuple[str, str], Measured]:
+    """Run each operator with made-up arguments of the same forms.
+
+    No more than one operator's arguments, results and workspace exist at once. Operators that
+    cannot be run with made-up values are left out.
+
+    Args:
+        calls: those of a step; equal ones are run once.
+    """
+    distinct = {call.key: call for call in calls if call.num_bytes >= SMALL_BYTES}
+    random_state = torch.get_rng_state()
+    found: dict[tuple[str, str], Measured] = {}
+    try:
+        with torch.no_grad():
+            for key, call in distinct.items():
+                measured = _measure(call)
+                if measured is not None:
+                    found[key] = measured
+    finally:
+        torch.set_rng_state(random_state)
+    return found
+
+
+def _measure(call: Call) -> Measured | None:
+    try:
+        args, kwargs = call.arguments()
+        device = next((t.device for t in tensors_in(args, kwargs)), torch.device("cpu"))
+        given = {t.untyped_storage()._cdata for t in tensors_in(args, kwargs)}
+        meter = _meter(device)
+        result = call.func(*args, **kwargs)
+        held_bytes = meter()
+        fresh = {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)
+        }
+        made_bytes = sum(size for key, size in fresh.items() if key not in given)
+        del result
+        times = []
+        for _ in range(2):
+            began_s = time.perf_counter()
+            call.func(*args, **kwargs)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - began_s)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return None  # it depends on values: it keeps its estimate
+    return Measured(min(times), max(0, held_bytes - made_bytes))
+
+
+# What is held at most from now on: of the device's allocator, or of the process.
+
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def _meter(device: torch.device) -> Callable[[], int]:
+    """Begins to watch; returns what tells the largest growth since then, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        return lambda: torch.cuda.max_memory_allocated(device) - before
+    if not _CLEAR.exists():
+        return lambda: 0
+    ctypes.CDLL(None).malloc_trim(0)  # so that what it needs is taken from the system anew
+    _CLEAR.write_text("5")
+    before = _status("VmRSS")
+    return lambda: _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def times_of(
+    calls: Mapping[int, Call], found: Mapping[tuple[str, str], Measured], estimated: list[float]
+) -> list[float]:
+    """Seconds of each operator: measured, or estimated times what measuring showed of these.
+
+    Args:
+        calls: by number.
+        found: what was measured.
+        estimated: seconds of each operator.
+    """
+    known = [(found[c.key].time_s, estimated[n]) for n, c in calls.items() if c.key in found]
+    theirs = sum(estimate for _, estimate in known)
+    factor = sum(measured for measured, _ in known) / theirs if theirs else 1.0
+    return [
+        found[calls[n].key].time_s if n in calls and calls[n].key in found else seconds * factor
+        for n, seconds in enumerate(estimated)
+    ]
