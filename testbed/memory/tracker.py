@@ -67,11 +67,6 @@ class Tracker(TorchDispatchMode):
         self._see(communication, "communication")
         self._see_state()
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes alive now."""
-        return sum(self._now[category] for category in CATEGORIES)
-
     def __enter__(self) -> Any:
         self._handles = [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -189,12 +184,11 @@ class ResidentPeak:
     Mapped files and shared memory are not in it. On systems without /proc nothing is measured.
 
     Attributes:
-        before_bytes: when the context was entered.
         peak_bytes: largest value seen.
     """
 
     def __init__(self) -> None:
-        self.before_bytes = self.peak_bytes = _anonymous_bytes()
+        self.peak_bytes = anonymous_bytes()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="resident", daemon=True)
 
@@ -208,10 +202,11 @@ class ResidentPeak:
 
     def _sample(self) -> None:
         while self.peak_bytes is not None and not self._done.wait(0.002):
-            self.peak_bytes = max(self.peak_bytes, _anonymous_bytes() or 0)
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes() or 0)
 
 
-def _anonymous_bytes() -> int | None:
+def anonymous_bytes() -> int | None:
+    """The anonymous resident set of this process; None: the system does not tell."""
     if not _STATUS.exists():
         return None
     for line in _STATUS.read_text().splitlines():

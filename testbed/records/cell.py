@@ -93,8 +93,8 @@ class MemoryResult(msgspec.Struct, kw_only=True):
         floor_bytes: weights, optimizer state and the largest layer's working set.
         moved_bytes: written to the host in a step, and read back: memory, too.
         extra_s: predicted time that a step takes more than with all activations kept.
-        resident_bytes: largest growth of the anonymous resident set in that step over the one
-            before it began, weights and what else was there included; null: not measured.
+        resident_bytes: largest anonymous resident set in that step, less what the process held
+            before training beside the weights; null: not measured.
         predicted_resident_bytes: predicted peak with what operators hold while they run.
         plan: digest of the memory plan.
         why: the plan in words.

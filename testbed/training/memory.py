@@ -14,10 +14,9 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
-from testbed.memory.tracker import ResidentPeak, Tracker
+from testbed.memory.tracker import ResidentPeak, Tracker, anonymous_bytes
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
-from testbed.training.exchange.setup import AGREE_S
 from testbed.training.forecast import (
     Exchanged,
     Forecast,
@@ -29,6 +28,7 @@ from testbed.training.protocol import Run, TrainingSession
 from testbed.training.replica import Replica
 
 MIB: Final = 2**20
+PLAN_S: Final = 1800.0  # rank 0 measures operators and searches
 _REFUSED: Final = b"refused: "
 
 
@@ -109,7 +109,7 @@ def foresee(
             mine = msgspec.json.encode(found.plan)
         except UsageError as error:  # raised below, on all ranks
             mine = _REFUSED + str(error).encode()
-    shared = run.control.all_gather("memory plan", mine, AGREE_S, members=run.backend.size)[0]
+    shared = run.control.all_gather("memory plan", mine, PLAN_S, members=run.backend.size)[0]
     if shared.startswith(_REFUSED):
         raise UsageError(shared.removeprefix(_REFUSED).decode())
     plan = msgspec.json.decode(shared, type=MemoryPlan)
@@ -134,14 +134,16 @@ class MemoryWatch:
 
     Attributes:
         tracker: of the step, once it has begun.
-        resident_bytes: largest anonymous resident set of the step, with what the process held
-            before it beside the storages taken off; None: not measured.
+        resident_bytes: largest anonymous resident set of the step, less what the process held
+            before training beside its weights; None: not measured.
     """
 
     def __init__(self, replica: Replica, session: TrainingSession, step: int | None) -> None:
         self.tracker: Tracker | None = None
         self.resident_bytes: int | None = None
         self._replica, self._session, self._step = replica, session, step
+        self._before_bytes = None if step is None else anonymous_bytes()
+        self._weight_bytes = sum(t.nbytes for t in replica.model.state_dict().values())
 
     @contextlib.contextmanager
     def around(self, done: int) -> Iterator[None]:
@@ -153,8 +155,8 @@ class MemoryWatch:
         self.tracker = Tracker(self._replica.model, self._replica.optimizer, held)
         self._session.watch_threads(self.tracker.elsewhere)
         with ResidentPeak() as resident, self.tracker:
-            there_bytes = self.tracker.live_bytes
             yield
         self._session.watch_threads(contextlib.nullcontext)
-        if resident.before_bytes is not None and resident.peak_bytes is not None:
-            self.resident_bytes = resident.peak_bytes - resident.before_bytes + there_bytes
+        if self._before_bytes is not None and resident.peak_bytes is not None:
+            grown_bytes = resident.peak_bytes - self._before_bytes
+            self.resident_bytes = grown_bytes + self._weight_bytes
