@@ -67,6 +67,11 @@ class Tracker(TorchDispatchMode):
         self._see(communication, "communication")
         self._see_state()
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        return sum(self._now[category] for category in CATEGORIES)
+
     def __enter__(self) -> Any:
         self._handles = [
             p.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
