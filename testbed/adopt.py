@@ -22,6 +22,7 @@ from testbed.launch.plan_options import group_for, parts_of
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
 from testbed.training.exchange.setup import AGREE_S, Replan, replanner
+from testbed.training.planned import PlannedModel
 from testbed.training.replica import strategy_of
 from testbed.training.session import Session
 
@@ -58,6 +59,12 @@ def distribute(
     `state_dict()` sees to what is pending by itself; whoever reads parameters without calling their
     layers calls `session.flush()` before. `zero_grad()` belongs into every step: where it is
     forgotten, such a scheduler has cleared the gradients, and any other adds to the last mean.
+
+    With a `memory=` that decides about activations (`checkpoint`, `offload`, `laysa`, ...) the
+    model's forward pass is run once more, on tensors without values, when inputs of new shapes are
+    first seen in training, and a plan is made from that (see `training.planned`). What the script
+    computes outside of `model(...)`, as a loss, is not covered: its activations stay. Call the
+    model itself, not its layers alone.
 
     Unfreeze parameters before this call, and give `optimizer.step()` no closure: both are refused,
     since such gradients would not be exchanged.
@@ -134,6 +141,9 @@ def distribute(
             compression=compression,
             strategy=strategy,
         )
+        planned = None
+        if strategy.choose is not None:
+            planned = PlannedModel(model, optimizer, session, group.control, strategy)
     except BaseException as error:  # the others must hear of it, whatever it is
         group.control.report_failure(f"it failed to start with {type(error).__name__}: {error}")
         if opened is not None:
@@ -142,6 +152,8 @@ def distribute(
         raise
 
     def leave() -> None:
+        if planned is not None:
+            planned.close()
         # A rank that is done early keeps its colocated server up for the others.
         group.control.state = "waiting for the other ranks to finish"
         group.control.all_gather("leave", b"", LEAVE_S, members=group.size)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from testbed.base.errors import RunFailed
 from testbed.memory.again import Call, Form, Value
@@ -59,7 +59,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._expected = Expected(script)
         self._writes = Writes()
         self._count = 0
-        self._is_moving = False  # operators of ours, not the model's
+        self.is_aside = False  # operators of ours, not the model's
         self._live: dict[int, tuple[Value, weakref.ref[torch.UntypedStorage]]] = {}
         self._moved: weakref.WeakValueDictionary[int, Value] = weakref.WeakValueDictionary()
         self._place = {number: place for place, number in enumerate(plan.fetch_order)}
@@ -71,7 +71,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_moving or is_question(func) or func.is_view:
+        if self.is_aside or is_question(func) or func.is_view:
             return func(*args, **kwargs)
         name = str(func)
         again = name in self._expected.made_again
@@ -129,11 +129,11 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _send(self, value: Value, tensor: torch.Tensor) -> None:
         while len(self._leaving) >= OFFLOAD_WINDOW:
             self._gone()
-        self._is_moving = True
+        self.is_aside = True
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         flat.set_(tensor.untyped_storage())
         value.copy = self._transfers.copy(flat)
-        self._is_moving = False
+        self.is_aside = False
         self._moved[value.number] = value
         self._leaving.append((value.copy, flat))
 
@@ -212,6 +212,20 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     found[call.number] = call
                     left.append(call)
         return [found[number] for number in sorted(found)]
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What this thread runs inside is no part of a forward pass that is under way."""
+    under_way = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, _Forward)]
+    before = [mode.is_aside for mode in under_way]
+    for mode in under_way:
+        mode.is_aside = True
+    try:
+        yield
+    finally:
+        for mode, was in zip(under_way, before, strict=True):
+            mode.is_aside = was
 
 
 class ActivationEngine:

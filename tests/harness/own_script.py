@@ -10,9 +10,10 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scheduler, trace, link, record = sys.argv[1:]
+    scheduler, memory, trace, link, record = sys.argv[1:]
+    measured = {"trace": trace or None, "link": link or None}
     session = testbed.distribute(
-        model, optimizer, "gloo", scheduler=scheduler, trace=trace or None, link=link or None
+        *(model, optimizer, "gloo"), scheduler=scheduler, memory=memory, **measured
     )
     inputs = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(1))
     for step in range(6):

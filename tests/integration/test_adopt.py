@@ -46,9 +46,16 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return trace, link
 
 
-@pytest.mark.parametrize("scheduler", ["dear:mib=0.001", "bytescheduler:partition_kib=1", "pace"])
+@pytest.mark.parametrize(
+    ("scheduler", "memory"),
+    [
+        ("dear:mib=0.001", "checkpoint:segments=1+release"),
+        ("bytescheduler:partition_kib=1", "none"),
+        ("pace", "none"),
+    ],
+)
 def test_a_script_trains_as_one_process(
-    scheduler: str, files: tuple[Path, Path], tmp_path: Path
+    scheduler: str, memory: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     record = tmp_path / "state.pt"
     trace, link = files if scheduler == "pace" else ("", "")
@@ -58,7 +65,7 @@ def test_a_script_trains_as_one_process(
         module = (sys.executable, "-m", "tests.harness.own_script")
         script = ["--no-python", *forkable(module)]
     done = subprocess.run(
-        [*torchrun, *script, scheduler, str(trace), str(link), str(record)],
+        [*torchrun, *script, scheduler, memory, str(trace), str(link), str(record)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from testbed.memory.engine import aside
+
 Parameters = list[torch.nn.Parameter]
 
 
@@ -59,7 +61,8 @@ class ForwardHooks:
         wanted = list(module.parameters(recurse=False))
         if module is self._model or not self._model_is_called:
             wanted += self._read_by_others
-        self._about_to_read(wanted)
+        with aside():
+            self._about_to_read(wanted)
 
 
 # No update is pending when a state is saved or replaced.

@@ -1,0 +1,146 @@
+"""A model whose forward passes are carried out by memory plans, made when shapes are first seen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from testbed.base.errors import UsageError
+from testbed.control.protocol import Control
+from testbed.memory.engine import ActivationEngine
+from testbed.memory.lifetimes import Costs
+from testbed.memory.plan import MemoryPlan
+from testbed.memory.record import record
+from testbed.memory.storages import tensors_in
+from testbed.memory.strategy import Limits, Strategy
+from testbed.training.exchange.setup import AGREE_S
+from testbed.training.forecast import chosen
+from testbed.training.session import Session
+
+REFUSED: Final = b"!"
+
+
+class PlannedModel:
+    """Surrounds a model's forward passes in training, where a gradient is wanted.
+
+    The first call with inputs of new shapes runs the model's forward pass once more on tensors
+    without values, and a plan is made from what it would take; nothing is computed by that, but
+    what the forward pass does beside tensors (counting its calls) happens once more. For the very
+    first call rank 0 decides for all ranks whose inputs have the same shapes.
+
+    Args:
+        model: its `forward` is replaced until `close`.
+        optimizer: of its parameters.
+        session: that trains it.
+        control: the job's control plane.
+        strategy: that chooses.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        session: Session,
+        control: Control,
+        strategy: Strategy,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._session, self._control, self._strategy = session, control, strategy
+        self._engines: dict[Hashable, ActivationEngine] = {}
+        self._is_planning = False
+        self._own = vars(model).get("forward")
+        self._forward = model.forward
+
+        @functools.wraps(model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._call(*args, **kwargs)
+
+        model.forward = forward
+
+    @property
+    def plans(self) -> list[MemoryPlan]:
+        """Those made so far, in the order in which their shapes were first seen."""
+        return [engine.plan for engine in self._engines.values()]
+
+    def close(self) -> None:
+        """Give the model its own forward pass back; ends threads."""
+        if self._own is None:
+            vars(self._model).pop("forward", None)
+        else:
+            self._model.forward = self._own
+        for engine in self._engines.values():
+            engine.close()
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        wanted = self._model.training and torch.is_grad_enabled() and not self._is_planning
+        if not wanted:
+            return self._forward(*args, **kwargs)
+        leaves, _ = tree_flatten((args, kwargs))
+        shapes = tuple(map(_shape_of, leaves))
+        engine = self._engines.get(shapes)
+        if engine is None:
+            engine = ActivationEngine(self._plan(shapes, args, kwargs), self._strategy.to)
+            self._engines[shapes] = engine
+        with engine.forward():
+            return self._forward(*args, **kwargs)
+
+    def _plan(self, shapes: tuple[Hashable, ...], args: Any, kwargs: Any) -> MemoryPlan:
+        if self._engines or self._session.backend.size == 1:
+            return self._own_plan(args, kwargs)
+        # Every rank begins with a forward pass. Later ones may see other shapes than others do.
+        key = repr(shapes).encode()
+        mine = b""
+        if self._session.backend.rank == 0:
+            try:
+                mine = msgspec.json.encode(self._own_plan(args, kwargs))
+            except UsageError as error:  # raised below, on all ranks
+                mine = REFUSED + str(error).encode()
+        answers = self._control.all_gather(
+            "memory plan", msgspec.msgpack.encode((key, mine)), AGREE_S, self._session.backend.size
+        )
+        first_key, first = msgspec.msgpack.decode(answers[0], type=tuple[bytes, bytes])
+        if first.startswith(REFUSED):
+            raise UsageError(first.removeprefix(REFUSED).decode())
+        if first_key != key:
+            return self._own_plan(args, kwargs)
+        return msgspec.json.decode(first, type=MemoryPlan)
+
+    def _own_plan(self, args: Any, kwargs: Any) -> MemoryPlan:
+        self._session.flush()  # updates that are pending belong to real tensors
+        leaves, tree = tree_flatten((args, kwargs))
+        given = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+        def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            tensors = iter(batch)
+            both = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            again, more = tree_unflatten(both, tree)
+            made = [t for t in tensors_in(model(*again, **more)) if t.requires_grad]
+            if not made:
+                raise UsageError(
+                    "a memory strategy for activations was given, and no output of the model's "
+                    "forward pass depends on a parameter that is trained; call the model itself, "
+                    "or use memory=none"
+                )
+            return torch.stack([t.sum().float() for t in made]).sum()
+
+        self._is_planning = True
+        try:
+            lifetimes = record(self._model, loss, given, self._optimizer)
+        finally:
+            self._is_planning = False
+        release = self._strategy.release
+        costs = Costs(in_flight=None if release is None else release.in_flight)
+        held_bytes = sum(tensor.nbytes for tensor in self._session.held_tensors())
+        return chosen(self._strategy, lifetimes, Limits(None, costs, held_bytes))
+
+
+def _shape_of(leaf: Any) -> Hashable:
+    """What a plan depends on of an argument."""
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), str(leaf.dtype), leaf.device.type, leaf.requires_grad)
+    return leaf if isinstance(leaf, bool | int | float | str | None) else type(leaf).__name__
