@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -234,3 +234,51 @@ def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None
     else:
         last_s = compressed_iteration_s(plan, trace, link, planned.codec)
     return planned.dilation * (earlier_s + last_s + beside_s)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """See `training.protocol.Pricing`; from the trace and the link of a run.
+
+    Attributes:
+        planned: with trace and link.
+        config: of the run.
+    """
+
+    planned: Planned
+    config: RunConfig
+
+    def schedule_for(self, late_s: Mapping[str, float]) -> Plan:
+        """See `Pricing.schedule_for`; the first plan where another would need other channels."""
+        first, link = self.planned.plan, self.planned.link
+        assert link is not None
+        compressed = not COMPRESSORS.is_default(self.config)  # planned with what its codec costs
+        if compressed or first.scheduler != self.config.scheduler:
+            return first
+        plan = plan_for(self.config, self._late(late_s), link)
+        form = ("order", "num_channels", "credit_bytes")  # that the backend was opened with
+        return plan if all(getattr(plan, f) == getattr(first, f) for f in form) else first
+
+    def iteration_s(self, plan: Plan, late_s: Mapping[str, float]) -> float:
+        """See `Pricing.iteration_s`."""
+        changed = replace(self.planned, trace=self._late(late_s), plan=plan)
+        found = predicted_step_s(changed, self.config.compressor)
+        return 0.0 if found is None else found
+
+    def _late(self, late_s: Mapping[str, float]) -> Trace:
+        trace = self.planned.trace
+        assert trace is not None
+        tensors, before_s = [], 0.0
+        for tensor in reversed(trace.tensors):
+            now_s = max(before_s, late_s.get(tensor.name, before_s))
+            longer_s = tensor.backward_s + now_s - before_s
+            tensors.append(msgspec.structs.replace(tensor, backward_s=longer_s))
+            before_s = now_s
+        return msgspec.structs.replace(trace, tensors=tuple(reversed(tensors)))
+
+
+def pricing_of(planned: Planned, config: RunConfig) -> Priced | None:
+    """What prices another step of a run; None without times, or without what a codec costs."""
+    if predicted_step_s(planned, config.compressor) is None:
+        return None
+    return Priced(planned, config)

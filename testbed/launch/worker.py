@@ -27,7 +27,7 @@ from testbed.launch.lifecycle import (
 )
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
-from testbed.launch.planning import measures_link, predicted_step_s, prepare
+from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
 from testbed.launch.progress import freeze_long_lived, progress_of
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
@@ -163,6 +163,7 @@ def _work(
         planned.plan,
         planned.replan,
         dilation_of(config.cluster),
+        pricing_of(planned, config),
     )
     freeze_long_lived()
     outcome = train(run, workload)

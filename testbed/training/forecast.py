@@ -16,13 +16,16 @@ from testbed.base.units import format_bytes
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
+from testbed.memory.joint import plan_jointly, ready_s_by_name
 from testbed.memory.laysa import laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.record import Peak, record
+from testbed.memory.search import IterationCost
 from testbed.memory.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
 from testbed.training.compressed.spec import Compression
+from testbed.training.protocol import Pricing
 from testbed.training.replica import Replica
 
 MOST_SAMPLES: Final = 1 << 20
@@ -165,6 +168,7 @@ def forecast(
     num_workers: int = 1,
     budget_bytes: int | None = None,
     costs: Costs | None = None,
+    iteration_s: IterationCost | None = None,
 ) -> Forecast:
     """What a recorded step takes under a strategy, and its memory plan.
 
@@ -176,6 +180,7 @@ def forecast(
         num_workers: that exchange.
         budget_bytes: that a plan is to fit, everything included; None: no limit.
         costs: of moving.
+        iteration_s: seconds of the whole iteration; None: only the step's extra time counts.
 
     Raises:
         UsageError: the strategy finds no plan that fits; tells the smallest budget that would do.
@@ -198,11 +203,66 @@ def forecast(
     )
     limit = None if budget_bytes is None else budget_bytes - communication_bytes
     everything = msgspec.structs.replace(costs, with_workspace=True)
-    plan = chosen(strategy, lifetimes, Limits(limit, everything, communication_bytes))
+    plan = chosen(strategy, lifetimes, Limits(limit, everything, communication_bytes, iteration_s))
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
     workspace_bytes = with_all.peak_bytes - footprint.peak_bytes
     return Forecast(lifetimes, plan, footprint, communication_bytes, costs, workspace_bytes)
+
+
+def jointly(
+    lifetimes: Lifetimes,
+    strategy: Strategy,
+    exchanged: Exchanged,
+    compression: Compression | None,
+    num_workers: int,
+    budget_bytes: int | None,
+    pricing: Pricing | None,
+) -> tuple[Forecast, Plan | None]:
+    """The forecast, and a schedule that is planned for it where there are times to plan from.
+
+    Args:
+        lifetimes: see `forecast`, as are the others.
+        strategy: how memory is saved.
+        exchanged: what exchanging holds.
+        compression: of its messages.
+        num_workers: that exchange.
+        budget_bytes: that a plan is to fit.
+        pricing: plans and predicts the exchange; None: only the step's extra time counts.
+
+    Raises:
+        UsageError: see `forecast`.
+    """
+
+    def alone(cost: IterationCost | None) -> Forecast:
+        return forecast(
+            *(lifetimes, strategy, exchanged, compression, num_workers, budget_bytes),
+            iteration_s=cost,
+        )
+
+    if pricing is None or strategy.choose is None:
+        return alone(None), None
+    untouched = simulate(lifetimes, KEEP * len(lifetimes.values))
+    first_s = ready_s_by_name(lifetimes, untouched)
+    made: dict[str, Forecast] = {}
+
+    def choose(cost: IterationCost | None) -> MemoryPlan:
+        found = alone(cost)
+        made[found.plan.digest()] = found
+        return found.plan
+
+    def late_s(footprint: Footprint) -> dict[str, float]:
+        ready_s = ready_s_by_name(lifetimes, footprint)
+        return {name: ready_s[name] - first_s[name] for name in first_s}
+
+    best = plan_jointly(
+        choose,
+        lambda plan: made[plan.digest()].footprint,
+        lambda footprint: pricing.schedule_for(late_s(footprint)),
+        lambda schedule, footprint: pricing.iteration_s(schedule, late_s(footprint)),
+        untouched,
+    )
+    return made[best.plan.digest()], best.schedule
 
 
 class Batches:

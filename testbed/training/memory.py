@@ -12,6 +12,7 @@ import msgspec
 from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.plan import Plan
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.tracker import ResidentPeak, Tracker, anonymous_bytes
@@ -20,7 +21,7 @@ from testbed.training.compressed.spec import Compression
 from testbed.training.forecast import (
     Exchanged,
     Forecast,
-    forecast,
+    jointly,
     record_step,
     refuse_excess,
 )
@@ -40,11 +41,13 @@ class Foreseen:
         forecast: of a step, on rank 0; None: nothing was foreseen.
         budget_bytes: that a step was to fit; None: no limit.
         engine: carries out the plan.
+        schedule: planned for the memory plan; None: as it was.
     """
 
     forecast: Forecast | None = None
     budget_bytes: int | None = None
     engine: ActivationEngine | None = None
+    schedule: Plan | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,25 +100,32 @@ def foresee(
     budget_bytes = None if budget is None else round(budget * MIB)
     run.control.state = "planning its memory"
     found: Forecast | None = None
+    schedule: Plan | None = None
     mine = b""
     if run.rank == 0:
         exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
         try:
-            found = forecast(
-                *(record_step(replica, batch_size, calibrated=True), replica.strategy, exchanged),
-                *(compression, workers, budget_bytes),
+            lifetimes = record_step(replica, batch_size, calibrated=True)
+            found, schedule = jointly(
+                lifetimes,
+                replica.strategy,
+                exchanged,
+                compression,
+                workers,
+                budget_bytes,
+                run.pricing,
             )
             refuse_excess(found, budget_bytes)
-            mine = msgspec.json.encode(found.plan)
+            mine = msgspec.json.encode((found.plan, schedule))
         except UsageError as error:  # raised below, on all ranks
             mine = _REFUSED + str(error).encode()
     shared = run.control.all_gather("memory plan", mine, PLAN_S, members=run.backend.size)[0]
     if shared.startswith(_REFUSED):
         raise UsageError(shared.removeprefix(_REFUSED).decode())
-    plan = msgspec.json.decode(shared, type=MemoryPlan)
+    plan, schedule = msgspec.json.decode(shared, type=tuple[MemoryPlan, Plan | None])
     engine = ActivationEngine(plan, replica.strategy.to)
     replica.activations = engine
-    return Foreseen(found, budget_bytes, engine)
+    return Foreseen(found, budget_bytes, engine, schedule)
 
 
 def wants_memory(config: RunConfig) -> bool:

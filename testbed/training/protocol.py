@@ -19,6 +19,18 @@ from testbed.training.summary import Outcome
 from testbed.workloads.workload import Workload
 
 
+class Pricing(Protocol):
+    """What exchanging costs if gradients are ready later than in a plain step."""
+
+    def schedule_for(self, late_s: Mapping[str, float]) -> Plan:
+        """The scheduler's plan, from by how much the gradient of each parameter is late."""
+        ...
+
+    def iteration_s(self, plan: Plan, late_s: Mapping[str, float]) -> float:
+        """Seconds of an iteration with a plan."""
+        ...
+
+
 @dataclass(frozen=True)
 class Run:
     """What a rank needs to train.
@@ -30,6 +42,7 @@ class Run:
         build: makes another workload like the one that is trained, for the reference.
         plan: see `Session`, as is `replan`.
         dilation: how many times slower than on the emulated cluster everything happens here.
+        pricing: plans and predicts for other times of gradients; None = there are no times.
     """
 
     config: RunConfig
@@ -39,6 +52,7 @@ class Run:
     plan: Plan | None = None
     replan: Replan | None = None
     dilation: float = 1.0
+    pricing: Pricing | None = None
 
     @property
     def rank(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,7 @@ def train(run: Run, workload: Workload) -> Outcome:
     replica.model.train()
     compression = _compression(run, workload, total)
     foreseen = foresee(run, replica, compression, order.batch_size // config.accumulate)
+    run = replace(run, plan=foreseen.schedule or run.plan)
     session, observers = _open_session(run, replica, compression)
     with foreseen, session:
         replica.called = session.model
