@@ -267,6 +267,7 @@ MEMORY: Final = Axis(
         "mirror": "testbed.memory.mirror:MIRROR",
         "checkpoint": "testbed.memory.checkpoint:CHECKPOINT",
         "offload": "testbed.memory.offload:OFFLOAD_PART",
+        "inplace": "testbed.memory.inplace:INPLACE",
         "laysa": "testbed.memory.layer_centric:LAYSA",
         "auto": "testbed.memory.layer_centric:AUTO",
     },

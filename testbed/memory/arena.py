@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -202,7 +203,7 @@ def is_bounded(plan: Plan) -> bool:
 
 
 def place_buckets(plan: Plan, in_flight: int) -> ArenaPlan:
-    """Where the buffers of fused messages lie if so many messages in a row exist at once.
+    """Where the buffers of fused messages lie if so many of them in a row exist at once.
 
     A message that is one tensor, or one slice of one, has no buffer and takes 0 bytes. A plan that
     is not `is_bounded` has all buffers at once, and nothing is gained by placing them.
@@ -227,7 +228,9 @@ def place_buckets(plan: Plan, in_flight: int) -> ArenaPlan:
         for message in plan.messages
         for first in message.parts[:1]
     ]
-    return assign([Interval(size, n, n + in_flight) for n, size in enumerate(sizes)])
+    turns = list(itertools.accumulate(1 if size else 0 for size in sizes))
+    pairs = zip(sizes, turns, strict=True)
+    return assign([Interval(size, turn, turn + in_flight) for size, turn in pairs])
 
 
 def arena_bytes(plan: Plan, in_flight: int) -> int:

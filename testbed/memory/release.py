@@ -21,9 +21,9 @@ class ReleaseOptions:
     A gradient that is final is handed to its message: copied into the bucket and freed, or it is
     the message itself. When a mean has arrived, the optimizer takes its step for those parameters
     at once, during the backward pass, and the bucket goes back to an arena of the size above.
-    Before a message more than `in_flight` begins, the backward pass waits for the oldest one. A
-    worker that is alone exchanges nothing and updates parameters as their gradients are final,
-    small ones (64 KiB) together.
+    Before messages begin that have more bytes together than the `in_flight` largest ones, the
+    backward pass waits for the oldest one. A worker that is alone exchanges nothing and updates
+    parameters as their gradients are final, small ones (64 KiB) together.
 
     The bound holds where means can arrive during the backward pass: not with plans that send after
     it, in halves, or across the iteration (there gradients are freed as well, and a bucket lives
@@ -38,8 +38,8 @@ class ReleaseOptions:
     and settings of the optimizer (rates, ...) must be final when `backward()` is called.
 
     Args:
-        in_flight: messages that exist at once, 1 or more. More of them hide more communication
-            behind the backward pass, fewer hold less memory.
+        in_flight: of the largest messages as many have room at once, 1 or more; of small ones
+            more. More hide more communication behind the backward pass, fewer hold less memory.
 
     Raises:
         UsageError: `in_flight` is below 1; the run clips to a norm, or its precision is fp16, whose

@@ -16,6 +16,7 @@ from testbed.base.units import format_bytes
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
+from testbed.memory.inplace import overwritten
 from testbed.memory.joint import plan_jointly, ready_s_by_name
 from testbed.memory.laysa import laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch
@@ -204,6 +205,7 @@ def forecast(
     limit = None if budget_bytes is None else budget_bytes - communication_bytes
     everything = msgspec.structs.replace(costs, with_workspace=True)
     plan = chosen(strategy, lifetimes, Limits(limit, everything, communication_bytes, iteration_s))
+    lifetimes = overwritten(lifetimes, plan.in_place)
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
     workspace_bytes = with_all.peak_bytes - footprint.peak_bytes

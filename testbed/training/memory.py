@@ -123,6 +123,10 @@ def foresee(
     if shared.startswith(_REFUSED):
         raise UsageError(shared.removeprefix(_REFUSED).decode())
     plan, schedule = msgspec.json.decode(shared, type=tuple[MemoryPlan, Plan | None])
+    for name in plan.in_place:
+        module = replica.model.get_submodule(name)
+        if hasattr(module, "inplace"):
+            setattr(module, "inplace", True)  # noqa: B010 - `nn.Module` declares no such attribute
     engine = ActivationEngine(plan, replica.strategy.to)
     replica.activations = engine
     return Foreseen(found, budget_bytes, engine, schedule)

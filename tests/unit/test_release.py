@@ -241,8 +241,8 @@ def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int,
     most_bytes = 0
     if size == 1:
         most_bytes = SMALL_BYTES - 1
-    elif scheduler == "wfbp":  # a weight and a bias on their way
-        most_bytes = 4 * (WIDTH + 6) * (WIDTH + 6 + 1)
+    elif scheduler == "wfbp":  # there is room for the two largest weights on their way
+        most_bytes = 2 * 4 * (WIDTH + 6) ** 2
 
     def body(backend: Backend, group: Group) -> None:
         model = Chain(width=WIDTH)

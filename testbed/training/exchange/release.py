@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import torch
@@ -23,10 +23,12 @@ class ReleasedUpdate(DeferredUpdate):
     """A step that parameters take during the backward pass, each when its mean has arrived.
 
     Whenever a gradient is final, the means that have arrived are used. Before another message
-    begins, while as many as may exist do, the first one (in the plan's order) that has not ended is
-    waited for, but only if this rank has submitted it. That cannot lock ranks out: of all ranks
-    that wait, look at one whose message comes first in the plan. Every other rank has waited for
-    all messages before its own, this one among them, or goes on computing and will submit it.
+    begins, while those that exist leave no room for it, the first one (in the plan's order) that
+    has not ended is waited for, but only if this rank has submitted it. There is room for the
+    `in_flight` largest messages, and for as many fused ones, so that small ones do not wait for
+    each other. That cannot lock ranks out: of all ranks that wait, look at one whose message comes
+    first in the plan. Every other rank has waited for all messages before its own, this one among
+    them, or goes on computing and will submit it.
 
     Plans that send after the backward pass or in halves bring no mean before it has ended: all are
     used by `finish`, in the order in which they arrive there.
@@ -52,7 +54,13 @@ class ReleasedUpdate(DeferredUpdate):
     ) -> None:
         super().__init__(reducer, delivery, buckets, optimizer, self._doubt)
         assert buckets.release is not None
+        self._sizes = [
+            sum(high - low for places in message.values() for low, high, _, _ in places)
+            * buckets.parameters[0].element_size()
+            for message in buckets.places
+        ]
         self._in_flight = buckets.release.in_flight
+        self._room = sum(sorted(self._sizes, reverse=True)[: buckets.release.in_flight])
         self._is_early = is_bounded(buckets.plan) and reducer.may_defer
         self._buckets = buckets
         self._found = unused
@@ -121,14 +129,21 @@ class ReleasedUpdate(DeferredUpdate):
 
     def _make_room(self, tensor: int) -> None:
         live = self._reducer.live
-        if all(number in live for number in self._buckets.messages_of[tensor]):
-            return
-        while len(live) >= self._in_flight:
+        new = [number for number in self._buckets.messages_of[tensor] if number not in live]
+        while live and not self._has_room(new, live):
             while self._first in self._landed:
                 self._first += 1
             if self._first not in self._reducer.under_way:
                 return
             self._land([self._first])
+
+    def _has_room(self, new: Sequence[int], live: Collection[int]) -> bool:
+        """Whether these messages may begin beside those that exist."""
+        fused = [number for number in live if self._buckets.forms[number] is not None]
+        starts_fused = any(self._buckets.forms[number] is not None for number in new)
+        if starts_fused and len(fused) >= self._in_flight:
+            return False
+        return sum(self._sizes[number] for number in (*new, *live)) <= self._room
 
     def _land(self, numbers: Sequence[int]) -> None:
         """Wait for messages, and update the parameters whose last message is among them."""
