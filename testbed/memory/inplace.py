@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
 from testbed.base.parts import NoOptions, Part
 from testbed.base.units import format_bytes
-from testbed.memory.lifetimes import KEEP, Lifetimes
+from testbed.memory.lifetimes import KEEP, Lifetimes, overwritten
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
@@ -85,22 +84,6 @@ def may_overwrite(lifetimes: Lifetimes) -> tuple[str, ...]:
 
 
 SOON: Final = 4  # positions between an operator's result and the death of what only it read
-
-
-def overwritten(lifetimes: Lifetimes, layers: Collection[str]) -> Lifetimes:
-    """The step in which these layers overwrite what they read.
-
-    Args:
-        lifetimes: of the step as it was recorded.
-        layers: from `may_overwrite`.
-    """
-    values = list(lifetimes.values)
-    for number, value in enumerate(lifetimes.values):
-        if lifetimes.units[lifetimes.ops[value.op].unit] in layers:
-            (read,) = value.inputs
-            values[read] = msgspec.structs.replace(values[read], dies=value.born)
-            values[number] = msgspec.structs.replace(value, replaces=read)
-    return msgspec.structs.replace(lifetimes, values=tuple(values))
 
 
 INPLACE = Part(

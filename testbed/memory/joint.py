@@ -74,6 +74,7 @@ def plan_jointly(
     Example:
         >>> def footprint(ready_s: float) -> Footprint:
         ...     return Footprint(peak_bytes=0, position=0, activation_bytes=0, gradient_bytes=0,
+        ...                      exchange_bytes=0,
         ...                      temporary_bytes=0, extra_s=ready_s, recomputed_s=0.0,
         ...                      moved_bytes=0, ready_s=(ready_s,))
         >>> plans = {name: footprint(s) for name, s in (("early", 2.0), ("late", 1.0))}

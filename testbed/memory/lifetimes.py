@@ -16,6 +16,7 @@ unpacked or let go, a storage dies): exact order, no times.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -291,3 +292,19 @@ def at_batch(
         time_s=tuple(map(seconds_of, small.time_s, large.time_s)),
         sample_bytes=bytes_of(small.sample_bytes, large.sample_bytes),
     )
+
+
+def overwritten(lifetimes: Lifetimes, layers: Collection[str]) -> Lifetimes:
+    """The step in which these layers overwrite what they read.
+
+    Args:
+        lifetimes: of the step as it was recorded.
+        layers: each of whose operators reads one value that nobody else reads or saves.
+    """
+    values = list(lifetimes.values)
+    for number, value in enumerate(lifetimes.values):
+        if lifetimes.units[lifetimes.ops[value.op].unit] in layers:
+            (read,) = value.inputs
+            values[read] = msgspec.structs.replace(values[read], dies=value.born)
+            values[number] = msgspec.structs.replace(value, replaces=read)
+    return msgspec.structs.replace(lifetimes, values=tuple(values))

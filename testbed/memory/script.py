@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from testbed.base.errors import UsageError
@@ -84,3 +86,20 @@ class Expected:
                 "that the memory plan was made for; expected the same model and batch in every "
                 "step; use --memory none for a model whose operators depend on its input"
             )
+
+
+def let_overwrite(model: torch.nn.Module, layers: Iterable[str]) -> None:
+    """Switch modules to writing their result over their input, those that can be.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.ReLU())
+        >>> let_overwrite(model, ["0"])
+        >>> model
+        Sequential(
+          (0): ReLU(inplace=True)
+        )
+    """
+    for name in layers:
+        module = model.get_submodule(name)
+        if isinstance(module, torch.nn.ReLU):
+            module.inplace = True

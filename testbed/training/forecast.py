@@ -16,10 +16,9 @@ from testbed.base.units import format_bytes
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
-from testbed.memory.inplace import overwritten
 from testbed.memory.joint import plan_jointly, ready_s_by_name
 from testbed.memory.laysa import laysa
-from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch
+from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.record import Peak, record
 from testbed.memory.search import IterationCost

@@ -15,6 +15,7 @@ from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
+from testbed.memory.script import let_overwrite
 from testbed.memory.tracker import ResidentPeak, Tracker, anonymous_bytes
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
@@ -123,10 +124,7 @@ def foresee(
     if shared.startswith(_REFUSED):
         raise UsageError(shared.removeprefix(_REFUSED).decode())
     plan, schedule = msgspec.json.decode(shared, type=tuple[MemoryPlan, Plan | None])
-    for name in plan.in_place:
-        module = replica.model.get_submodule(name)
-        if hasattr(module, "inplace"):
-            setattr(module, "inplace", True)  # noqa: B010 - `nn.Module` declares no such attribute
+    let_overwrite(replica.model, plan.in_place)
     engine = ActivationEngine(plan, replica.strategy.to)
     replica.activations = engine
     return Foreseen(found, budget_bytes, engine, schedule)
