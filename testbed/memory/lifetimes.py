@@ -108,7 +108,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
             and results; no storages, and nobody but the allocator sees them. Empty: not measured.
         layers: [positions], the layer that is at work.
         weight_bytes: parameters and buffers.
-        sample_bytes: of the step's samples, which stay until its end.
+        sample_bytes: of the step's samples, which stay until the optimizer's step.
         optimizer_bytes: what the optimizer keeps between steps.
         update_bytes: what the optimizer's step over all parameters needs beside them at most.
         update_share: the same for the step of one parameter, over the parameter's bytes.

@@ -102,10 +102,10 @@ class Simulator:
         if self.costs.with_workspace and lifetimes.workspace:
             self.temporary = self.temporary + np.asarray(lifetimes.workspace, dtype=np.int64)
             self.op_workspace = [op.workspace_bytes for op in lifetimes.ops]
-        self.always = self.temporary + self.gradients + self.exchanged
-        self.resting_bytes = (
-            lifetimes.weight_bytes + lifetimes.optimizer_bytes + lifetimes.sample_bytes
-        )
+        self.samples = np.full(lifetimes.num_positions, lifetimes.sample_bytes, dtype=np.int64)
+        self.samples[-1] = 0  # the optimizer's step has no need of them
+        self.always = self.temporary + self.gradients + self.exchanged + self.samples
+        self.resting_bytes = lifetimes.weight_bytes + lifetimes.optimizer_bytes
         self.time_s = lifetimes.time_s
         self.ready_at = [gradient.position for gradient in lifetimes.gradients]
 
@@ -126,7 +126,7 @@ class Simulator:
             "communication": self.exchanged.tolist(),
             "gradients": self.gradients.tolist(),
             "temporary": self.temporary.tolist(),
-            "activations": (high - self.always + step.sample_bytes).tolist(),
+            "activations": (high - self.always + self.samples).tolist(),
         }
         return times.tolist(), levels
 
@@ -201,8 +201,7 @@ class _Replay:
         return Footprint(
             peak_bytes=int(high[at_peak]) + step.resting_bytes,
             position=at_peak,
-            activation_bytes=int(high[at_peak] - step.always[at_peak])
-            + step.lifetimes.sample_bytes,
+            activation_bytes=int(high[at_peak] - step.always[at_peak] + step.samples[at_peak]),
             gradient_bytes=int(step.gradients[at_peak]),
             temporary_bytes=int(step.temporary[at_peak]),
             exchange_bytes=int(step.exchanged[at_peak]),

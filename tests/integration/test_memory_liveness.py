@@ -1,0 +1,67 @@
+"""Predicted live storages equal those that are measured in a run, and those of torch's tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from testbed.base.config import RunConfig
+from testbed.memory.engine import ActivationEngine
+from testbed.memory.lifetimes import Costs
+from testbed.memory.simulator import simulate
+from testbed.memory.strategy import Limits
+from testbed.training.forecast import chosen, record_step
+from testbed.training.replica import backward, make_replica
+from testbed.workloads.load import load_workload
+from tests.harness.runs import cell_of, testbed
+
+MODELS = ("resnet50", "vgg16", "densenet201", "inception-v4", "bert-base")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("memory", ["none", "checkpoint", "offload", "release", "laysa"])
+@pytest.mark.parametrize("batch", [2, 4])
+@pytest.mark.parametrize("workload", MODELS)
+def test_what_is_predicted_is_measured(
+    workload: str, batch: int, memory: str, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.json"
+    size = ("--workload", workload, "--batch-size", str(batch), "--steps", "3", "--warmup", "2")
+    alone = ("--backend", "none", "--workers", "1", "--verify-steps", "0", "--measure-memory")
+    done = testbed(
+        *("run", *size, *alone, "--memory", memory, "--json", str(record)), within_s=280.0
+    )
+    assert done.status == 0, done.err
+    found = cell_of(record)["memory"]
+    predicted, measured = (sum(found[kind].values()) for kind in ("predicted", "measured"))
+    assert predicted == pytest.approx(measured, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("memory", ["none", "checkpoint"])
+@pytest.mark.parametrize("workload", ["resnet50", "bert-base"])
+def test_torch_s_own_tracker_finds_the_same_peak(workload: str, memory: str) -> None:
+    """It counts what is outside of the step for as long as it was shown it."""
+    config = RunConfig(workload=workload, memory=memory, batch_size=2)
+    torch.manual_seed(1)
+    replica = make_replica(load_workload(workload, seed=1), config, 3)
+    step = record_step(replica, 2)
+    plan = chosen(replica.strategy, step, Limits(None, Costs()))
+    engine = replica.activations = ActivationEngine(plan)
+    indices = torch.arange(2).numpy()
+    for number in range(2):
+        tracker = MemTracker()
+        if number == 1:
+            tracker.track_external(replica.model, replica.optimizer)
+        with tracker:
+            backward(replica, indices, 1)
+            replica.optimizer.step()
+        replica.optimizer.zero_grad(set_to_none=True)
+    engine.close()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert simulate(step, plan.actions).peak_bytes == pytest.approx(peak, rel=1e-3)
