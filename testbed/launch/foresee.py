@@ -12,7 +12,14 @@ from testbed.memory.laysa import DoesNotFit
 from testbed.memory.simulator import Simulator
 from testbed.records.memory import MemoryCurve, MemoryForecast
 from testbed.training.compressed.spec import compression_of, without_own_momentum
-from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, largest_batch
+from testbed.training.forecast import (
+    RESERVE_BYTES,
+    Batches,
+    Exchanged,
+    Forecast,
+    forecast,
+    largest_batch,
+)
 from testbed.training.replica import Replica, make_replica
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
@@ -102,7 +109,7 @@ class Asked:
     def peak_bytes(self, batch_size: int) -> int | None:
         """The peak; None: no plan fits."""
         try:
-            return self.at(batch_size).needed_bytes
+            return self.at(batch_size).needed_bytes + RESERVE_BYTES
         except DoesNotFit:
             return None
 
@@ -131,7 +138,7 @@ class Asked:
             step_s=times[-1] if times else 0.0,
             extra_s=found.footprint.extra_s,
             moved_bytes=found.footprint.moved_bytes,
-            fits=None if budget_bytes is None else found.needed_bytes <= budget_bytes,
+            fits=None if budget_bytes is None else found.fits(budget_bytes),
             why=found.plan.why,
             curve=_curve(found) if curves else None,
         )

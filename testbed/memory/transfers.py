@@ -19,8 +19,10 @@ class Copy:
     def __init__(self, transfers: Transfers, source: torch.Tensor) -> None:
         self._transfers = transfers
         self._num_bytes, self._device = source.nbytes, source.device
-        self._place = transfers.place(source)
-        self._wait = transfers.begin(source, self._place)
+        self._wait: Callable[[], None] = _nothing
+        self._place: torch.Tensor | None = None
+        place = self._place = transfers.place(source)
+        self._wait = transfers.begin(source, place)
 
     def wait(self) -> None:
         """Until what was begun last has ended."""
@@ -29,13 +31,15 @@ class Copy:
 
     def read(self) -> torch.Tensor:
         """A tensor for the bytes; they are there after `wait`."""
+        assert self._place is not None
         made = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device)
         self._wait = self._transfers.begin(self._place, made)
         return made
 
     def __del__(self) -> None:
-        self._wait()
-        self._transfers.give_back(self._place)
+        if self._place is not None:
+            self._wait()
+            self._transfers.give_back(self._place)
 
 
 def _nothing() -> None:

@@ -28,6 +28,9 @@ from testbed.training.compressed.spec import Compression
 from testbed.training.protocol import Pricing
 from testbed.training.replica import Replica
 
+RESERVE_BYTES: Final = 12 << 20
+"""Of a budget, for the allocator, the interpreter and PyTorch's own records of a step: measured
+under `RLIMIT_DATA`, ResNet-50 at images of 96 pixels needed between 5 and 10 MiB."""
 MOST_SAMPLES: Final = 1 << 20
 SAMPLE_ELEMENTS: Final = 1 << 18  # of a message with which a compressor's needs are measured
 
@@ -60,8 +63,12 @@ class Forecast:
 
     @property
     def needed_bytes(self) -> int:
-        """The peak with what operators hold while they run: what a budget must have room for."""
+        """The peak with what operators hold while they run."""
         return self.peak_bytes + self.workspace_bytes
+
+    def fits(self, budget_bytes: int | None) -> bool:
+        """Whether a budget has room for it, and for what else a process takes meanwhile."""
+        return budget_bytes is None or self.needed_bytes + RESERVE_BYTES <= budget_bytes
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -201,9 +208,10 @@ def forecast(
     costs = msgspec.structs.replace(
         costs or Costs(), in_flight=in_flight, exchange_share=share, exchanges_at_once=at_once
     )
-    limit = None if budget_bytes is None else budget_bytes - communication_bytes
+    held_bytes = communication_bytes + RESERVE_BYTES
+    limit = None if budget_bytes is None else budget_bytes - held_bytes
     everything = msgspec.structs.replace(costs, with_workspace=True)
-    plan = chosen(strategy, lifetimes, Limits(limit, everything, communication_bytes, iteration_s))
+    plan = chosen(strategy, lifetimes, Limits(limit, everything, held_bytes, iteration_s))
     lifetimes = overwritten(lifetimes, plan.in_place)
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
@@ -362,10 +370,10 @@ def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:
         found: of the run.
         budget_bytes: largest peak; None: no limit.
     """
-    if budget_bytes is None or found.needed_bytes <= budget_bytes:
+    if found.fits(budget_bytes) or budget_bytes is None:
         return
     costs = Costs(in_flight=0, with_workspace=True)
-    least = laysa(found.lifetimes, costs).peak_bytes + found.communication_bytes
+    least = laysa(found.lifetimes, costs).peak_bytes + found.communication_bytes + RESERVE_BYTES
     raise UsageError(
         f"a step would take {format_bytes(found.needed_bytes)} at its peak (in {found.layer}), and "
         f"the budget is {format_bytes(budget_bytes)}; the smallest budget that would do is "
