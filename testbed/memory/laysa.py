@@ -14,12 +14,13 @@ class DoesNotFit(UsageError):
     """No choice of actions fits a budget.
 
     Attributes:
+        budget_bytes: that was given.
         smallest_bytes: the smallest budget that would do.
         plan: that reaches it.
     """
 
     def __init__(self, budget_bytes: int, plan: MemoryPlan) -> None:
-        self.smallest_bytes, self.plan = plan.peak_bytes, plan
+        self.budget_bytes, self.smallest_bytes, self.plan = budget_bytes, plan.peak_bytes, plan
         super().__init__(
             f"a budget of {format_bytes(budget_bytes)} was given; the least that a step takes is "
             f"{format_bytes(plan.peak_bytes)}, with {plan.why}; give at least that, or a smaller "

@@ -17,7 +17,7 @@ from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
 from testbed.memory.joint import plan_jointly, ready_s_by_name
-from testbed.memory.laysa import laysa
+from testbed.memory.laysa import DoesNotFit, laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
 from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.record import Peak, record
@@ -211,7 +211,12 @@ def forecast(
     held_bytes = communication_bytes + RESERVE_BYTES
     limit = None if budget_bytes is None else budget_bytes - held_bytes
     everything = msgspec.structs.replace(costs, with_workspace=True)
-    plan = chosen(strategy, lifetimes, Limits(limit, everything, held_bytes, iteration_s))
+    try:
+        plan = chosen(strategy, lifetimes, Limits(limit, everything, held_bytes, iteration_s))
+    except DoesNotFit as error:  # told of the whole, not of what is left for the plan
+        whole = error.plan.peak_bytes + held_bytes
+        least = msgspec.structs.replace(error.plan, peak_bytes=whole)
+        raise DoesNotFit(error.budget_bytes + held_bytes, least) from error
     lifetimes = overwritten(lifetimes, plan.in_place)
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
