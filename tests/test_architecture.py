@@ -71,7 +71,7 @@ ALLOWED = {
     | {"prediction", "scheduling", "compression", "launch", "records", "profiling"},
     "studies": BASE
     | {"compression", "training", "records", "statistics", "sweeping", "workloads"}
-    | {"prediction", "scheduling", "cluster"},
+    | {"prediction", "scheduling", "cluster", "memory"},
     "recipes": BASE | {"sweeping"},
 }
 EVERYTHING = {"commands", "cli", "__main__", "__init__"}

@@ -300,6 +300,7 @@ STUDIES: Final = Registry(
     "study",
     {
         "paper-shapes": "testbed.studies.published.study:PAPER_SHAPES",
+        "laysa": "testbed.studies.laysa:LAYSA",
         "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
     },
     "testbed.studies",

@@ -11,7 +11,17 @@ from typing import TextIO
 from testbed.base.axes import STUDIES
 from testbed.base.errors import UsageError
 from testbed.base.spec import parse_spec
-from testbed.records.store import RESULTS, create_numbered, write_atomically
+from testbed.records.cell import Cell, decode_cell
+from testbed.records.store import (
+    PLAN,
+    RESULTS,
+    Store,
+    create_numbered,
+    create_store,
+    write_atomically,
+)
+from testbed.sweeping.grid import Sweep
+from testbed.sweeping.run import make_plan
 
 
 @dataclass(frozen=True)
@@ -125,3 +135,29 @@ def _hand_out(files: Mapping[str, str], folder: Path | None, out: TextIO) -> Non
     for name, text in files.items():
         if folder is not None:
             write_atomically(folder / name, text.encode())
+
+
+def read_cells(path: Path) -> dict[str, Cell]:
+    """Key -> cell of a sweep's folder, which need not be there."""
+    files = sorted((path / "cells").glob("*.json"))
+    return {file.stem: decode_cell(file.read_bytes()) for file in files}
+
+
+def study_store(path: Path, sweep: Sweep) -> Store:
+    """The folder of a study's cells: a new one, or one that was begun with the same sweep.
+
+    Raises:
+        UsageError: it was begun with another.
+    """
+    plan = make_plan(sweep)
+    if not (path / PLAN).is_file():
+        store = create_store(plan.name, datetime.datetime.now(), path)
+        store.write_plan(plan)
+        return store
+    store = Store(path)
+    if store.read_plan().order != plan.order:
+        raise UsageError(
+            f"{path} holds cells of other settings than those that are to be run now; remove it, "
+            "or give another folder with --output"
+        )
+    return store

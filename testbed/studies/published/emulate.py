@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,14 +12,13 @@ import msgspec
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.cluster.system import lacking
-from testbed.records.cell import Cell, decode_cell
-from testbed.records.store import PLAN, Store, cell_key, create_store
+from testbed.records.cell import Cell
+from testbed.records.store import cell_key
 from testbed.studies.published.lines import Line, Verdict, gain
 from testbed.studies.published.shapes import Setting, Shape, sweep_of
 from testbed.sweeping.executor import Runner
-from testbed.sweeping.grid import Sweep
-from testbed.sweeping.run import INTERRUPTED, carry_out, make_plan, process_runner
-from testbed.sweeping.study import Measured
+from testbed.sweeping.run import INTERRUPTED, carry_out, process_runner
+from testbed.sweeping.study import Measured, read_cells, study_store
 
 # Published inequalities beside cells that were measured on an emulated cluster; pure.
 
@@ -311,7 +309,7 @@ def emulate(
     reason = lacking() if runner is None else None
     path, status = folder / FOLDER, 0
     if reason is None:
-        store = _store(path, sweep_of(shapes))
+        store = study_store(path, sweep_of(shapes))
         given = process_runner(store, CELL_TIMEOUT_S) if runner is None else nullcontext(runner)
         with given as chosen:
             status = carry_out(store, chosen, out)
@@ -320,30 +318,9 @@ def emulate(
     return Measured(files_of(judge(shapes, simulated, read_cells(path), reason)), status)
 
 
-def read_cells(path: Path) -> dict[str, Cell]:
-    """Key -> cell of a sweep's folder, which need not be there."""
-    files = sorted((path / "cells").glob("*.json"))
-    return {file.stem: decode_cell(file.read_bytes()) for file in files}
-
-
 def files_of(emulation: Emulation) -> dict[str, str]:
     """The files for reading and for programs."""
     return {
         f"{FILE}.md": emulation_to_markdown(emulation),
         f"{FILE}.json": to_json(emulation).decode(),
     }
-
-
-def _store(path: Path, sweep: Sweep) -> Store:
-    plan = make_plan(sweep)
-    if not (path / PLAN).is_file():
-        store = create_store(plan.name, datetime.datetime.now(), path)
-        store.write_plan(plan)
-        return store
-    store = Store(path)
-    if store.read_plan().order != plan.order:
-        raise UsageError(
-            f"{path} holds cells of other settings than those that are to be run now; remove it, "
-            "or give another folder with --output"
-        )
-    return store

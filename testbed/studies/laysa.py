@@ -1,0 +1,239 @@
+"""The study `laysa`: memory strategies and sparse messages, predicted beside measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from testbed.base.axes import MEMORY
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.files import to_json
+from testbed.base.spec import parse_options
+from testbed.memory.laysa import DoesNotFit
+from testbed.memory.lifetimes import Lifetimes
+from testbed.memory.plan import MemoryPlan, plan_of
+from testbed.memory.simulator import simulate
+from testbed.memory.strategy import Limits, Strategy
+from testbed.records.store import write_atomically
+from testbed.studies.laysa_table import (
+    MIB,
+    MODELS,
+    MOMENTA,
+    ROWS,
+    Foreseen,
+    Row,
+    to_markdown,
+)
+from testbed.sweeping.grid import Sweep
+from testbed.sweeping.run import INTERRUPTED, carry_out, process_runner
+from testbed.sweeping.study import Measured, Study, read_cells, study_store
+from testbed.training.compressed.spec import compression_of
+from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, largest_batch
+from testbed.training.replica import make_replica
+from testbed.workloads.load import load_workload
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the study.
+
+    Attributes:
+        models: to be looked at, joined by `+`; empty: all five.
+        measure: also run the rows at the smaller batch.
+        large: at the larger batch, too.
+        repeats: of each measured row.
+        steps: of each measured row, a third of them warm-up.
+    """
+
+    models: str = ""
+    measure: bool = True
+    large: bool = False
+    repeats: int = 1
+    steps: int = 6
+
+    def __post_init__(self) -> None:
+        unknown = [model for model in self.chosen if model not in MODELS]
+        if unknown:
+            raise UsageError(f"laysa: no model {unknown[0]!r}; expected {'+'.join(MODELS)}")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The models."""
+        return tuple(self.models.split("+")) if self.models else tuple(MODELS)
+
+
+def configuration(workload: str, row: Row) -> RunConfig:
+    """The run that carries a row out on one worker."""
+    return RunConfig(
+        workload=workload,
+        backend="none",
+        workers=1,
+        compressor=row.compressor,
+        memory=row.memory or MEMORY.default,
+        momentum=row.momentum,
+        batch_size=row.batch_size,
+        verify_steps=0,
+        measure_memory=True,
+    )
+
+
+def foresee_model(workload: str, batches: Sequence[int]) -> Foreseen:
+    """All rows of a model: at each batch size, and the largest that fits."""
+    rows: list[Row] = []
+    for momentum in MOMENTA:
+        job = _Job(workload, momentum)
+        sparse = [job.row(ROWS[1], size) for size in batches]
+        for number, size in enumerate(batches):
+            for kind in ROWS:
+                row = job.row(kind, size, sparse[number].peak_bytes // 2)
+                if size == batches[-1] and kind[1]:
+                    row = job.with_largest(row, sparse[0].peak_bytes)
+                rows.append(row)
+    return Foreseen(workload=workload, rows=tuple(rows))
+
+
+class _Job:
+    """A model with one momentum, recorded once."""
+
+    def __init__(self, workload: str, momentum: float) -> None:
+        self.workload, self.momentum = load_workload(workload, seed=1), momentum
+        self.base = RunConfig(workload=workload, backend="none", workers=1, momentum=momentum)
+        self.recorded = Batches(make_replica(self.workload, self.base, 1))
+
+    def row(self, kind: tuple[str, str, str], size: int, half_bytes: int = 0) -> Row:
+        label, memory, compressor = kind
+        row = Row(
+            label=label, memory="", compressor=compressor, momentum=self.momentum, batch_size=size
+        )
+        budget = f"budget_mb={half_bytes * 100 // MIB / 100:.2f}"
+        why = ""
+        for spec in [memory] if memory else [f"laysa:{budget}", f"laysa:{budget},mirror=host"]:
+            try:
+                found = self.forecast(spec, compressor, size)
+            except DoesNotFit as error:
+                why = str(error)
+                continue
+            times = found.lifetimes.time_s
+            return msgspec.structs.replace(
+                row,
+                memory=spec,
+                peak_bytes=found.peak_bytes,
+                step_s=times[-1] if times else 0.0,
+                extra_s=found.footprint.extra_s,
+                moved_bytes=found.footprint.moved_bytes,
+                why=found.plan.why,
+            )
+        return msgspec.structs.replace(row, why=why)
+
+    def with_largest(self, row: Row, budget_bytes: int) -> Row:
+        """The row with the largest batch that fits: of its plan, or of one made at that size."""
+        kind = row.memory, row.compressor
+        best, actions = 0, self.forecast(*kind, row.batch_size).plan.actions
+        for _ in range(2):
+            plan = functools.partial(self.forecast, *kind, actions=actions)
+            size = largest_batch(_peak_of(plan), budget_bytes)
+            if size is None or size <= best:
+                break
+            best, found = size, plan(size)
+            actions = self.forecast(*kind, size).plan.actions
+        if not best:
+            return row
+        return msgspec.structs.replace(
+            row,
+            largest_batch=best,
+            largest_step_s=found.lifetimes.time_s[-1] + found.footprint.extra_s,
+        )
+
+    def forecast(self, memory: str, compressor: str, size: int, actions: str = "") -> Forecast:
+        """The strategy's forecast; with these actions if there are any."""
+        config = msgspec.structs.replace(self.base, memory=memory, compressor=compressor)
+        replica = make_replica(self.workload, config, 1)
+        compression = compression_of(compressor, config.seed)
+        strategy = replica.strategy
+        if actions and strategy.choose is not None:
+            strategy = _fixed(strategy, actions)
+        exchanged = Exchanged.of(replica, None, 1, compression is not None)
+        return forecast(self.recorded.at(size), strategy, exchanged, compression)
+
+
+def _peak_of(plan: Callable[[int], Forecast]) -> Callable[[int], int | None]:
+    return lambda size: plan(size).peak_bytes
+
+
+def _fixed(strategy: Strategy, actions: str) -> Strategy:
+    def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
+        footprint = simulate(lifetimes, actions, limits.costs)
+        return plan_of("fixed", lifetimes, actions, footprint)
+
+    return dataclasses.replace(strategy, choose=choose)
+
+
+# Carrying it out: forecasts and cells of each model are kept in a folder of their own.
+
+
+def _foreseen(folder: Path, options: Options) -> list[Foreseen]:
+    """Those of all models in the folder, after the chosen ones that lack have been made."""
+    for model in options.chosen:
+        path = folder / model / "foreseen.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, to_json(foresee_model(model, MODELS[model])))
+    paths = [folder / model / "foreseen.json" for model in MODELS]
+    return [
+        msgspec.json.decode(path.read_bytes(), type=Foreseen) for path in paths if path.exists()
+    ]
+
+
+def _files(folder: Path, options: Options) -> dict[str, str]:
+    models = _foreseen(folder, options)
+    cells = [c for m in models for c in read_cells(folder / m.workload / "runs").values()]
+    return {"laysa.md": to_markdown(models, cells), "laysa.json": to_json(models).decode()}
+
+
+def _compute(options: Options) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _files(Path(folder), options)
+
+
+def _measure(folder: Path, options: Options) -> Measured:
+    status = 0
+    for model in _foreseen(folder, options):
+        if model.workload not in options.chosen:
+            continue
+        sizes = MODELS[model.workload][: 2 if options.large else 1]
+        cells = [
+            msgspec.structs.replace(
+                configuration(model.workload, row), steps=options.steps, warmup=options.steps // 3
+            )
+            for row in model.rows
+            if row.batch_size in sizes and row.memory
+        ]
+        sweep = Sweep(f"laysa-{model.workload}", tuple(cells), repeats=options.repeats)
+        store = study_store(folder / model.workload / "runs", sweep)
+        with process_runner(store) as runner:
+            status = max(status, carry_out(store, runner))
+        if status == INTERRUPTED:
+            return Measured({}, status)
+    return Measured(_files(folder, options), status)
+
+
+def _study(options: Options) -> Study:
+    return Study(
+        name="laysa",
+        summary="memory and sparse messages together, predicted and (measure=0: not) measured "
+        "(models=a+b, large, repeats, steps)",
+        compute=lambda: _compute(options),
+        go_on=lambda folder: _files(folder, options),
+        measure=(lambda folder, files: _measure(folder, options)) if options.measure else None,
+        with_options=lambda given: _study(parse_options("laysa", given, Options)),
+    )
+
+
+LAYSA = _study(Options())
