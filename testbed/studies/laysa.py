@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,8 @@ from testbed.training.forecast import Batches, Exchanged, Forecast, forecast, la
 from testbed.training.replica import make_replica
 from testbed.workloads.load import load_workload
 
+WARMUP: Final = 2  # the last one is measured; an optimizer has its state from the second on
+
 
 @dataclass(frozen=True)
 class Options:
@@ -49,7 +52,7 @@ class Options:
         measure: also run the rows at the smaller batch.
         large: at the larger batch, too.
         repeats: of each measured row.
-        steps: of each measured row, a third of them warm-up.
+        steps: of each measured row, a third of them warm-up, at least two.
     """
 
     models: str = ""
@@ -59,6 +62,8 @@ class Options:
     steps: int = 6
 
     def __post_init__(self) -> None:
+        if self.steps <= WARMUP:
+            raise UsageError(f"laysa: steps is {self.steps}; expected more than {WARMUP}")
         unknown = [model for model in self.chosen if model not in MODELS]
         if unknown:
             raise UsageError(f"laysa: no model {unknown[0]!r}; expected {'+'.join(MODELS)}")
@@ -210,7 +215,9 @@ def _measure(folder: Path, options: Options) -> Measured:
         sizes = MODELS[model.workload][: 2 if options.large else 1]
         cells = [
             msgspec.structs.replace(
-                configuration(model.workload, row), steps=options.steps, warmup=options.steps // 3
+                configuration(model.workload, row),
+                steps=options.steps,
+                warmup=max(WARMUP, options.steps // 3),
             )
             for row in model.rows
             if row.batch_size in sizes and row.memory

@@ -100,7 +100,7 @@ def _measured(cells: Sequence[Cell]) -> dict[Key, Cell]:
 
 HEAD: Final = (
     "| row | memory | peak predicted | measured | error | below sparse-only | moved | peak + moved "
-    "| resident | step, s | to sparse-only | largest batch | samples/s there |\n"
+    "| resident / predicted | step, s | to sparse-only | largest batch | samples/s there |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
@@ -120,7 +120,8 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell]) -> str:
         f"dense messages take {SLOW:g} times the backward pass of dense at the smaller batch: "
         "estimated step, scaled by measured over estimated time of dense, and what messages take "
         f"beyond the backward pass (two thirds of the step; sparse ones are {SENT:.0%} of the "
-        "bytes; encoding takes no time). Made by `testbed sweep laysa`.",
+        "bytes; encoding takes no time). Where a row was run, its predicted peak, moved "
+        "bytes and predicted resident set are those that the run foresaw. Made by `testbed sweep laysa`.",
     ]
     for model in models:
         parts.append(f"## {model.workload}")
@@ -160,7 +161,13 @@ def _line(
         step_s = f"{cell.step_time_s:.2f}"
         if other is not None and other.step_time_s:
             ratio = f"{cell.step_time_s / other.step_time_s:.2f}"
-    resident = None if cell is None or cell.memory is None else cell.memory.resident_bytes
+    memory = None if cell is None else cell.memory
+    predicted, moved = row.peak_bytes, row.moved_bytes
+    resident = ""
+    if memory is not None:  # a run plans anew, on operators that it has measured
+        predicted, moved = memory.predicted_bytes, memory.moved_bytes
+        sizes = (memory.resident_bytes, memory.predicted_resident_bytes)
+        resident = " / ".join("?" if size is None else format_bytes(size) for size in sizes)
     speed = ""
     if row.largest_batch is not None:
         step = row.largest_step_s * scale
@@ -169,13 +176,13 @@ def _line(
         speed = f"{row.largest_batch / (step + exposed):.3g}"
     texts = [
         *(row.label, f"`{row.memory}`" if row.memory else "no plan fits"),
-        format_bytes(row.peak_bytes) if row.memory else "",
+        format_bytes(predicted) if row.memory else "",
         format_bytes(peak) if peak else "",
-        f"{row.peak_bytes / peak - 1:+.2%}" if peak else "",
+        f"{predicted / peak - 1:+.2%}" if peak else "",
         f"{below:.1%}" if row.memory else "",
-        format_bytes(row.moved_bytes),
-        format_bytes((peak or row.peak_bytes) + row.moved_bytes),
-        "" if resident is None else format_bytes(resident),
+        format_bytes(moved),
+        format_bytes((peak or predicted) + moved),
+        resident,
         *(step_s if row.memory else "", ratio),
         *("" if row.largest_batch is None else str(row.largest_batch), speed),
     ]
