@@ -121,7 +121,8 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell]) -> str:
         "estimated step, scaled by measured over estimated time of dense, and what messages take "
         f"beyond the backward pass (two thirds of the step; sparse ones are {SENT:.0%} of the "
         "bytes; encoding takes no time). Where a row was run, its predicted peak, moved "
-        "bytes and predicted resident set are those that the run foresaw. Made by `testbed sweep laysa`.",
+        "bytes and predicted resident set are those that the run foresaw. "
+        "Made by `testbed sweep laysa`.",
     ]
     for model in models:
         parts.append(f"## {model.workload}")
