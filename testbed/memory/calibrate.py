@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from testbed.memory.storages import tensors_in
+from testbed.memory.storages import allocated_bytes, tensors_in
 
 SMALL_BYTES: Final = 1 << 16
 """Operators that read and write fewer bytes are not measured."""
@@ -119,7 +119,8 @@ def _measure(call: Call) -> Measured | None:
         result = call.func(*args, **kwargs)
         held_bytes = meter()
         fresh = {
-            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)
+            t.untyped_storage()._cdata: allocated_bytes(t.untyped_storage())
+            for t in tensors_in(result)
         }
         made_bytes = sum(size for key, size in fresh.items() if key not in given)
         del result

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from testbed.memory.calibrate import Call
 from testbed.memory.host import PAGE_BYTES
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
-from testbed.memory.storages import LiveStorages, is_question, tensors_in, written
+from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in, written
 
 OUTSIDE = "(outside)"
 EXCHANGING = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
@@ -147,12 +147,12 @@ class Recording(TorchDispatchMode):
                 number = self.storages.see(tensor)
                 self.ignored.add(number)
                 total += self._bytes.pop(number)
-                self._level -= tensor.untyped_storage().nbytes()
+                self._level -= allocated_bytes(tensor.untyped_storage())
         return total
 
     def _on_birth(self, number: int, storage: torch.UntypedStorage) -> None:
-        self._bytes[number] = storage.nbytes()
-        self._level += storage.nbytes()
+        self._bytes[number] = allocated_bytes(storage)
+        self._level += self._bytes[number]
 
     def _on_death(self, number: int) -> None:
         value = self._value_of.pop(number, None)
@@ -300,7 +300,9 @@ class Recording(TorchDispatchMode):
             self._level -= self._bytes[number]
         self._gradients.append(
             GradientReady(
-                name=name, num_bytes=gradient.untyped_storage().nbytes(), position=self.tick()
+                name=name,
+                num_bytes=allocated_bytes(gradient.untyped_storage()),
+                position=self.tick(),
             )
         )
         parameter.grad = None

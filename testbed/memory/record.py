@@ -20,7 +20,7 @@ from testbed.base.errors import UsageError
 from testbed.memory.calibrate import calibrate, times_of
 from testbed.memory.capture import Rates, Recording
 from testbed.memory.lifetimes import Lifetimes
-from testbed.memory.storages import LiveStorages, is_question, tensors_in
+from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in
 
 Loss = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
 
@@ -183,8 +183,8 @@ class Peak(TorchDispatchMode):
         return result
 
     def _on_birth(self, number: int, storage: torch.UntypedStorage) -> None:
-        self._bytes[number] = storage.nbytes()
-        self._level += storage.nbytes()
+        self._bytes[number] = allocated_bytes(storage)
+        self._level += self._bytes[number]
         self.peak_bytes = max(self.peak_bytes, self._level)
 
     def _on_death(self, number: int) -> None:

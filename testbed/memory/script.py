@@ -9,6 +9,7 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.memory.lifetimes import RECOMPUTE
 from testbed.memory.plan import MemoryPlan
+from testbed.memory.storages import allocated_bytes
 
 AHEAD = 16  # so many operators of the plan may be missing in a step at once
 SAME_SHARE = 0.5  # of the operators must be found, or it is another model
@@ -72,7 +73,7 @@ class Expected:
             output = makes[0][0]
             if len(outputs) <= output:
                 continue
-            if outputs[output].untyped_storage().nbytes() == script.sizes[at]:
+            if allocated_bytes(outputs[output].untyped_storage()) == script.sizes[at]:
                 self._next = at + 1
                 self.matched += 1
                 return makes

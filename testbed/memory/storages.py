@@ -26,6 +26,17 @@ def is_question(func: Any) -> bool:
     return bool(func.namespace == "prim")
 
 
+def allocated_bytes(storage: torch.UntypedStorage) -> int:
+    """What a storage takes: on a GPU the allocator hands out multiples of 512 bytes.
+
+    Example:
+        >>> allocated_bytes(torch.zeros(3).untyped_storage())
+        12
+    """
+    size = storage.nbytes()
+    return -(-size // 512) * 512 if storage.device.type == "cuda" else size
+
+
 class LiveStorages:
     """Storages that have been seen and have not died.
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.memory.host import is_on_host
-from testbed.memory.storages import LiveStorages, is_question, tensors_in
+from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in
 
 CATEGORIES: Final = (
     "weights",
@@ -136,7 +136,7 @@ class Tracker(TorchDispatchMode):
         category = self._category
         if storage.device.type != self._device.type:
             category = HOST
-        num_bytes = storage.nbytes()
+        num_bytes = allocated_bytes(storage)
         self._entries[number] = (category, num_bytes)
         self._now[category] += num_bytes
         self._note()
