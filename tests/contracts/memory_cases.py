@@ -17,13 +17,21 @@ SAMPLES, WIDTH, STEPS, SEED = 32, 40, 3, 5
 
 
 def build() -> nn.Module:
-    """Layers whose activations are larger than a page, a normalisation and a tied weight."""
-    torch.manual_seed(SEED)
+    """Layers whose activations are larger than a page, a normalisation and a tied weight.
+
+    Their numbers come from a generator of their own: ranks may be threads.
+    """
     first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     last.weight = first.weight
-    return nn.Sequential(
+    model = nn.Sequential(
         first, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), last
     ).double()
+    draw = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+            parameter.copy_(drawn / WIDTH**0.5)
+    return model
 
 
 def trained(

@@ -105,7 +105,7 @@ def plan_of(scheduler: str, compressor: str, max_channels: int) -> Plan:
             for name, parameter in named
         ),
     )
-    link = Link(backend="made up", num_workers=2, latency_s=2e-4, seconds_per_byte=1e-6)
+    link = Link(backend="gloo", num_workers=2, latency_s=2e-4, seconds_per_byte=1e-6)
     plan = make_plan(scheduler, trace, link)
     return plan if compressor == COMPRESSORS.default else overlapped(plan, None, max_channels)[0]
 

@@ -33,9 +33,14 @@ class Model(nn.Module):
 def train(memory: str, scheduler: str, size: int = 2, shapes: str = "alike") -> list[list[Any]]:
     """How many plans each rank made, its parameters and its buffers."""
 
-    def rank(backend: Backend, group: Group) -> list[Any]:
+    models = []
+    for _ in range(size):  # not by the ranks, which are threads and share the generator
         torch.manual_seed(1)
-        model = Model()
+        models.append(Model())
+    torch.manual_seed(1)
+
+    def rank(backend: Backend, group: Group) -> list[Any]:
+        model = models[group.rank]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         strategy = strategy_of(memory, "none")
         parts = (model, optimizer, backend, group.control)

@@ -40,10 +40,10 @@ def test_a_picture_has_a_panel_for_each(tmp_path, capsys):
 
 
 def test_the_largest_batch_that_fits(capsys):
-    simulate(memory="none", workload="digits-mlp", budget_mb=1.0, max_batch=True)
+    simulate(memory="none", workload="digits-mlp", budget_mb=14.0, max_batch=True)
     told = capsys.readouterr().out
     size = int(re.search(r"none, ([0-9]+) samples: .*; fits", told)[1])
-    simulate(memory="none", workload="digits-mlp", batch=f"{size},{size + 1}", budget_mb=1.0)
+    simulate(memory="none", workload="digits-mlp", batch=f"{size},{size + 1}", budget_mb=14.0)
     assert [*re.findall(r"; (fits|does not fit)", capsys.readouterr().out)] == [
         "fits",
         "does not fit",
