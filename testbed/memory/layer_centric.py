@@ -101,8 +101,8 @@ def cheapest(options: LaysaOptions) -> Strategy:
         Release(in_flight=2)
 
     Reference:
-        None: a choice among published strategies, as by a careful reader of their tables, 2021.
-        Departs: nothing is published.
+        Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA), which compares such strategies.
+        Departs: the choice among them is ours, nothing of it is published.
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:

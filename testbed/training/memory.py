@@ -91,10 +91,18 @@ def foresee(
         batch_size: samples of one micro-batch.
 
     Raises:
-        UsageError: the run would not fit its budget.
+        UsageError: the run would not fit its budget, or is a replay without activations.
     """
     config, budget = run.config, run.config.budget_mb
-    if not wants_memory(config) or replica.workload.recorded is not None:
+    if not wants_memory(config):
+        return Foreseen()
+    if replica.workload.recorded is not None:
+        if budget is not None or replica.strategy.choose is not None:
+            raise UsageError(
+                f"workload {config.workload!r} is a replay, whose tensors are made up, so that "
+                f"--memory {config.memory} and --budget-mb have no activations to plan for; "
+                "expected a workload that computes, or a strategy for gradients alone, as release"
+            )
         return Foreseen()
     exchanges = run.backend.capabilities.exchanges
     workers = run.backend.size if exchanges else 1

@@ -69,7 +69,7 @@ def why_refused(choice: Choice) -> str | None:
         parts_of(config_of(choice), [axis for axis in AXES if axis is not WORKLOADS])
         if SCHEDULERS.resolve(scheduler).facts.sparse:
             ratio_of(COMPRESSORS.resolve(compressor).build())
-    except (UsageError, AttributeError) as error:
+    except UsageError as error:
         return str(error)
     return None
 
