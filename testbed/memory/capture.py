@@ -18,7 +18,14 @@ from torch.utils.flop_counter import flop_registry
 from testbed.memory.calibrate import Call
 from testbed.memory.host import PAGE_BYTES
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
-from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in, written
+from testbed.memory.storages import (
+    LiveStorages,
+    allocated_bytes,
+    is_question,
+    is_sum_of_gradients,
+    tensors_in,
+    written,
+)
 
 OUTSIDE = "(outside)"
 EXCHANGING = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
@@ -180,6 +187,8 @@ class Recording(TorchDispatchMode):
         self._now_s += time_s
         if self._is_forward:
             self._add_values(func, args, kwargs, result, before, time_s)
+        elif is_sum_of_gradients(func, args):
+            self.storages.see_sum(result, args)
         else:
             self.storages.see_all(tensors_in(result))
         self.calls.append((Call(func, args, kwargs), self.tick(), time_s))

@@ -53,6 +53,7 @@ class LiveStorages:
         self._on_birth, self._on_death = on_birth, on_death
         self._numbers: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._count = 0
+        self._sum: tuple[torch.Tensor, tuple[int | None, ...]] | None = None
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage; None if it has not been seen."""
@@ -62,6 +63,7 @@ class LiveStorages:
 
     def see(self, tensor: torch.Tensor) -> int:
         """The number of the tensor's storage, which is seen for the first time if it is new."""
+        self._settle_sum()
         found = self.find(tensor)
         if found is not None:
             return found
@@ -74,6 +76,8 @@ class LiveStorages:
             if entry is not None and entry[0] == number:
                 del self._numbers[key]
             self._on_death(number)
+            if self._sum is not None and number in self._sum[1]:
+                self._settle_sum()
 
         self._numbers[key] = (number, weakref.ref(storage, died))
         self._on_birth(number, storage)
@@ -82,6 +86,30 @@ class LiveStorages:
     def see_all(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         """`see` for each."""
         return [self.see(tensor) for tensor in tensors]
+
+    def see_sum(self, total: torch.Tensor, terms: Iterable[torch.Tensor]) -> None:
+        """See a sum that takes the place of one of its terms, if one dies before anything else.
+
+        Where two gradients of a tensor meet, PyTorch's engine adds one to the other in place if
+        nobody else holds that one; but never while a dispatch mode watches. So that what is watched
+        counts as what is not, the sum is born when a term has died.
+        """
+        self._settle_sum()
+        self._sum = total, tuple(self.find(term) for term in terms)
+
+    def _settle_sum(self) -> None:
+        if self._sum is not None:
+            (total, _), self._sum = self._sum, None
+            self.see(total)
+
+
+def is_sum_of_gradients(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it may be the engine that adds two gradients of one tensor: see `see_sum`."""
+    return (
+        func is torch.ops.aten.add.Tensor
+        and torch._C._current_graph_task_id() != -1
+        and all(isinstance(term, torch.Tensor) for term in args)
+    )
 
 
 def statistics_of(func: Any, args: tuple[Any, ...]) -> frozenset[int]:

@@ -11,7 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.memory.host import is_on_host
-from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in
+from testbed.memory.storages import (
+    LiveStorages,
+    allocated_bytes,
+    is_question,
+    is_sum_of_gradients,
+    tensors_in,
+)
 
 CATEGORIES: Final = (
     "weights",
@@ -96,6 +102,11 @@ class Tracker(TorchDispatchMode):
         if is_question(func):
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
+        if is_sum_of_gradients(func, args):
+            with self._lock:
+                self._category = self._category_now()
+                self._storages.see_sum(result, args)
+            return result
         is_mapped = func is torch.ops.aten.from_file.default
         self.saw(tensors_in(result), HOST if is_mapped else self._category_now())
         return result
