@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from testbed.memory.gradients import Levels
-from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE
+from testbed.memory.lifetimes import KEEP, MOVED, OFFLOAD, RECOMPUTE
 from testbed.memory.simulator import Simulator
 from testbed.memory.units import values_by_unit
 
@@ -93,12 +93,13 @@ class Bounds:
         simulator = self.simulator
         again = {simulator.ops[n] for n in _those(actions, RECOMPUTE) if self.rerun[n]}
         run_s = sum(simulator.op_s[op] for op in again)
-        moved_s = float(self.move_s[_those(actions, OFFLOAD)].sum())
+        moved_s = float(self.move_s[_those(actions, MOVED)].sum())
         return float((run_s + moved_s) * (1 - SLACK))
 
 
-def _those(actions: str, action: str) -> Levels:
-    return np.flatnonzero(np.frombuffer(actions.encode(), dtype=np.uint8) == ord(action))
+def _those(actions: str, letters: str) -> Levels:
+    given = np.frombuffer(actions.encode(), dtype=np.uint8)
+    return np.flatnonzero(np.isin(given, list(letters.encode())))
 
 
 def relaxed(bounds: Bounds, budget_bytes: int | None) -> Least | None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from testbed.base.errors import RunFailed
 from testbed.memory.again import Call, Form, Value
-from testbed.memory.lifetimes import KEEP, OFFLOAD_WINDOW, RECOMPUTE
+from testbed.memory.lifetimes import KEEP, OFFLOAD_SYNC, OFFLOAD_WINDOW, RECOMPUTE
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import Expected, Script
 from testbed.memory.storages import Writes, is_question, tensors_in, written
@@ -61,7 +61,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self.is_aside = False  # operators of ours, not the model's
         self._live: dict[int, tuple[Value, weakref.ref[torch.UntypedStorage]]] = {}
-        self._moved: weakref.WeakValueDictionary[int, Value] = weakref.WeakValueDictionary()
+        self._ahead: weakref.WeakValueDictionary[int, Value] = weakref.WeakValueDictionary()
         self._place = {number: place for place, number in enumerate(plan.fetch_order)}
         self._leaving: list[tuple[Copy, torch.Tensor]] = []
 
@@ -134,8 +134,12 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat.set_(tensor.untyped_storage())
         value.copy = self._transfers.copy(flat)
         self.is_aside = False
-        self._moved[value.number] = value
         self._leaving.append((value.copy, flat))
+        if self._plan.actions[value.number] == OFFLOAD_SYNC:
+            while self._leaving:
+                self._gone()
+        else:
+            self._ahead[value.number] = value
 
     def _gone(self) -> None:
         self._leaving.pop(0)[0].wait()
@@ -147,7 +151,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value.copy.wait()
         place = self._place.get(value.number, len(self._place))
         for number in self._plan.fetch_order[place + 1 : place + 1 + OFFLOAD_WINDOW]:
-            following = self._moved.get(number)
+            following = self._ahead.get(number)
             if following is not None:
                 self._begin_fetch(following)
         return held

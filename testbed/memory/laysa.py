@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from testbed.base.errors import UsageError
 from testbed.base.units import format_bytes, format_seconds
-from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes
+from testbed.memory.lifetimes import (
+    KEEP,
+    MOVED,
+    OFFLOAD,
+    OFFLOAD_SYNC,
+    RECOMPUTE,
+    Costs,
+    Footprint,
+    Lifetimes,
+)
 from testbed.memory.plan import MemoryPlan, plan_of, unit_choices
 from testbed.memory.search import Found, IterationCost, Search
 from testbed.memory.units import MAX_UNITS, blocks, saved_bytes, spread
@@ -40,7 +49,9 @@ def laysa(
         min  iteration_s(footprint(a))  over a in {keep, recompute, offload}^layers
         so that  peak_bytes(footprint(a)) <= budget_bytes
 
-    or, without a budget, the least peak, and of these choices the one that costs least. The
+    or, without a budget, the least peak, and of these choices the one that costs least. Where
+    copies beside the computation leave no room, layers are moved in step with it (`offload_sync`),
+    all but those for which there is room then. The
     footprint comes from the simulator of `memory.simulator`: what is made again has its sources,
     and its whole segment, beside it; copies share the link to the host with each other and take a
     share of the computing thread's time.
@@ -80,28 +91,45 @@ def laysa(
     step = blocks(lifetimes, at_most)
     costs = costs or Costs()
     cost = iteration_s or _extra_s
-    search = Search(step, costs, budget_bytes, cost)
-    found = search.run()
-    if budget_bytes is not None and found.score[0] > 0:
-        smallest = Search(step, costs, None, cost)
-        least = smallest.run()
-        if least.score[0] > budget_bytes:
-            raise DoesNotFit(budget_bytes, _plan(smallest, least))
-        found = search.run([least.letters])
-    return _plan(search, found)
+    if budget_bytes is not None:
+        search = Search(step, costs, budget_bytes, cost)
+        found = search.run()
+        if found.score[0] == 0:
+            return _plan(search, found, found.letters)
+    smallest = Search(step, costs, None, cost, OFFLOAD_SYNC)
+    least = smallest.run()
+    if budget_bytes is None:
+        return _plan(smallest, least, _hastened(smallest, least, least.score[0]))
+    if least.score[0] > budget_bytes:
+        raise DoesNotFit(budget_bytes, _plan(smallest, least, least.letters))
+    search = Search(step, costs, budget_bytes, cost, OFFLOAD_SYNC)
+    found = search.run([least.letters])
+    return _plan(search, found, _hastened(search, found, budget_bytes))
+
+
+def _hastened(search: Search, found: Found, budget_bytes: int) -> str:
+    """The choice with copies beside the computation, of those layers where there is room for it."""
+    letters = found.letters
+    for unit, letter in enumerate(letters):
+        if letter == OFFLOAD_SYNC:
+            other = letters[:unit] + OFFLOAD + letters[unit + 1 :]
+            footprint = search.footprint(other)
+            if footprint.peak_bytes <= budget_bytes:
+                letters = other
+    return letters
 
 
 def _extra_s(footprint: Footprint) -> float:
     return footprint.extra_s
 
 
-def _plan(search: Search, found: Found) -> MemoryPlan:
+def _plan(search: Search, found: Found, letters: str) -> MemoryPlan:
     step = search.lifetimes
-    footprint = search.footprint(found.letters)
+    footprint = search.footprint(letters)
     wanted = found.score[0] if search.budget is None else found.score[1]
     gap = max(0.0, 1.0 - found.bound / wanted) if wanted > 0 else 0.0
-    actions = spread(step, found.letters)
-    units = unit_choices(step, actions, _Reasons(search, found.letters, footprint).of)
+    actions = spread(step, letters)
+    units = unit_choices(step, actions, _Reasons(search, letters, footprint).of)
     return plan_of(
         "laysa",
         step,
@@ -145,8 +173,8 @@ class _Reasons:
                 f"fits; recomputing would take {format_seconds(costs[RECOMPUTE])}, "
                 f"moving {format_seconds(costs[OFFLOAD])}"
             )
-        other = RECOMPUTE if letter == OFFLOAD else OFFLOAD
-        words = {RECOMPUTE: "recomputed", OFFLOAD: "moved", KEEP: "kept"}
+        other = RECOMPUTE if letter in MOVED else self._search.moving
+        words = {KEEP: "kept", RECOMPUTE: "recomputed", **dict.fromkeys(MOVED, "moved")}
         return "; ".join(self._told(unit, action, words[action]) for action in (KEEP, other))
 
     def _told(self, unit: int, action: str, word: str) -> str:

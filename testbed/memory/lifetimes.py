@@ -5,7 +5,8 @@ backward pass: it tells how long each storage lives without autograd, when autog
 unpacks it and lets it go. `memory.simulator` puts the saved tensors back as actions say:
 
 - `keep`: a value lives until its last saved use has ended, as in PyTorch;
-- `offload`: it leaves when its copy on the host is written and returns before its use;
+- `offload`: it leaves when its copy on the host is written and returns before its use; or, in step
+  with the computation (`offload_sync`), it is gone at once and comes back at its use, not before;
 - `recompute`: it is dropped after the forward pass and made again where it is used, by running
   the operators again from the nearest values that are there.
 
@@ -28,11 +29,13 @@ class Action(enum.Enum):
     KEEP = "k"
     RECOMPUTE = "r"
     OFFLOAD = "o"
+    OFFLOAD_SYNC = "s"
 
 
-KEEP, RECOMPUTE, OFFLOAD = (a.value for a in (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD))
+KEEP, RECOMPUTE, OFFLOAD, OFFLOAD_SYNC = (action.value for action in Action)
+MOVED: Final = OFFLOAD + OFFLOAD_SYNC
 OFFLOAD_WINDOW: Final = 1
-"""Copies to the host, and from it ahead of use, that may be under way at once."""
+"""Copies to the host, and from it ahead of use, that may be under way at once, of `offload`."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,9 +208,9 @@ def settled(lifetimes: Lifetimes, actions: str) -> str:
         if action == RECOMPUTE:
             blocked = any(u in overwritten and found[u] != RECOMPUTE for u in value.inputs)
             action = KEEP if value.is_fixed or blocked else RECOMPUTE
-        elif action == OFFLOAD:
+        elif action in MOVED:
             is_moved = value.uses and value.num_bytes >= lifetimes.least_moved_bytes
-            action = OFFLOAD if is_moved else KEEP
+            action = action if is_moved else KEEP
         found.append(action)
     needed: set[int] = set()
     for number in range(len(values) - 1, -1, -1):
@@ -224,7 +227,7 @@ def fetch_order(lifetimes: Lifetimes, actions: str) -> tuple[int, ...]:
     wanted = {
         number: min(use.unpacked for use in value.uses if use.unpacked >= 0)
         for number, value in enumerate(lifetimes.values)
-        if actions[number] == OFFLOAD and any(use.unpacked >= 0 for use in value.uses)
+        if actions[number] in MOVED and any(use.unpacked >= 0 for use in value.uses)
     }
     return tuple(sorted(wanted, key=wanted.__getitem__))
 

@@ -35,7 +35,7 @@ class UnitChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         unit: name of the layer.
-        action: of what it saves: keep, recompute, offload, or several joined by `+`.
+        action: of what it saves: keep, recompute, offload, offload_sync, or several joined by `+`.
         num_bytes: that it saves.
         why: the reason.
     """
@@ -52,7 +52,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategy: that chose, in words.
         values: that the actions are for, in the order of their operators.
-        actions: for each value a letter: keep, recompute, offload.
+        actions: for each value a letter: see `Action`.
         fetch_order: values on the host in the order in which the backward pass wants them.
         units: the choice for each layer.
         peak_bytes: predicted.

@@ -20,11 +20,10 @@ import numpy as np
 from testbed.memory.bounds import Bounds, Least, relaxed
 from testbed.memory.chain import Chain
 from testbed.memory.gradients import Levels
-from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes
+from testbed.memory.lifetimes import KEEP, MOVED, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes
 from testbed.memory.simulator import Simulator
 from testbed.memory.units import is_cheap
 
-ACTIONS: Final = KEEP + RECOMPUTE + OFFLOAD
 MAX_EXACT_UNITS: Final = 12
 MAX_TRIES: Final = 2000
 MAX_VALUES: Final = 1_500_000  # of all tries
@@ -58,6 +57,7 @@ class Search:
         costs: of moving.
         budget_bytes: of the whole step; None: least peak.
         iteration_s: cost of a footprint; never less if everything in it takes longer.
+        moving: the action that moves a layer's values: `offload` or `offload_sync`.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Search:
         costs: Costs,
         budget_bytes: int | None,
         iteration_s: IterationCost,
+        moving: str = OFFLOAD,
     ) -> None:
+        self.moving, self._actions = moving, KEEP + RECOMPUTE + moving
         self.lifetimes, self.budget = lifetimes, budget_bytes
         self.simulator = Simulator(lifetimes, costs)
         self.bounds = Bounds(self.simulator)
@@ -114,10 +116,14 @@ class Search:
         is_proven = num_units <= MAX_EXACT_UNITS and self._branch_and_bound()
         is_free = self.budget is not None and self.best_score[:2] <= (0, self._least_cost(0.0))
         if is_proven or is_free:
-            return Found(self.best, self.best_score, self._own_bound())
+            is_mixed = self.budget is not None and self.moving != OFFLOAD  # see `laysa`
+            bound = (
+                self._bound(relaxed(self.bounds, self.budget)) if is_mixed else self._own_bound()
+            )
+            return Found(self.best, self.best_score, bound)
         least = relaxed(self.bounds, self.budget)
         for letters in (*self._starts(), *([least.letters] if least and least.letters else ())):
-            self._repaired(letters)
+            self._repaired(letters.replace(OFFLOAD, self.moving))
         if self.budget is None or self.best_score[0] == 0:
             self._improve()
         return Found(self.best, self.best_score, self._bound(least))
@@ -126,12 +132,10 @@ class Search:
 
     def _plain_starts(self) -> Iterator[str]:
         num_units = len(self.lifetimes.units)
-        yield from (action * num_units for action in ACTIONS)
+        yield from (action * num_units for action in self._actions)
         costly = {op.unit for op in self.lifetimes.ops if not is_cheap(op.name)}
-        for costly_action, cheap_action in (KEEP + RECOMPUTE, OFFLOAD + RECOMPUTE):
-            yield "".join(
-                costly_action if unit in costly else cheap_action for unit in range(num_units)
-            )
+        for action in (KEEP, self.moving):
+            yield "".join(action if unit in costly else RECOMPUTE for unit in range(num_units))
 
     def _starts(self) -> Iterator[str]:
         keep_all = KEEP * len(self.lifetimes.units)
@@ -162,7 +166,7 @@ class Search:
             run_s[op.unit] += op.time_s
         for unit, numbers in enumerate(self.bounds.units):
             move_s[unit] = float(self.bounds.move_s[np.array(numbers, dtype=np.int64)].sum())
-        return {KEEP: [0.0] * num_units, RECOMPUTE: run_s, OFFLOAD: move_s}
+        return {KEEP: [0.0] * num_units, RECOMPUTE: run_s, **dict.fromkeys(MOVED, move_s)}
 
     def _repaired(self, letters: str) -> str:
         """Until it fits, give up what is kept at the peak for the fewest seconds a byte."""
@@ -176,7 +180,7 @@ class Search:
                 (costs[action][unit] / frees[unit], unit, action)
                 for unit, letter in enumerate(letters)
                 if letter == KEEP and frees[unit] > 0
-                for action in (RECOMPUTE, OFFLOAD)
+                for action in (RECOMPUTE, self.moving)
             ]
             if not options:
                 break
@@ -200,7 +204,7 @@ class Search:
         while self._tries() < limit and idle < MAX_IDLE:
             length = min(num_units, chance.choice((1, 2, 4, 8, 16)))
             begin = chance.randrange(num_units - length + 1)
-            action = chance.choice(KEEP + KEEP + RECOMPUTE + OFFLOAD)
+            action = chance.choice(KEEP + self._actions)
             letters = self.best[:begin] + action * length + self.best[begin + length :]
             scored = len(self._scores)
             self._pruned(self._repaired(letters), chance, limit)
@@ -213,7 +217,7 @@ class Search:
         """Another action for one layer, those that cost most first."""
         before, costs = self.best_score, self._costs
         for unit in sorted(range(len(self.best)), key=lambda u: -costs[self.best[u]][u]):
-            for action in ACTIONS:
+            for action in self._actions:
                 if self._tries() >= limit:
                     return False
                 if action != self.best[unit]:
@@ -255,7 +259,7 @@ class Search:
             if len(letters) == num_units:
                 self.score(letters)
             elif self._may_be_better(letters):
-                left += [letters + action for action in reversed(ACTIONS)]
+                left += [letters + action for action in reversed(self._actions)]
         return not left
 
     def _may_be_better(self, letters: str) -> bool:

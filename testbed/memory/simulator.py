@@ -11,7 +11,9 @@ import numpy.typing as npt
 from testbed.memory.gradients import Levels, exchange_bytes, gradient_bytes, update_bytes
 from testbed.memory.lifetimes import (
     KEEP,
+    MOVED,
     OFFLOAD,
+    OFFLOAD_SYNC,
     OFFLOAD_WINDOW,
     RECOMPUTE,
     Costs,
@@ -20,7 +22,8 @@ from testbed.memory.lifetimes import (
     ends,
 )
 
-_KEEP, _RECOMPUTE, _OFFLOAD = (ord(letter) for letter in (KEEP, RECOMPUTE, OFFLOAD))
+_KEEP, _RECOMPUTE = ord(KEEP), ord(RECOMPUTE)
+_MOVED = MOVED.encode()
 
 
 def simulate(lifetimes: Lifetimes, actions: str, costs: Costs | None = None) -> Footprint:
@@ -139,11 +142,11 @@ class Simulator:
             ):
                 found[number] = _KEEP
         for number in self.small:
-            if found[number] == _OFFLOAD:
+            if found[number] in _MOVED:
                 found[number] = _KEEP
         for number in reversed(self.unsaved):
             letter = found[number]
-            if letter == _OFFLOAD or (letter == _RECOMPUTE and not self._is_wanted(number, found)):
+            if letter in _MOVED or (letter == _RECOMPUTE and not self._is_wanted(number, found)):
                 found[number] = _KEEP
         return found.decode()
 
@@ -217,7 +220,7 @@ class _Replay:
         change = np.zeros(step.lifetimes.num_positions + 1, dtype=np.int64)
         letters = np.frombuffer(self.actions.encode(), dtype=np.uint8)
         until = np.where(letters == _RECOMPUTE, step.dies, self.ends)
-        there = (letters != _OFFLOAD) & (until > step.born)
+        there = ~np.isin(letters, list(_MOVED)) & (until > step.born)
         np.add.at(change, step.born[there], step.size[there])
         np.subtract.at(change, until[there], step.size[there])
         for begin, end, num_bytes in self.begins:
@@ -233,20 +236,23 @@ class _Replay:
 
     def _forward(self) -> None:
         """What leaves for the host, in the order in which it is saved."""
-        if OFFLOAD not in self.actions:
+        if OFFLOAD not in self.actions and OFFLOAD_SYNC not in self.actions:
             return
         step = self.step
-        self.order = tuple(n for _, n in step.first_wanted if self.actions[n] == OFFLOAD)
+        self.order = tuple(n for _, n in step.first_wanted if self.actions[n] in MOVED)
         self.place = {number: place for place, number in enumerate(self.order)}
-        leaving = [(p, n) for p, n in step.saved if self.actions[n] == OFFLOAD]
+        leaving = [(p, n) for p, n in step.saved if self.actions[n] in MOVED]
         for place, (packed, number) in enumerate(leaving):
+            waits = self.actions[number] == OFFLOAD_SYNC
             after = place + OFFLOAD_WINDOW
             gone = leaving[after][0] if after < len(leaving) else step.first_unpacked
             value = step.lifetimes.values[number]
-            self._alive(number, value.born, max(value.dies, gone))
+            self._alive(number, value.born, max(value.dies, packed if waits else gone))
             if place >= OFFLOAD_WINDOW:
                 self._wait_for_host(packed)
             self._copy(packed, value.num_bytes)
+            if waits:
+                self._wait_for_host(packed)
             self.moved_bytes += value.num_bytes
         self._wait_for_host(step.first_unpacked)
 
@@ -256,7 +262,7 @@ class _Replay:
             action = actions[number]
             if action == KEEP:
                 continue
-            if action == OFFLOAD:
+            if action in MOVED:
                 self._fetch(number, position)
             elif not self._is_made(number, position):
                 self._make(number, position)
@@ -272,7 +278,7 @@ class _Replay:
         place = self.place.get(number)
         if place is not None:
             for following in self.order[place + 1 : place + 1 + OFFLOAD_WINDOW]:
-                if following not in self.fetched:
+                if following not in self.fetched and self.actions[following] == OFFLOAD:
                     self._begin_fetch(following, position)
 
     def _begin_fetch(self, number: int, position: int) -> None:
@@ -294,7 +300,7 @@ class _Replay:
                     if op not in found and not self._is_made(source, position):
                         found[op] = inputs[source]
                         left.append(inputs[source])
-                elif actions[source] == OFFLOAD:
+                elif actions[source] in MOVED:
                     on_host.add(source)
         for source in sorted(on_host):
             self._fetch(source, position)

@@ -66,8 +66,8 @@ def plan_for(text: str, step: Lifetimes) -> MemoryPlan:
         return plan_of(text, step, actions, simulate(step, actions))
     if text.startswith("random"):
         draw = random.Random(int(text.split()[1]))
-        weights = [draw.random() for _ in "kro"]
-        actions = "".join(draw.choices("kro", weights, k=len(step.values)))
+        weights = [draw.random() for _ in "kros"]
+        actions = "".join(draw.choices("kros", weights, k=len(step.values)))
         return plan_of(text, step, actions, simulate(step, actions))
     budget = None
     if text.endswith("budget"):

@@ -10,7 +10,9 @@ import pytest
 
 from testbed.memory.lifetimes import (
     KEEP,
+    MOVED,
     OFFLOAD,
+    OFFLOAD_SYNC,
     OFFLOAD_WINDOW,
     RECOMPUTE,
     Costs,
@@ -47,7 +49,7 @@ class EventByEvent:
         self.peak = self.moved = 0
         self.recomputed = 0.0
         self.queue = sorted(
-            (n for n, a in enumerate(self.actions) if a == OFFLOAD and self.uses(n)),
+            (n for n, a in enumerate(self.actions) if a in MOVED and self.uses(n)),
             key=lambda n: min(use.unpacked for use in self.uses(n)),
         )
         unpacked = [use.unpacked for n in range(len(step.values)) for use in self.uses(n)]
@@ -91,7 +93,7 @@ class EventByEvent:
             for number, value in enumerate(self.step.values):
                 if value.born == position:
                     self.birth(number)
-                if self.actions[number] == OFFLOAD and position == min(
+                if self.actions[number] in MOVED and position == min(
                     use.packed for use in value.uses
                 ):
                     self.leave(number, position)
@@ -107,7 +109,7 @@ class EventByEvent:
     def birth(self, number: int) -> None:
         value, action = self.step.values[number], self.actions[number]
         until = self.needed_until[number] if action == KEEP else value.dies
-        if action == OFFLOAD:
+        if action in MOVED:
             until = 10**9  # until its copy is written
         self.add(number, until, value.born)
 
@@ -116,6 +118,9 @@ class EventByEvent:
             self.copied(position)
         self.moved += self.step.values[number].num_bytes
         self.on_host.append((number, self.copy(number, position)))
+        if self.actions[number] == OFFLOAD_SYNC:
+            while self.on_host:
+                self.copied(position)
 
     def copied(self, position: int) -> None:
         number, written = self.on_host.pop(0)
@@ -130,7 +135,7 @@ class EventByEvent:
             self.copied(self.turn)
 
     def want(self, number: int, position: int) -> None:
-        if self.actions[number] == OFFLOAD:
+        if self.actions[number] in MOVED:
             self.bring(number, position)
         elif self.actions[number] == RECOMPUTE and not self.is_made(number, position):
             self.make(number, position)
@@ -141,7 +146,8 @@ class EventByEvent:
         if number in self.queue:
             place = self.queue.index(number)
             for following in self.queue[place + 1 : place + 1 + OFFLOAD_WINDOW]:
-                self.send_for(following, position)
+                if self.actions[following] == OFFLOAD:
+                    self.send_for(following, position)
 
     def send_for(self, number: int, position: int) -> None:
         if number not in self.back:
@@ -162,7 +168,7 @@ class EventByEvent:
         read = {s for n, v in enumerate(values) if v.op in again for s in v.inputs}
         before = self.bytes_there()
         for source in sorted(read):
-            if self.actions[source] == OFFLOAD:
+            if self.actions[source] in MOVED:
                 self.bring(source, position)
         brought = self.bytes_there() - before
         held: dict[int, int] = {}  # made on the way, by value
@@ -268,7 +274,7 @@ def test_values_that_are_kept_made_again_and_moved(
             update_share=0.25 * (seed % 3),
             least_moved_bytes=10 * (seed % 2),
         )
-        for letters in ("kro", "ro", "r", "kr", "k", "o"):
+        for letters in ("kros", "ro", "r", "kr", "k", "o", "s", "os"):
             actions = "".join(chance.choice(letters) for _ in step.values)
             assert_as_event_by_event(step, actions, costs)
 
@@ -276,7 +282,7 @@ def test_values_that_are_kept_made_again_and_moved(
 @pytest.mark.parametrize("step", [residual_network(2, 64), transformer(2, 64)])
 def test_real_layers(step: Lifetimes) -> None:
     chance = random.Random(2)
-    for letters in ("k", "r", "o", "kro", "kkkr", "rro"):
+    for letters in ("k", "r", "o", "s", "kros", "kkkr", "rro"):
         per_unit = [chance.choice(letters) for _ in step.units]
         actions = "".join(per_unit[step.ops[value.op].unit] for value in step.values)
         assert_as_event_by_event(step, actions, Costs(host_bytes_per_s=1e4))
@@ -288,7 +294,7 @@ def test_the_prepared_rules_are_the_plain_ones(make: Callable[[int, int], Lifeti
     changed = 0
     for seed in range(100):
         step = msgspec.structs.replace(make(seed, 6), least_moved_bytes=10 * (seed % 2))
-        actions = "".join(chance.choice("kro") for _ in step.values)
+        actions = "".join(chance.choice("kros") for _ in step.values)
         found = Simulator(step).settled(actions)
         assert found == settled(step, actions)
         assert Simulator(step).ends(found) == ends(step, found)

@@ -27,12 +27,12 @@ from tests.harness.memory_steps import (
 HOSTS = (Costs(host_bytes_per_s=3.0), Costs(host_bytes_per_s=40.0, copy_share=0.5, in_flight=1))
 
 
-def all_footprints(step: Lifetimes, costs: Costs) -> dict[str, Footprint]:
+def all_footprints(step: Lifetimes, costs: Costs, actions: str = "kro") -> dict[str, Footprint]:
     """Of every choice of one action for each layer."""
     simulator = Simulator(step, costs)
     return {
         "".join(letters): simulator.footprint(spread(step, "".join(letters)))
-        for letters in itertools.product("kro", repeat=len(step.units))
+        for letters in itertools.product(actions, repeat=len(step.units))
     }
 
 
@@ -52,8 +52,10 @@ def assert_best(step: Lifetimes, costs: Costs, seed: int) -> None:
     best = min(f.extra_s for f in found.values() if f.peak_bytes <= budget)
     assert plan.extra_s == pytest.approx(best, rel=1e-9)
     least = laysa(step, costs)
-    peak, extra_s = min((f.peak_bytes, f.extra_s) for f in found.values())
-    assert (least.peak_bytes, least.extra_s) == (peak, pytest.approx(extra_s, rel=1e-9))
+    in_step = all_footprints(step, costs, "krs")
+    peak, extra_s = min((f.peak_bytes, f.extra_s) for f in in_step.values())
+    assert least.peak_bytes == peak <= min(f.peak_bytes for f in found.values())
+    assert least.extra_s <= extra_s * (1 + 1e-9)
     assert least.gap == 0.0
 
 
@@ -88,7 +90,7 @@ def test_no_choice_lies_below_the_bounds(make: Callable[[int, int], Lifetimes]) 
         step = msgspec.structs.replace(step, least_moved_bytes=10 * (seed % 3 % 2))
         simulator = Simulator(step, costs)
         bounds = Bounds(simulator)
-        found = all_footprints(step, costs)
+        found = all_footprints(step, costs, "kros"[: 4 if seed % 5 < 3 else 3])
         for letters, footprint in found.items():
             actions = simulator.settled(spread(step, letters))
             assert int(bounds.level(actions).max()) <= footprint.peak_bytes
@@ -119,7 +121,7 @@ def test_without_branch_and_bound_it_is_near_and_says_how_near(
 def test_what_cannot_fit_is_refused_with_the_budget_that_would_do() -> None:
     for seed in range(10):
         step = random_chain(seed, 4)
-        least = min(f.peak_bytes for f in all_footprints(step, HOSTS[0]).values())
+        least = min(f.peak_bytes for f in all_footprints(step, HOSTS[0], "krs").values())
         with pytest.raises(DoesNotFit, match="the least that a step takes") as caught:
             laysa(step, HOSTS[0], least - 1)
         assert caught.value.smallest_bytes == least
