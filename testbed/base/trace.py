@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -126,6 +126,26 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             for t in self.tensors
         )
         return msgspec.structs.replace(self, tensors=tensors)
+
+    def delayed(self, late_s: Mapping[str, float]) -> Trace:
+        """The trace with gradients that are ready later than in it.
+
+        Args:
+            late_s: by the tensor's name, by how much; one that is not there is as late as the
+                gradient before it.
+
+        Example:
+            >>> trace = Trace.from_backward([2, 1], num_elements=[4, 8])
+            >>> trace.delayed({"t1": 5.0}).ready_s()
+            [8.0, 7.0]
+        """
+        tensors, before_s = [], 0.0
+        for tensor in reversed(self.tensors):
+            now_s = max(before_s, late_s.get(tensor.name, before_s))
+            longer_s = tensor.backward_s + now_s - before_s
+            tensors.append(msgspec.structs.replace(tensor, backward_s=longer_s))
+            before_s = now_s
+        return msgspec.structs.replace(self, tensors=tuple(reversed(tensors)))
 
     def ready_s(self) -> list[float]:
         """When each gradient (in forward order) is ready, from the start of backward.

@@ -255,26 +255,20 @@ class Priced:
         compressed = not COMPRESSORS.is_default(self.config)  # planned with what its codec costs
         if compressed or first.scheduler != self.config.scheduler:
             return first
-        plan = plan_for(self.config, self._late(late_s), link)
+        plan = plan_for(self.config, self._trace.delayed(late_s), link)
         form = ("order", "num_channels", "credit_bytes")  # that the backend was opened with
         return plan if all(getattr(plan, f) == getattr(first, f) for f in form) else first
 
     def iteration_s(self, plan: Plan, late_s: Mapping[str, float]) -> float:
         """See `Pricing.iteration_s`."""
-        changed = replace(self.planned, trace=self._late(late_s), plan=plan)
+        changed = replace(self.planned, trace=self._trace.delayed(late_s), plan=plan)
         found = predicted_step_s(changed, self.config.compressor)
         return 0.0 if found is None else found
 
-    def _late(self, late_s: Mapping[str, float]) -> Trace:
-        trace = self.planned.trace
-        assert trace is not None
-        tensors, before_s = [], 0.0
-        for tensor in reversed(trace.tensors):
-            now_s = max(before_s, late_s.get(tensor.name, before_s))
-            longer_s = tensor.backward_s + now_s - before_s
-            tensors.append(msgspec.structs.replace(tensor, backward_s=longer_s))
-            before_s = now_s
-        return msgspec.structs.replace(trace, tensors=tuple(reversed(tensors)))
+    @property
+    def _trace(self) -> Trace:
+        assert self.planned.trace is not None
+        return self.planned.trace
 
 
 def pricing_of(planned: Planned, config: RunConfig) -> Priced | None:

@@ -42,6 +42,13 @@ def ready_s_by_name(lifetimes: Lifetimes, footprint: Footprint) -> dict[str, flo
     return dict(zip(names, footprint.ready_s, strict=True)) if footprint.ready_s else {}
 
 
+def late_s(lifetimes: Lifetimes, untouched: Footprint, footprint: Footprint) -> dict[str, float]:
+    """By how much later each gradient is ready than without any memory plan, in seconds."""
+    first_s = ready_s_by_name(lifetimes, untouched)
+    now_s = ready_s_by_name(lifetimes, footprint)
+    return {name: now_s[name] - first_s[name] for name in first_s}
+
+
 def plan_jointly(
     choose: Callable[[IterationCost | None], MemoryPlan],
     footprint_of: Callable[[MemoryPlan], Footprint],

@@ -16,7 +16,7 @@ from testbed.base.units import format_bytes
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State
 from testbed.memory.arena import is_bounded, place_buckets
-from testbed.memory.joint import plan_jointly, ready_s_by_name
+from testbed.memory.joint import late_s, plan_jointly
 from testbed.memory.laysa import DoesNotFit, laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
 from testbed.memory.plan import MemoryPlan, plan_of
@@ -257,7 +257,6 @@ def jointly(
     if pricing is None or strategy.choose is None:
         return alone(None), None
     untouched = simulate(lifetimes, KEEP * len(lifetimes.values))
-    first_s = ready_s_by_name(lifetimes, untouched)
     made: dict[str, Forecast] = {}
 
     def choose(cost: IterationCost | None) -> MemoryPlan:
@@ -265,15 +264,14 @@ def jointly(
         made[found.plan.digest()] = found
         return found.plan
 
-    def late_s(footprint: Footprint) -> dict[str, float]:
-        ready_s = ready_s_by_name(lifetimes, footprint)
-        return {name: ready_s[name] - first_s[name] for name in first_s}
+    def late(footprint: Footprint) -> dict[str, float]:
+        return late_s(lifetimes, untouched, footprint)
 
     best = plan_jointly(
         choose,
         lambda plan: made[plan.digest()].footprint,
-        lambda footprint: pricing.schedule_for(late_s(footprint)),
-        lambda schedule, footprint: pricing.iteration_s(schedule, late_s(footprint)),
+        lambda footprint: pricing.schedule_for(late(footprint)),
+        lambda schedule, footprint: pricing.iteration_s(schedule, late(footprint)),
         untouched,
     )
     return made[best.plan.digest()], best.schedule
