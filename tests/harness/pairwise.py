@@ -1,4 +1,4 @@
-"""Few combinations that hold every pair of values of two axes at least once."""
+"""Few combinations that hold every pair, or every triple, of values of different axes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ import random
 from collections.abc import Callable, Sequence
 
 Choice = tuple[str, ...]
-Pair = tuple[int, str, int, str]
+Group = tuple[tuple[int, str], ...]
 
 
-def pairs_of(choice: Choice) -> set[Pair]:
-    """The pairs that a combination holds: (axis, value, axis, value)."""
-    numbered = list(enumerate(choice))
-    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(numbered, 2)}
+def groups_of(choice: Choice, size: int = 2) -> set[Group]:
+    """The pairs (triples, ...) of values that a combination holds, each value with its axis."""
+    return set(itertools.combinations(enumerate(choice), size))
 
 
-def possible_pairs(axes: Sequence[Sequence[str]], allowed: Callable[[Choice], bool]) -> set[Pair]:
-    """The pairs of all combinations that are allowed."""
-    return set().union(*(pairs_of(c) for c in itertools.product(*axes) if allowed(c)))
+def possible_groups(
+    axes: Sequence[Sequence[str]], allowed: Callable[[Choice], bool], size: int = 2
+) -> set[Group]:
+    """Those of all combinations that are allowed."""
+    return set().union(*(groups_of(c, size) for c in itertools.product(*axes) if allowed(c)))
 
 
 def covering(
-    axes: Sequence[Sequence[str]], allowed: Callable[[Choice], bool], tries: int = 40
+    axes: Sequence[Sequence[str]],
+    allowed: Callable[[Choice], bool],
+    size: int = 2,
+    tries: int = 40,
 ) -> list[Choice]:
-    """Allowed combinations that hold all pairs that any of them holds; greedy, the same each time.
+    """Allowed combinations that hold all groups that any of them holds; greedy, the same each time.
+
+    Args:
+        axes: the values of each.
+        allowed: whether a combination is.
+        size: values in a group.
+        tries: combinations that are looked at for each that is taken.
 
     Example:
         >>> len(covering([["a", "b"], ["c", "d"], ["e", "f"]], lambda choice: True)) < 8
@@ -32,17 +42,17 @@ def covering(
     """
     draw = random.Random(0)
     everything = [choice for choice in itertools.product(*axes) if allowed(choice)]
-    left = set().union(*(pairs_of(choice) for choice in everything)) if everything else set()
-    holding: dict[Pair, list[Choice]] = {}
+    holding: dict[Group, list[Choice]] = {}
     for choice in everything:
-        for pair in pairs_of(choice):
-            holding.setdefault(pair, []).append(choice)
+        for group in sorted(groups_of(choice, size)):
+            holding.setdefault(group, []).append(choice)
+    left = set(holding)
     found: list[Choice] = []
-    for pair in sorted(left):
-        if pair in left:
-            offered = holding[pair]
+    for group in sorted(left):
+        if group in left:
+            offered = holding[group]
             some = offered if len(offered) <= tries else draw.sample(offered, tries)
-            best = max(some, key=lambda choice: len(pairs_of(choice) & left))
+            best = max(some, key=lambda choice: len(groups_of(choice, size) & left))
             found.append(best)
-            left -= pairs_of(best)
+            left -= groups_of(best, size)
     return found
