@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.training.compressed.spec import compression_of
 from testbed.training.planned import PlannedModel
+from testbed.training.protocol import Run
 from testbed.training.replica import strategy_of
 from testbed.training.session import Session
+from testbed.training.summary import Outcome
+from testbed.training.trainer import train
+from testbed.workloads.samples import TensorSamples
+from testbed.workloads.workload import Workload
 from tests.contracts.cases import meet
 
 SAMPLES, WIDTH, STEPS, SEED = 32, 40, 3, 5
 
 
 def build() -> nn.Module:
-    """Layers whose activations are larger than a page, a normalisation and a tied weight.
-
-    Their numbers come from a generator of their own: ranks may be threads.
-    """
+    """Layers whose activations are larger than a page, a normalisation and a tied weight."""
     first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     last.weight = first.weight
     model = nn.Sequential(
         first, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), last
-    ).double()
+    )
+    return drawn(model.double())
+
+
+def drawn(model: nn.Module) -> nn.Module:
+    """With numbers from a generator of its own: ranks may be threads."""
     draw = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
-            parameter.copy_(drawn / WIDTH**0.5)
+            numbers = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+            parameter.copy_(numbers / WIDTH**0.5)
     return model
 
 
@@ -64,3 +74,52 @@ def trained(
             planned.close()
     meet(group, "trained with a memory strategy")
     return [t.detach().cpu().clone() for t in model.state_dict().values()]
+
+
+class Awkward(nn.Module):
+    """A tied weight, running statistics, dropout, what no rank uses and what only rank 1 uses.
+
+    Activations are larger than a page, so that they can be moved.
+    """
+
+    def __init__(self, rank: int, dropout: float) -> None:
+        super().__init__()
+        self.rank = rank
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+        self.wide, self.norm = nn.Linear(WIDTH, 4 * WIDTH), nn.BatchNorm1d(4 * WIDTH)
+        self.dropout, self.narrow = nn.Dropout(dropout), nn.Linear(4 * WIDTH, WIDTH)
+        self.spare, self.somewhere = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        y = self.dropout(torch.relu(self.norm(self.wide(y))))
+        y = torch.tanh(self.narrow(y))
+        if self.rank == 1:
+            y = y + torch.tanh(self.somewhere(x))
+        out: torch.Tensor = self.last(y)
+        return out
+
+
+def awkward(rank: int, dropout: float) -> Workload:
+    """Regression on made-up samples; the same on every rank but for what rank 1 uses."""
+    model = drawn(Awkward(rank, dropout))
+    draw = torch.Generator().manual_seed(SEED)
+    inputs = torch.randn(8 * SAMPLES, WIDTH, generator=draw)
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (model(batch[0]) - batch[0].flip(1)).square().mean()
+
+    data = TensorSamples(inputs)
+    return Workload(model=model, train=data, loss=loss, batch_size=SAMPLES, learning_rate=0.05)
+
+
+def through_trainer(
+    backend: Backend, group: Group, plan: Plan | None, config: RunConfig, dropout: float
+) -> tuple[Outcome, dict[str, torch.Tensor]]:
+    """What a run of the trainer brings home; parameters and buffers."""
+    build = functools.partial(awkward, group.rank, dropout)
+    workload = build()
+    outcome = train(Run(config, backend, group.control, build, plan), workload)
+    meet(group, "trained by the trainer")
+    return outcome, workload.model.state_dict()

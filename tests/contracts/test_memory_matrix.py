@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
+from torch import nn
 
 from testbed.base.axes import AXES, COMPRESSORS, MEMORY, SCHEDULERS, WORKLOADS
 from testbed.base.config import RunConfig
@@ -94,7 +95,12 @@ def triples() -> list[Choice]:
 
 
 @functools.cache
-def plan_of(scheduler: str, compressor: str, max_channels: int) -> Plan:
+def plan_of(
+    scheduler: str,
+    compressor: str,
+    max_channels: int,
+    build: Callable[[], nn.Module] = build,
+) -> Plan:
     named = list(build().named_parameters())
     trace = Trace(
         name="matrix",
@@ -129,7 +135,7 @@ def check(pools: PoolKeeper, choices: Iterable[Choice]) -> None:
         train = functools.partial(ranks.run, CASE, plan, compressor, setup=setup)
         if theirs is None:
             theirs = train(MEMORY.default)
-        # The mirror adds a gradient to what was not sent before it multiplies, the compressor after.
+        # The mirror adds a gradient to what was not sent before it multiplies; else it is after.
         is_other = any(name in memory for name in ("mirror", "laysa", "auto"))
         tolerance = 1e-12 if is_other else 0.0
         for mine, plain in zip(train(memory), theirs, strict=True):
@@ -167,6 +173,7 @@ def test_memory_changes_nothing(pools: PoolKeeper, backend: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_changes_nothing_in_any_three_of_the_axes(pools: PoolKeeper, backend: str) -> None:
     """Every triple of (memory, scheduler, compressor, backend): the product has four times more."""
