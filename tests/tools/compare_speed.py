@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from scipy.stats import t as student
 
@@ -41,6 +42,7 @@ CONFIDENCE = 0.95
 TIMEOUT_S = 900.0
 
 Times = dict[str, float]
+Side = TypeVar("Side")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def ratio_of(old: Sequence[float], new: Sequence[float]) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def _testbed(checkout: Path, folder: Path, *arguments: str) -> None:
+def run_testbed(checkout: Path, folder: Path, *arguments: str) -> None:
     """One command of a checkout, away from all checkouts: `python -m` looks where it is started."""
     command = [str(checkout / ".venv/bin/testbed"), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -97,7 +99,7 @@ def time_comm(checkout: Path, folder: Path) -> Times:
     times: Times = {}
     for text, num_bytes in COMM_SIZES.items():
         options = ["--backend", COMM_BACKENDS, "--workers", "2", "--min", text, "--max", text]
-        _testbed(checkout, folder, "comm", *options, "--iters", "40", "--json", "comm.json")
+        run_testbed(checkout, folder, "comm", *options, "--iters", "40", "--json", "comm.json")
         for result in json.loads((folder / "comm.json").read_text())["results"]:
             assert result["num_bytes"] == num_bytes
             times[f"comm {result['backend']} {text}iB"] = result["time_s"]
@@ -106,7 +108,7 @@ def time_comm(checkout: Path, folder: Path) -> Times:
 
 def time_cell(backend: str, link: Path, checkout: Path, folder: Path) -> Times:
     """Seconds of a step of the emulated cell."""
-    _testbed(
+    run_testbed(
         *(checkout, folder, "run", "--workload", "replay:resnet50-v100", "--backend", backend),
         *("--workers", "4", "--cluster", CLUSTER, "--scheduler", "mg-wfbp", "--link", str(link)),
         *("--steps", "14", "--warmup", "4", "--threads", "1", "--verify-steps", "2"),
@@ -127,20 +129,20 @@ def measurements(old: Path) -> dict[str, Callable[[Path, Path], Times]]:
 
 
 def compare(
-    checkouts: Mapping[str, Path], measure: Callable[[Path, Path], Times], num_pairs: int
+    sides: Mapping[str, Side], measure: Callable[[Side, Path], Times], num_pairs: int
 ) -> dict[str, Ratio]:
-    """Time both checkouts by turns.
+    """Time both sides by turns.
 
     Args:
-        checkouts: `old` and `new`.
-        measure: of a checkout.
+        sides: `old` and `new`, for instance checkouts.
+        measure: of a side.
         num_pairs: how often each.
     """
     times: dict[str, dict[str, list[float]]] = {}
     for pair in range(num_pairs):
-        for side in list(checkouts) if pair % 2 == 0 else reversed(list(checkouts)):
+        for side in list(sides) if pair % 2 == 0 else reversed(list(sides)):
             with tempfile.TemporaryDirectory() as folder:
-                found = measure(checkouts[side], Path(folder))
+                found = measure(sides[side], Path(folder))
             for quantity, time_s in found.items():
                 times.setdefault(quantity, {}).setdefault(side, []).append(time_s)
                 print(f"  pair {pair + 1} {side}: {quantity} {time_s:.6g} s", flush=True)
