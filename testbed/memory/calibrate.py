@@ -18,6 +18,9 @@ SMALL_BYTES: Final = 1 << 16
 """Operators that read and write fewer bytes are not measured."""
 
 
+NO_MEMORY: Final = "can't allocate memory"  # PyTorch's words for a CPU, in a plain RuntimeError
+
+
 @dataclass(frozen=True)
 class Form:
     """A tensor without its values."""
@@ -42,8 +45,14 @@ class Form:
 
     def make(self) -> torch.Tensor:
         """A tensor of this form: uniform numbers, or zeros of a dtype that has none."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        return made.uniform_(-1.0, 1.0) if self.dtype.is_floating_point else made.zero_()
+        sizes = zip(self.shape, self.stride, strict=True)
+        last = sum((size - 1) * stride for size, stride in sizes)
+        flat = torch.empty(0 if 0 in self.shape else last + 1, dtype=self.dtype, device=self.device)
+        if self.dtype.is_floating_point:
+            flat.uniform_(-1.0, 1.0)
+        else:
+            flat.zero_()
+        return flat.as_strided(self.shape, self.stride)  # elements of an expanded one share memory
 
 
 class Call:
@@ -87,27 +96,44 @@ class Measured:
     workspace_bytes: int
 
 
-def calibrate(calls: Iterable[Call]) -> dict[tuple[str, str], Measured]:
+def calibrate(
+    calls: Iterable[Call],
+) -> tuple[dict[tuple[str, str], Measured], tuple[str, ...]]:
     """Run each operator with made-up arguments of the same forms.
 
-    No more than one operator's arguments, results and workspace exist at once. Operators that
-    cannot be run with made-up values are left out.
+    No more than one operator's arguments, results and workspace exist at once.
 
     Args:
         calls: those of a step; equal ones are run once.
+
+    Returns:
+        What was measured, and the names of operators that cannot be run with made-up values.
+
+    Raises:
+        RuntimeError: there is no memory for an operator.
+
+    Example:
+        >>> adding = Call(torch.ops.aten.add.Tensor, (torch.ones(1 << 15), 1.0), {})
+        >>> found, failed = calibrate([adding, adding])
+        >>> len(found), failed
+        (1, ())
     """
     distinct = {call.key: call for call in calls if call.num_bytes >= SMALL_BYTES}
     random_state = torch.get_rng_state()
     found: dict[tuple[str, str], Measured] = {}
+    failed: dict[str, None] = {}
     try:
         with torch.no_grad():
             for key, call in distinct.items():
                 measured = _measure(call)
-                if measured is not None:
+                if measured is None:
+                    failed[str(call.func)] = None
+                else:
                     found[key] = measured
     finally:
         torch.set_rng_state(random_state)
-    return found
+        _give_back_pages()  # else the training's memory hides in what was freed here
+    return found, tuple(failed)
 
 
 def _measure(call: Call) -> Measured | None:
@@ -131,7 +157,9 @@ def _measure(call: Call) -> Measured | None:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - began_s)
-    except (RuntimeError, IndexError, ValueError, TypeError):
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in str(error):
+            raise
         return None  # it depends on values: it keeps its estimate
     return Measured(min(times), max(0, held_bytes - made_bytes))
 
@@ -151,10 +179,16 @@ def _meter(device: torch.device) -> Callable[[], int]:
         return lambda: torch.cuda.max_memory_allocated(device) - before
     if not _CLEAR.exists():
         return lambda: 0
-    ctypes.CDLL(None).malloc_trim(0)  # so that what it needs is taken from the system anew
+    _give_back_pages()  # so that what it needs is taken from the system anew
     _CLEAR.write_text("5")
     before = _status("VmRSS")
     return lambda: _status("VmHWM") - before
+
+
+def _give_back_pages() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _status(field: str) -> int:

@@ -116,6 +116,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         update_bytes: what the optimizer's step over all parameters needs beside them at most.
         update_share: the same for the step of one parameter, over the parameter's bytes.
         least_moved_bytes: smaller values are not moved to the host: they take a page there.
+        estimated: names of operators that could not be measured alone, though others were.
     """
 
     units: tuple[str, ...]
@@ -132,6 +133,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     update_bytes: int = 0
     update_share: float = 0.0
     least_moved_bytes: int = 0
+    estimated: tuple[str, ...] = ()
 
     @property
     def num_positions(self) -> int:

@@ -99,7 +99,7 @@ def record(
 def _calibrated(step: Lifetimes, recording: Recording) -> Lifetimes:
     """With measured times and workspaces instead of estimates."""
     calls = [call for call, _, _ in recording.calls]
-    found = calibrate(calls)
+    found, failed = calibrate(calls)
     seconds = times_of(dict(enumerate(calls)), found, [time_s for _, _, time_s in recording.calls])
     workspaces = [found[c.key].workspace_bytes if c.key in found else 0 for c in calls]
     workspace, passed = [0] * step.num_positions, [0.0] * step.num_positions
@@ -113,6 +113,7 @@ def _calibrated(step: Lifetimes, recording: Recording) -> Lifetimes:
         ),
         time_s=tuple(itertools.accumulate(passed)),
         workspace=tuple(workspace),
+        estimated=failed,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -201,10 +202,11 @@ class ResidentPeak:
 
     Attributes:
         peak_bytes: largest value seen.
+        allocated_bytes: most that was in use of the C library's allocator; None: it does not tell.
     """
 
     def __init__(self) -> None:
-        self.peak_bytes = anonymous_bytes()
+        self.peak_bytes, self.allocated_bytes = anonymous_bytes(), allocated_from_c()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="resident", daemon=True)
 
@@ -219,6 +221,8 @@ class ResidentPeak:
     def _sample(self) -> None:
         while self.peak_bytes is not None and not self._done.wait(0.002):
             self.peak_bytes = max(self.peak_bytes, anonymous_bytes() or 0)
+            if self.allocated_bytes is not None:
+                self.allocated_bytes = max(self.allocated_bytes, allocated_from_c() or 0)
 
 
 def anonymous_bytes() -> int | None:
@@ -229,3 +233,27 @@ def anonymous_bytes() -> int | None:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+_MALLINFO = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in _MALLINFO]
+
+
+def allocated_from_c() -> int | None:
+    """What this process holds of the C library's allocator, freed blocks left out.
+
+    Returns:
+        Bytes; None: the library is not glibc 2.33 or later, and does not tell.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return None
+    libc.mallinfo2.restype = _Mallinfo
+    told = libc.mallinfo2()
+    return int(told.uordblks + told.hblkhd)

@@ -95,7 +95,10 @@ class MemoryResult(msgspec.Struct, kw_only=True):
         extra_s: predicted time that a step takes more than with all activations kept.
         resident_bytes: largest anonymous resident set in that step, less what the process held
             before training beside the weights; null: not measured.
-        predicted_resident_bytes: predicted peak with what operators hold while they run.
+        kept_bytes: of these, freed pages that the allocator had not given back to the system;
+            null: not known.
+        predicted_resident_bytes: predicted peak with what operators hold while they run, without
+            pages that are kept.
         plan: digest of the memory plan.
         why: the plan in words.
         budget_bytes: that it had to fit; null: none.
@@ -108,6 +111,7 @@ class MemoryResult(msgspec.Struct, kw_only=True):
     moved_bytes: int = 0
     extra_s: float = 0.0
     resident_bytes: int | None = None
+    kept_bytes: int | None = None
     predicted_resident_bytes: int | None = None
     plan: str = ""
     why: str = ""

@@ -213,10 +213,11 @@ def _memory(each: Sequence[MemoryResult]) -> MemoryResult | None:
     """Of the repeat whose measured peak is largest; resident is the largest of all."""
     if not each:
         return None
-    resident = [one.resident_bytes for one in each if one.resident_bytes is not None]
+    largest = max(each, key=lambda one: one.resident_bytes or 0)
     return msgspec.structs.replace(
         max(each, key=lambda one: one.measured_bytes or 0),
-        resident_bytes=max(resident, default=None),
+        resident_bytes=largest.resident_bytes,
+        kept_bytes=largest.kept_bytes,
     )
 
 

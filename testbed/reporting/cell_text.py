@@ -109,6 +109,11 @@ def _memory(found: MemoryResult) -> list[str]:
         lines.append(
             f"                resident: {told}{format_bytes(found.resident_bytes)} measured"
         )
+        if found.kept_bytes:
+            lines.append(
+                f"                  of it {format_bytes(found.kept_bytes)} that no prediction has: "
+                "freed pages, which the allocator keeps"
+            )
     if found.moved_bytes:
         lines.append(f"                moved to the host: {format_bytes(found.moved_bytes)} a step")
     lines.append(

@@ -16,7 +16,12 @@ from testbed.base.plan import Plan
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import let_overwrite
-from testbed.memory.tracker import ResidentPeak, Tracker, anonymous_bytes
+from testbed.memory.tracker import (
+    ResidentPeak,
+    Tracker,
+    allocated_from_c,
+    anonymous_bytes,
+)
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
 from testbed.training.forecast import (
@@ -70,11 +75,23 @@ class Foreseen:
             moved_bytes=found.footprint.moved_bytes,
             extra_s=found.footprint.extra_s,
             resident_bytes=watch.resident_bytes,
+            kept_bytes=watch.kept_bytes,
             predicted_resident_bytes=found.needed_bytes,
             plan=found.plan.digest(),
-            why=found.plan.why,
+            why="; ".join(filter(None, (found.plan.why, _estimated(found)))),
             budget_bytes=self.budget_bytes,
         )
+
+
+def _estimated(found: Forecast) -> str:
+    """Which operators' times and workspaces are estimates, in words."""
+    names = found.lifetimes.estimated
+    if not names:
+        return ""
+    return (
+        f"times of {len(names)} operators are estimated from their sizes, as they do not run with "
+        f"made-up values: {', '.join(names)}"
+    )
 
 
 def foresee(
@@ -156,13 +173,18 @@ class MemoryWatch:
         tracker: of the step, once it has begun.
         resident_bytes: largest anonymous resident set of the step, less what the process held
             before training beside its weights; None: not measured.
+        kept_bytes: of these, what the allocator had not handed out: pages of freed storages, which
+            stay where `settle_allocator` says so, or lie between others; None: not known.
     """
 
     def __init__(self, replica: Replica, session: TrainingSession, step: int | None) -> None:
         self.tracker: Tracker | None = None
         self.resident_bytes: int | None = None
+        self.kept_bytes: int | None = None
         self._replica, self._session, self._step = replica, session, step
-        self._before_bytes = None if step is None else anonymous_bytes()
+        measured = step is not None
+        self._before_bytes = anonymous_bytes() if measured else None
+        self._before_allocated_bytes = allocated_from_c() if measured else None
         self._weight_bytes = sum(t.nbytes for t in replica.model.state_dict().values())
 
     @contextlib.contextmanager
@@ -180,3 +202,6 @@ class MemoryWatch:
         if self._before_bytes is not None and resident.peak_bytes is not None:
             grown_bytes = resident.peak_bytes - self._before_bytes
             self.resident_bytes = grown_bytes + self._weight_bytes
+            before, then = self._before_allocated_bytes, resident.allocated_bytes
+            if before is not None and then is not None:
+                self.kept_bytes = max(0, grown_bytes - (then - before))

@@ -11,6 +11,7 @@ from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, MemoryResult, decode_cell, encode_cell
 from testbed.records.report import Report, encode_report
 from testbed.reporting.aggregate import Collected, Found
+from testbed.reporting.cell_text import describe_cell
 from testbed.reporting.formats import to_csv, to_markdown
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
@@ -27,6 +28,7 @@ def cell(memory, predicted=None, measured=None, **changes):
             measured={} if measured is None else {"weights": 1000, "activations": measured - 1000},
             moved_bytes=changes.pop("moved", 0),
             resident_bytes=changes.pop("resident", None),
+            kept_bytes=changes.pop("kept", None),
         )
     config = RunConfig(backend="gloo", memory=memory, **changes.pop("config", {}))
     values = {"workload": "w", "num_workers": 2, "step_time_s": 0.1, **DIGESTS, **changes}
@@ -84,14 +86,21 @@ def test_tables_for_people_have_them_where_some_cell_has():
 
 
 def test_of_repeats_the_largest_peak_counts():
-    sizes = ((4000, 100), (6000, 90), (5000, None))
+    sizes = ((4000, 100, 7), (6000, 90, 8), (5000, None, None))
     repeats = [
-        cell("laysa", 4000, measured, resident=resident, config={"repeat": number})
-        for number, (measured, resident) in enumerate(sizes)
+        cell("laysa", 4000, measured, resident=resident, kept=kept, config={"repeat": number})
+        for number, (measured, resident, kept) in enumerate(sizes)
     ]
     (found,) = report_of(*repeats).cells
     assert found.memory.measured_bytes == 6000
-    assert found.memory.resident_bytes == 100
+    assert (found.memory.resident_bytes, found.memory.kept_bytes) == (100, 7)
+
+
+@pytest.mark.parametrize(("kept", "lines"), [(3 * 2**20, 1), (0, 0), (None, 0)])
+def test_the_part_of_the_resident_set_that_no_prediction_has_is_named(kept, lines):
+    told = describe_cell(cell("none", 4000, 4000, resident=9 * 2**20, kept=kept)).splitlines()
+    named = [line for line in told if "3 MiB that no prediction has: freed pages" in line]
+    assert len(named) == lines
 
 
 def test_errors_are_summed_up():
