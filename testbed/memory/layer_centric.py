@@ -12,7 +12,7 @@ from testbed.base.parts import Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
 from testbed.memory.laysa import DoesNotFit, laysa
-from testbed.memory.lifetimes import KEEP, Lifetimes
+from testbed.memory.lifetimes import KEEP, Costs, Lifetimes
 from testbed.memory.mirror import state_on_host
 from testbed.memory.offload import OffloadOptions, of_size
 from testbed.memory.plan import MemoryPlan, plan_of
@@ -31,16 +31,19 @@ class LaysaOptions:
     """Options of `laysa` and `auto`.
 
     Attributes:
-        budget_mb: MiB that a step's live storages may take, communication included; None: that of
-            the run, and without one the least peak is wanted.
+        budget_mb: MiB that a step may take, communication included; None: that of the run, and
+            without one the least peak is wanted.
         in_flight: messages on their way at once.
         mirror: where what was not sent is kept: on the `device`, on the `host` (with the
             optimizer's state), or by the compressor (`none`).
+        workspace: what operators hold while they run, beside storages, counts for the peak (a run
+            measures it); without it the plan is for storages alone.
     """
 
     budget_mb: float | None = None
     in_flight: int = 2
     mirror: Literal["device", "host", "none"] = "device"
+    workspace: bool = True
 
     def __post_init__(self) -> None:
         if self.budget_mb is not None and not self.budget_mb > 0:
@@ -78,7 +81,8 @@ def layer_centric(options: LaysaOptions) -> Strategy:
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
-        return laysa(lifetimes, limits.costs, _budget(options, limits), limits.iteration_s)
+        costs = _costs(options, limits)
+        return laysa(lifetimes, costs, _budget(options, limits), limits.iteration_s)
 
     return _with_exchange(options, choose)
 
@@ -106,19 +110,19 @@ def cheapest(options: LaysaOptions) -> Strategy:
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
-        budget = _budget(options, limits)
+        budget, costs = _budget(options, limits), _costs(options, limits)
         all_kept = KEEP * len(lifetimes.values)
-        kept = simulate(lifetimes, all_kept, limits.costs)
+        kept = simulate(lifetimes, all_kept, costs)
         if budget is None or kept.peak_bytes <= budget:
             limit = "there is no budget" if budget is None else f"budget {format_bytes(budget)}"
             why = f"none: all activations stay; peak {format_bytes(kept.peak_bytes)}, {limit}"
             return plan_of("none", lifetimes, all_kept, kept, why=why)
         plans = [
-            plan_of(label, lifetimes, actions, simulate(lifetimes, actions, limits.costs))
+            plan_of(label, lifetimes, actions, simulate(lifetimes, actions, costs))
             for label, actions in _published(lifetimes).items()
         ]
         try:
-            plans.append(laysa(lifetimes, limits.costs, budget, limits.iteration_s))
+            plans.append(laysa(lifetimes, costs, budget, limits.iteration_s))
         except DoesNotFit as error:
             if all(plan.peak_bytes > budget for plan in plans):
                 raise
@@ -155,6 +159,12 @@ def _budget(options: LaysaOptions, limits: Limits) -> int | None:
         return limits.budget_bytes
     own = round(options.budget_mb * MIB) - limits.held_bytes
     return own if limits.budget_bytes is None else min(own, limits.budget_bytes)
+
+
+def _costs(options: LaysaOptions, limits: Limits) -> Costs:
+    if options.workspace:
+        return limits.costs
+    return msgspec.structs.replace(limits.costs, with_workspace=False)
 
 
 def _with_exchange(options: LaysaOptions, choose: Choose) -> Strategy:

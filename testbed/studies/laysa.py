@@ -144,7 +144,7 @@ class _Job:
         row = Row(
             label=label, memory="", compressor=compressor, momentum=self.momentum, batch_size=size
         )
-        budget = f"budget_mb={half_bytes * 100 // MIB / 100:.2f}"
+        budget = f"budget_mb={half_bytes * 100 // MIB / 100:.2f},workspace=0"
         why = ""
         for spec in [memory] if memory else [f"laysa:{budget}", f"laysa:{budget},mirror=host"]:
             try:

@@ -42,8 +42,8 @@ ROWS: Final = (
     (NAIVE, "checkpoint", SPARSE),
     (RECOMPUTED, "checkpoint", "none"),
     (OFFLOADED, "offload", "none"),
-    (LEAST, "laysa", SPARSE),
-    (LEAST_HOST, "laysa:mirror=host", SPARSE),
+    (LEAST, "laysa:workspace=0", SPARSE),
+    (LEAST_HOST, "laysa:mirror=host,workspace=0", SPARSE),
     (HALF, "", SPARSE),
 )
 
@@ -233,8 +233,9 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell], claims: str =
         f"dense messages take {SLOW:g} times the backward pass of dense at the smaller batch: "
         "estimated step, scaled by measured over estimated time of dense, and what messages take "
         f"beyond the backward pass (two thirds of the step; sparse ones are {SENT:.0%} of the "
-        "bytes; encoding takes no time). Where a row was run, its predicted peak, moved "
-        "bytes and predicted resident set are those that the run foresaw. "
+        "bytes; encoding takes no time). Plans are made for storages alone (`workspace=0`), as the "
+        "peaks are compared; what operators hold beside them is in the resident set. Where a row "
+        "was run, its predicted peak, moved bytes and resident set are those that the run foresaw. "
         "Made by `testbed sweep laysa`.",
         *([claims] if claims else []),
     ]
