@@ -104,11 +104,16 @@ class LiveStorages:
 
 
 def is_sum_of_gradients(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether it may be the engine that adds two gradients of one tensor: see `see_sum`."""
+    """Whether it may be the engine that adds two gradients of one tensor: see `see_sum`.
+
+    The engine writes over the first one, unless that is a view (the transposed gradient of a
+    layer's weights): its base is a second owner of the storage.
+    """
     return (
         func is torch.ops.aten.add.Tensor
         and torch._C._current_graph_task_id() != -1
         and all(isinstance(term, torch.Tensor) for term in args)
+        and not args[0]._is_view()
     )
 
 

@@ -185,7 +185,8 @@ class MemoryWatch:
         measured = step is not None
         self._before_bytes = anonymous_bytes() if measured else None
         self._before_allocated_bytes = allocated_from_c() if measured else None
-        self._weight_bytes = sum(t.nbytes for t in replica.model.state_dict().values())
+        kept = [t.untyped_storage() for t in replica.model.state_dict().values()]
+        self._weight_bytes = sum({s._cdata: s.nbytes() for s in kept}.values())  # tied ones once
 
     @contextlib.contextmanager
     def around(self, done: int) -> Iterator[None]:
