@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from testbed.base.listed import joined
 from testbed.base.types import Op, shard_bounds
 from testbed.compression.common import require_values
 from testbed.compression.protocol import (
@@ -18,9 +19,11 @@ from testbed.compression.protocol import (
     Context,
     Conversation,
     Exchanged,
+    Listing,
     Merger,
     Round,
     State,
+    can_list,
     can_place,
 )
 
@@ -76,7 +79,9 @@ class Gathered:
         """See `Compressor.exchange`; `state` passes through."""
         require_values(values, context)
         encoded = self.codec.encode(values, context)
-        mean = yield from gathered_mean(self.codec, encoded.payload, values, context.out)
+        mean = yield from gathered_mean(
+            self.codec, encoded.payload, values, context.out, sparse=context.sparse
+        )
         return Exchanged(mean, state, encoded.subtract_sent)
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
@@ -89,6 +94,8 @@ def gathered_mean(
     payload: torch.Tensor,
     like: torch.Tensor,
     out: torch.Tensor | None = None,
+    *,
+    sparse: bool = False,
 ) -> MeanConversation:
     """Part of a conversation: give a payload, get the mean of all ranks' payloads.
 
@@ -97,8 +104,13 @@ def gathered_mean(
         payload: this rank's.
         like: [n]: size, dtype and device of the mean.
         out: see `Context.out`; used where it is like `like` and the merger can.
+        sparse: see `Context.sparse`; used where the merger can.
     """
     arrived = yield Round(Op.ALL_GATHER, (payload,), merger, last=True)
+    if sparse and can_list(merger):
+        listed = _listed(merger, arrived, like)
+        if listed is not None:
+            return listed
     if out is not None and not (can_place(merger) and _alike(out, like)):
         out = None
     if not arrived.pieces:
@@ -123,6 +135,22 @@ def _mean_of(
     if arrived.pulled is not None:
         return merger.unpack_mean(arrived.pulled, like)
     return merger.combine(arrived.parts, like)
+
+
+def _listed(merger: Listing, arrived: Arrived, like: torch.Tensor) -> torch.Tensor | None:
+    """The mean as a sparse tensor; None: too many elements were sent."""
+    if not arrived.pieces:
+        if arrived.pulled is not None:
+            return merger.list_packed(arrived.pulled, like)
+        return merger.list_mean(arrived.parts, like)
+    bounds = shard_bounds(like.numel(), len(arrived.pieces))
+    pieces = []
+    for piece, (low, high) in zip(arrived.pieces, pairwise(bounds), strict=True):
+        listed = _listed(merger, piece, like[low:high])
+        if listed is None:
+            return None
+        pieces.append((listed, low))
+    return joined(pieces, like.numel())
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,7 +20,8 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.compression.sparse import largest, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.selection import largest
+from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
 from testbed.compression.topk import zeroing
 
 Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]

@@ -27,7 +27,8 @@ from testbed.compression.protocol import (
     Round,
     State,
 )
-from testbed.compression.sparse import above, largest, pack_sparse, sparse_bytes, unpack_sparse
+from testbed.compression.selection import above, largest
+from testbed.compression.sparse import pack_sparse, sparse_bytes, unpack_sparse
 from testbed.compression.topk import zeroing
 
 Selection = tuple[torch.Tensor, torch.Tensor]  # ascending indices [k], values [k]

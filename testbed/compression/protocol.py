@@ -56,6 +56,7 @@ class Context:
             a wrapper that calls it gives the inner compressor values of its own. Where it is the
             values themselves, what `state` holds may be overwritten, too. None: the mean is new
             memory.
+        sparse: the mean may be a sparse tensor, see `Exchanged.mean`.
     """
 
     rank: int = 0
@@ -66,6 +67,7 @@ class Context:
     shapes: tuple[tuple[int, ...], ...] = ()
     learning_rate: float | None = None
     out: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    sparse: bool = field(default=False, compare=False, repr=False)
 
 
 class Merger(Protocol):
@@ -115,6 +117,26 @@ class Cutting(Merger, Protocol):
     ) -> tuple[torch.Tensor, ...]:
         """Payloads of the elements `bounds[i] .. bounds[i + 1] - 1`, each as of a message."""
         ...
+
+
+@runtime_checkable
+class Listing(Merger, Protocol):
+    """A merger that can list a mean's elements where few were sent, without memory for all."""
+
+    def list_mean(
+        self, payloads: tuple[torch.Tensor, ...], like: torch.Tensor
+    ) -> torch.Tensor | None:
+        """`combine` as a sparse tensor with the same elements; None: too many were sent."""
+        ...
+
+    def list_packed(self, payload: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
+        """`unpack_mean` as a sparse tensor with the same elements; None: they are too many."""
+        ...
+
+
+def can_list(merger: Merger) -> TypeGuard[Listing]:
+    """Whether it is `Listing`, found out once for each class."""
+    return _is_of(type(merger), Listing)
 
 
 def can_cut(merger: Merger) -> TypeGuard[Cutting]:
@@ -188,7 +210,8 @@ class Exchanged:
 
     Attributes:
         mean: [n], the mean over ranks as this compressor delivers it; identical on all ranks. It
-            may lie in `Context.out`.
+            may lie in `Context.out`, or be a sparse tensor where `Context.sparse` allows that:
+            its indices ascend, each comes once, and what it does not name is 0.
         state: to be given to the next exchange of this message.
         subtract_sent: turns the values that were given, in place, into what was not sent; returns
             them. Valid once, and before the values are changed otherwise (by `Context.out`, too).

@@ -14,7 +14,8 @@ from testbed.base.parts import Part
 from testbed.compression.common import count_of, generator, require_ratio
 from testbed.compression.gathered import Encoded, Gathered
 from testbed.compression.protocol import ByteRange, Claims, Context
-from testbed.compression.sparse import above, largest, pack_sparse, sampled, sparse_bytes
+from testbed.compression.selection import above, largest, sampled
+from testbed.compression.sparse import pack_sparse, sparse_bytes
 from testbed.compression.sparse_mean import SparseMerger
 
 
@@ -93,7 +94,7 @@ class TopKSampled(SparseMerger):
         tensor([ 0., -3.])
 
     Reference:
-        Lin et al., 2018, ICLR (DGC). Departs: see `sparse.sampled`; small messages are selected
+        Lin et al., 2018, ICLR (DGC). Departs: see `selection.sampled`; small messages are selected
         exactly.
     """
 

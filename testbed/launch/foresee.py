@@ -12,10 +12,10 @@ from testbed.memory.laysa import DoesNotFit
 from testbed.memory.simulator import Simulator
 from testbed.records.memory import MemoryCurve, MemoryForecast
 from testbed.training.compressed.spec import compression_of, without_own_momentum
+from testbed.training.exchange_needs import Exchanged
 from testbed.training.forecast import (
     RESERVE_BYTES,
     Batches,
-    Exchanged,
     Forecast,
     forecast,
     largest_batch,

@@ -42,8 +42,7 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
 
     Segments are cut so that the bytes that autograd saves in them are equal. In the backward pass a
     segment is made again as a whole when the first of its activations is wanted, and each of them
-    stays until its use; the last segment, which would be made again at once, is kept, unless it is
-    the only one (`segments=1`: all is made again from the step's samples). With
+    stays until its use; the last segment, which would be made again at once, is kept. With
     `segments=cost` there are no segments: what cheap operators made (activation, normalisation,
     pooling, sums) is made again from what the others (convolution, matrix product, attention)
     made, which stays.
@@ -65,7 +64,7 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
         Chen, Xu, Zhang and Guestrin, 2016, arXiv:1604.06174; cost: Wang et al., 2018, PPoPP
         (SuperNeurons). Departs: on PyTorch's operators instead of layers, so that shortcuts and
         concatenations are cut as well; segments of equal saved bytes, not of equal length; the
-        last one is kept, as by torch's `checkpoint_sequential`, which does nothing with one.
+        last one is kept, as by torch's `checkpoint_sequential`.
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
@@ -88,7 +87,7 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
 
 
 def in_segments(lifetimes: Lifetimes, number: int) -> str:
-    """An action for each value: kept are those of the last of several segments, or read by a later.
+    """An action for each value: kept are those of the last segment or read by a later one.
 
     Args:
         lifetimes: of the step.
@@ -105,7 +104,7 @@ def in_segments(lifetimes: Lifetimes, number: int) -> str:
     crosses = {
         source for value in values for source in value.inputs if segment[source] < of_op[value.op]
     }
-    last = number - 1 if number > 1 else None
+    last = number - 1
     return "".join(KEEP if s == last or n in crosses else RECOMPUTE for n, s in enumerate(segment))
 
 

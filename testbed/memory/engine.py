@@ -130,12 +130,10 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while len(self._leaving) >= OFFLOAD_WINDOW:
             self._gone()
         self.is_aside = True
-        try:
-            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            flat.set_(tensor.untyped_storage())
-            value.copy = self._transfers.copy(flat)
-        finally:
-            self.is_aside = False
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        flat.set_(tensor.untyped_storage())
+        value.copy = self._transfers.copy(flat)
+        self.is_aside = False
         self._leaving.append((value.copy, flat))
         if self._plan.actions[value.number] == OFFLOAD_SYNC:
             while self._leaving:

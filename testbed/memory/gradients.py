@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from testbed.memory.lifetimes import Costs, Lifetimes
 
+SLICE_ELEMENTS: Final = 1 << 18
+"""Of large parameters whose gradients are released, the optimizer updates so many at a time."""
+
 Levels = npt.NDArray[np.int64]
 
 
-def gradient_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
+def row_of(in_flight: int) -> int:
+    """How many gradients in a row must have room: an operator makes those of weight and bias."""
+    return max(2, in_flight)
+
+
+def largest_row(sizes: Sequence[int], row: int) -> int:
+    """The largest sum of so many in a row.
+
+    Example:
+        >>> largest_row([1, 5, 2, 4], 2)
+        7
+    """
+    return max((sum(sizes[first : first + row]) for first in range(len(sizes))), default=0)
+
+
+def gradient_bytes(step: Lifetimes, costs: Costs) -> Levels:
     """Bytes of parameters' gradients alive at each position."""
     change = np.zeros(step.num_positions + 1, dtype=np.int64)
-    for number, gradient in enumerate(step.gradients):
+    leave = _left_at(step, costs.in_flight, costs.row)
+    for gradient, end in zip(step.gradients, leave, strict=True):
         change[gradient.position] += gradient.num_bytes
-        if in_flight is not None:
-            after = number + in_flight
-            gone = after < len(step.gradients)
-            end = step.gradients[after].position if gone else step.num_positions
-            change[max(end, gradient.position + 1)] -= gradient.num_bytes
+        change[max(end, gradient.position + 1)] -= gradient.num_bytes
     return np.cumsum(change[:-1])
+
+
+def _left_at(step: Lifetimes, at_once: int | None, row: int) -> list[int]:
+    """When each gradient, or its message, is gone; after the last position if it stays."""
+    gradients = step.gradients
+    found = [step.num_positions] * len(gradients)
+    if at_once is None:
+        return found
+    sizes = [gradient.num_bytes for gradient in gradients]
+    room = largest_row(sizes, row)
+    first = 0  # of those that are on their way
+    for number, gradient in enumerate(gradients):
+        while first <= number - at_once:
+            found[first] = gradient.position
+            first += 1
+        while row and first <= number and sum(sizes[first : number + 1 + row]) > room:
+            found[first] = gradient.position
+            first += 1
+    return found
 
 
 def update_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
@@ -30,19 +67,22 @@ def update_bytes(step: Lifetimes, in_flight: int | None) -> Levels:
         needed[-1] = step.update_bytes
     else:
         for gradient in step.gradients:
-            needed[gradient.position] += round(gradient.num_bytes * step.update_share)
+            at_once = min(gradient.num_bytes, step.update_slice_bytes or gradient.num_bytes)
+            needed[gradient.position] += round(at_once * step.update_share)
     return needed
 
 
 def exchange_bytes(step: Lifetimes, costs: Costs) -> Levels:
-    """What gradients on their way need beside themselves."""
+    """What gradients on their way need beside themselves: while the next ones are made."""
     change = np.zeros(step.num_positions + 1, dtype=np.int64)
-    if costs.exchange_share:
-        window = costs.exchanges_at_once
-        for number, gradient in enumerate(step.gradients):
-            needed = round(gradient.num_bytes * costs.exchange_share)
-            after = number + window
-            there = after < len(step.gradients)
-            change[gradient.position + 1] += needed
-            change[step.gradients[after].position + 1 if there else step.num_positions] -= needed
+    if costs.exchange_bytes:
+        ends = _left_at(step, costs.exchanges_at_once, costs.row)
+        pairs = zip(step.gradients, costs.exchange_bytes, ends, strict=True)
+        for gradient, needed, end in pairs:
+            if end == gradient.position:  # it is waited for at once
+                change[end] += needed
+                change[end + 1] -= needed
+            else:
+                change[gradient.position + 1] += needed
+                change[min(end + 1, step.num_positions)] -= needed
     return np.cumsum(change[:-1])

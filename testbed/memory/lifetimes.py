@@ -115,6 +115,8 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         optimizer_bytes: what the optimizer keeps between steps.
         update_bytes: what the optimizer's step over all parameters needs beside them at most.
         update_share: the same for the step of one parameter, over the parameter's bytes.
+        update_slice_bytes: parameters of more bytes than that are updated in slices of so many;
+            0: as a whole.
         least_moved_bytes: smaller values are not moved to the host: they take a page there.
         estimated: names of operators that could not be measured alone, though others were.
     """
@@ -132,6 +134,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_bytes: int = 0
     update_bytes: int = 0
     update_share: float = 0.0
+    update_slice_bytes: int = 0
     least_moved_bytes: int = 0
     estimated: tuple[str, ...] = ()
 
@@ -150,8 +153,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             memory bandwidth), overlapped or not.
         in_flight: gradients of parameters are freed as they get ready, but for so many that are
             on their way; None: all stay until the optimizer's step.
-        exchange_share: what exchanging a gradient needs while it is on its way, over the
-            gradient's bytes (scratch and payloads of a compressor).
+        row: those on their way also make room for so many that come next: all together take no
+            more than the largest ones in a row; 0: they do not.
+        exchange_bytes: what exchanging each gradient needs while it is on its way (scratch and
+            payloads of a compressor, a mean with memory of its own); empty: nothing.
         exchanges_at_once: gradients for which that is needed at once.
         with_workspace: count what operators hold beside storages, where it was measured.
     """
@@ -159,7 +164,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes_per_s: float = 4e9
     copy_share: float = 0.3
     in_flight: int | None = None
-    exchange_share: float = 0.0
+    row: int = 0
+    exchange_bytes: tuple[int, ...] = ()
     exchanges_at_once: int = 2
     with_workspace: bool = False
 

@@ -22,10 +22,16 @@ def mirror_update(options: Mirror) -> Strategy:
     |w| loses 0.2 % of itself, one of 1e-7 |w| 20 %, and other elements are sent (`form=weights`).
 
     Bytes of a message of n elements of e bytes, k of them sent by each of P ranks: n e at all
-    times; a gradient until it is added, that is, never two; of `where=host` on a GPU n e from then
-    until the message has ended; k e + indices to be sent, P times that arrived; n e of the mean
-    from the last answer until the optimizer's step. There are no buckets and no copies of
-    gradients.
+    times on the device, and a gradient until it is added; or, with `where=host`, none but the
+    gradient, to which what is kept is added a slice at a time, and whose memory holds the sum until
+    the message has ended and what was not sent is back on the host. Before the next gradients are
+    made, messages are waited for, so that no more than the largest `in_flight` (at least 2)
+    gradients in a row are alive. Beside them k e + indices to be sent, P times that arrived, and of
+    the mean its elements and their indices: the optimizer's step takes a large layer in slices of
+    2^18 elements, and the dense mean of one slice at a time, if its update goes by elements (SGD,
+    Adam, AdamW) and the compressor can list a mean (`topk`, `topk-sampled`, `threshold`); else n e
+    of the mean. There are no buckets and no copies of gradients; a fused message's share on the
+    host comes to the device as a whole.
 
     Args:
         options: where the difference lies (`device`; `host`: pinned memory beside a GPU, a mapped

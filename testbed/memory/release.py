@@ -23,7 +23,9 @@ class ReleaseOptions:
     at once, during the backward pass, and the bucket goes back to an arena of the size above.
     Before messages begin that have more bytes together than the `in_flight` largest ones, the
     backward pass waits for the oldest one. A worker that is alone exchanges nothing and updates
-    parameters as their gradients are final, small ones (64 KiB) together.
+    parameters as their gradients are final, small ones (64 KiB) together. SGD, Adam and AdamW take
+    their step for a large layer in slices of 2^18 elements, so that what they make beside their
+    state (a gradient with weight decay, a denominator) has the size of a slice.
 
     The bound holds where means can arrive during the backward pass: not with plans that send after
     it, in halves, or across the iteration (there gradients are freed as well, and a bucket lives

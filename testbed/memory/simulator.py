@@ -97,7 +97,7 @@ class Simulator:
         self.first_wanted = [(position, number) for number, position in first.items()]
         last = lifetimes.num_positions - 1
         self.first_unpacked = self.wanted[0][0] if self.wanted else last
-        self.gradients = gradient_bytes(lifetimes, self.costs.in_flight)
+        self.gradients = gradient_bytes(lifetimes, self.costs)
         update = update_bytes(lifetimes, self.costs.in_flight)
         self.temporary = np.asarray(lifetimes.base, dtype=np.int64) + update
         self.exchanged = exchange_bytes(lifetimes, self.costs)

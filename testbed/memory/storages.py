@@ -17,8 +17,9 @@ STATISTICS = frozenset({"running_mean", "running_var"})
 
 
 def tensors_in(*trees: Any) -> list[torch.Tensor]:
-    """All tensors in nested arguments or results."""
-    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, torch.Tensor)]
+    """All tensors in nested arguments or results that have storages; sparse ones hold two such."""
+    leaves = (leaf for leaf in tree_leaves(trees) if isinstance(leaf, torch.Tensor))
+    return [leaf for leaf in leaves if not leaf.is_sparse]
 
 
 def is_question(func: Any) -> bool:

@@ -46,9 +46,9 @@ from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import INTERRUPTED, carry_out, process_runner
 from testbed.sweeping.study import Measured, Study, read_cells, study_store
 from testbed.training.compressed.spec import compression_of
+from testbed.training.exchange_needs import Exchanged
 from testbed.training.forecast import (
     Batches,
-    Exchanged,
     Forecast,
     forecast,
     jointly,

@@ -13,18 +13,18 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.units import format_bytes
-from testbed.compression.common import num_bytes
-from testbed.compression.protocol import Arrived, Context, State
-from testbed.memory.arena import is_bounded, place_buckets
+from testbed.memory.gradients import SLICE_ELEMENTS
 from testbed.memory.joint import late_s, plan_jointly
 from testbed.memory.laysa import DoesNotFit, laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
 from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.record import Peak, record
+from testbed.memory.record import record
 from testbed.memory.search import IterationCost
 from testbed.memory.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
 from testbed.training.compressed.spec import Compression
+from testbed.training.exchange.step import is_elementwise
+from testbed.training.exchange_needs import Exchanged, compressed
 from testbed.training.protocol import Pricing
 from testbed.training.replica import Replica
 
@@ -32,7 +32,6 @@ RESERVE_BYTES: Final = 12 << 20
 """Of a budget, for the allocator, the interpreter and PyTorch's own records of a step: measured
 under `RLIMIT_DATA`, ResNet-50 at images of 96 pixels needed between 5 and 10 MiB."""
 MOST_SAMPLES: Final = 1 << 20
-SAMPLE_ELEMENTS: Final = 1 << 18  # of a message with which a compressor's needs are measured
 
 
 @dataclass(frozen=True)
@@ -102,46 +101,6 @@ class Forecast:
         return step.weight_bytes + step.optimizer_bytes + largest
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """What exchanging holds, as far as it can be told before a session is open.
-
-    Attributes:
-        held_bytes: of buckets.
-        in_flight: gradients alive at once if they are released; None: all of them stay.
-        sizes: elements of each message.
-        element_bytes: of the gradients.
-    """
-
-    held_bytes: int
-    in_flight: int | None
-    sizes: tuple[int, ...]
-    element_bytes: int
-
-    @classmethod
-    def of(
-        cls, replica: Replica, plan: Plan | None, num_workers: int, compressed: bool
-    ) -> Exchanged:
-        """From the plan of a run; None: one message for each tensor."""
-        parameters = [p for p in replica.model.parameters() if p.requires_grad]
-        element_bytes = parameters[0].element_size()
-        release = replica.strategy.release
-        travels = num_workers > 1 or compressed
-        if plan is None:
-            sizes, held_bytes = [p.numel() for p in parameters], 0
-        else:
-            sizes = [sum(part.stop - part.start for part in m.parts) for m in plan.messages]
-            fused = [size for size, m in zip(sizes, plan.messages, strict=True) if len(m.parts) > 1]
-            held_bytes = sum(fused) * element_bytes
-        if release is None:
-            return cls(held_bytes, None, tuple(sizes), element_bytes)
-        if not travels:
-            return cls(0, 0, tuple(sizes), element_bytes)
-        if plan is not None and is_bounded(plan):
-            held_bytes = place_buckets(plan, release.in_flight).num_bytes
-        return cls(held_bytes, release.in_flight, tuple(sizes), element_bytes)
-
-
 def record_step(replica: Replica, batch_size: int, *, calibrated: bool = False) -> Lifetimes:
     """The lifetimes of a step of a freshly made replica, which is left as it is.
 
@@ -162,9 +121,13 @@ def record_step(replica: Replica, batch_size: int, *, calibrated: bool = False) 
     was_training = replica.model.training
     replica.model.train()
     try:
-        return record(replica.model, loss, batch, replica.optimizer, calibrated=calibrated)
+        step = record(replica.model, loss, batch, replica.optimizer, calibrated=calibrated)
     finally:
         replica.model.train(was_training)
+    if not is_elementwise(replica.optimizer):
+        return step
+    element_bytes = next(replica.model.parameters()).element_size()
+    return msgspec.structs.replace(step, update_slice_bytes=SLICE_ELEMENTS * element_bytes)
 
 
 def forecast(
@@ -192,22 +155,17 @@ def forecast(
     Raises:
         UsageError: the strategy finds no plan that fits; tells the smallest budget that would do.
     """
-    communication_bytes, in_flight = exchanged.held_bytes, exchanged.in_flight
-    mirror, share, at_once = strategy.mirror, 0.0, 2
+    communication_bytes = exchanged.held_bytes
+    costs = msgspec.structs.replace(costs or Costs(), in_flight=exchanged.in_flight)
     if compression is not None:
-        kept, share = codec_shares(compression, exchanged.element_bytes, num_workers)
-        if mirror is not None:
-            # A gradient joins what is kept, and a mean needs memory of its own.
-            at_once, in_flight = in_flight or 1, 0
-            share += 1.0 + lifetimes.update_share
+        kept_bytes, costs = compressed(
+            lifetimes, strategy.mirror, exchanged, compression, num_workers, costs
+        )
+        communication_bytes += kept_bytes
+        if strategy.mirror is not None:  # counted with the exchange
             lifetimes = msgspec.structs.replace(lifetimes, update_share=0.0)
-            kept = 0.0 if mirror.where == "host" else kept
-        communication_bytes += round(kept * sum(exchanged.sizes) * exchanged.element_bytes)
     if strategy.state_on_host:
         lifetimes = msgspec.structs.replace(lifetimes, optimizer_bytes=0)
-    costs = msgspec.structs.replace(
-        costs or Costs(), in_flight=in_flight, exchange_share=share, exchanges_at_once=at_once
-    )
     held_bytes = communication_bytes + RESERVE_BYTES
     limit = None if budget_bytes is None else budget_bytes - held_bytes
     everything = msgspec.structs.replace(costs, with_workspace=True)
@@ -335,35 +293,6 @@ def chosen(strategy: Strategy, lifetimes: Lifetimes, limits: Limits) -> MemoryPl
     actions = KEEP * len(lifetimes.values)
     footprint = simulate(lifetimes, actions, limits.costs)
     return plan_of("none", lifetimes, actions, footprint, why="all activations stay")
-
-
-def codec_shares(
-    compression: Compression, element_bytes: int, num_workers: int
-) -> tuple[float, float]:
-    """What a compressor keeps of a message, and needs while it is on its way, over its bytes.
-
-    Measured on a message of its own, and taken to be proportional to a message's size.
-    """
-    dtype = {8: torch.float64, 2: torch.bfloat16}.get(element_bytes, torch.float32)
-    values = torch.linspace(-1.0, 1.0, SAMPLE_ELEMENTS, dtype=dtype)
-    state: State = {}
-    watch = Peak([values])
-    for step in range(2):
-        context = Context(step=step, learning_rate=0.1, out=values)
-        conversation = compression.compressor.exchange(values, state, context)
-        watch = Peak([values, *state.values()])
-        with watch, torch.no_grad():
-            try:
-                given = next(conversation)
-                sent_bytes = given.num_bytes
-                while True:
-                    given = conversation.send(Arrived(given.parts))
-                    sent_bytes += given.num_bytes
-            except StopIteration as stop:
-                state = stop.value.state
-    # Each worker's payload arrives beside the own one.
-    needed_bytes = watch.peak_bytes + (num_workers - 1) * sent_bytes
-    return num_bytes(state) / values.nbytes, needed_bytes / values.nbytes
 
 
 def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:

@@ -24,8 +24,8 @@ from testbed.memory.tracker import (
 )
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
+from testbed.training.exchange_needs import Exchanged
 from testbed.training.forecast import (
-    Exchanged,
     Forecast,
     jointly,
     record_step,

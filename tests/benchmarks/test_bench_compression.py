@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from testbed.compression.protocol import Arrived, Context
-from testbed.compression.sparse import largest, largest_plainly, pack_sparse, sampled, unpack_sparse
+from testbed.compression.selection import largest, largest_plainly, sampled
+from testbed.compression.sparse import pack_sparse, unpack_sparse
 from tests.harness.compressors import resolve_compressor
 
 NUM_ELEMENTS = 25_000_000

@@ -23,7 +23,8 @@ from testbed.control.inproc import InprocHub
 from testbed.launch.lifecycle import settle_allocator
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.laysa import DoesNotFit
-from testbed.training.forecast import Exchanged, forecast, record_step
+from testbed.training.exchange_needs import Exchanged
+from testbed.training.forecast import forecast, record_step
 from testbed.training.replica import Replica, backward, make_replica, update
 from testbed.training.session import Session
 from testbed.workloads.load import load_workload

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from testbed.compression.bits import pack_codes, unpack_codes
-from testbed.compression.sparse import above, largest, sampled
+from testbed.compression.selection import above, largest, sampled
 from tests.harness.compressors import SPECS, job, keeping, messages
 
 pytestmark = [

@@ -1,11 +1,21 @@
 """The fast selection beside its plain twin."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.compression.sparse import above, above_plainly, largest, largest_plainly, sampled
+from testbed.compression.selection import (
+    above,
+    above_plainly,
+    largest,
+    largest_by_counting,
+    largest_plainly,
+    sampled,
+)
+from testbed.memory.record import Peak
 
 LARGE = 200_000  # beyond one chunk of a scan and beyond what is selected without a sample
 
@@ -42,6 +52,24 @@ def test_exact_selection_of_small_tensors_with_ties(values, share, half):
 def test_exact_selection_of_large_tensors(name, count):
     values = LARGE_CASES[name]
     assert torch.equal(largest(values, count), largest_plainly(values, count))
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+@pytest.mark.parametrize("count", [1, 2000, 150_000, LARGE])
+def test_selection_by_counting(name, count):
+    values = LARGE_CASES[name]
+    assert torch.equal(largest_by_counting(values, count), largest_plainly(values, count))
+
+
+@pytest.mark.parametrize("name", LARGE_CASES)
+@pytest.mark.parametrize("select", [largest, partial(sampled, offset=7)])
+def test_selection_of_few_takes_no_memory_that_grows_with_the_tensor(name, select):
+    """Whether or not the sample misleads: a copy of all magnitudes takes 20 times as much."""
+    values = LARGE_CASES[name].repeat(20)
+    watch = Peak([values])
+    with watch:
+        select(values, 1000)
+    assert watch.peak_bytes < values.nbytes / 2
 
 
 @pytest.mark.parametrize("name", LARGE_CASES)

@@ -171,6 +171,7 @@ class Conversations:
         compressor = self._compressors[exchange.key]
         if outgoing.wanted:
             assert feeds_back(compressor)
+            context = dataclasses.replace(context, sparse=True)
             exchange.conversation = compressor.send(outgoing.values, state, context)
         else:
             context = dataclasses.replace(context, out=outgoing.values)

@@ -9,8 +9,10 @@ import torch
 
 from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
+from testbed.base.listed import elements, joined, part_of
 from testbed.base.plan import Message
 from testbed.compression.protocol import feeds_back
+from testbed.memory.gradients import SLICE_ELEMENTS
 from testbed.memory.host import on_host, zeros_on_host
 from testbed.memory.strategy import Mirror, why_no_mirror
 from testbed.training.compressed.driver import Conversations
@@ -52,8 +54,10 @@ class MirrorBuckets(GradientBuckets):
 
         kept <- g + aging kept;  send kept;  kept <- kept - sent
 
-    That is `residual` of the message's state, in which it stays between steps. While gradients join
-    and until the message has ended it lies on the device.
+    That is `residual` of the message's state, in which it stays between steps. Where it lies on the
+    host, it joins the gradient in the gradient's own memory, a slice at a time, and goes back from
+    there when the message has ended; of a fused message it comes to the device as a whole before
+    the first gradient joins.
 
     Args:
         buckets: the plan and the parameters.
@@ -61,6 +65,9 @@ class MirrorBuckets(GradientBuckets):
         driver: runs the compressor and holds the states.
         rate: the step's learning rate, None = there is no single one.
         lost: told what the form costs.
+
+    Attributes:
+        in_gradient: by message, whether what is kept joins in the gradient's memory.
     """
 
     def __init__(
@@ -81,28 +88,58 @@ class MirrorBuckets(GradientBuckets):
         self._lost = lost
         self._device = self.parameters[0].device
         self._host: dict[str, torch.Tensor] = {}  # by key: where what is on the device came from
+        self.in_gradient = [
+            mirror.where == "host" and len(m.parts) == 1 for m in buckets.plan.messages
+        ]
         self.settle_all()
 
     def open(self) -> MirrorBuffers:
         """See `GradientBuckets.open`."""
         return MirrorBuffers(self)
 
-    def add(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
-        """Let the tensor's share of a message join what is kept of it."""
-        kept, rate, flat = self.kept(number), self._rate(), gradient.view(-1)
+    def add(self, number: int, tensor: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Let the tensor's share of a message join what is kept of it.
+
+        Returns:
+            What is to be sent of the message, as far as it has joined.
+        """
+        rate, flat = self._rate(), gradient.view(-1)
+        kept = self._residual(number)
         aging = self._feedback.aging(self._driver.states[self.keys[number]], rate)
         weights = self.parameters[tensor].detach().reshape(-1)
+        if self.in_gradient[number]:
+            ((_, _, start, stop),) = self.places[number][tensor]
+            wanted = flat[start:stop]
+            for low in range(0, stop - start, SLICE_ELEMENTS):
+                given = wanted[low : low + SLICE_ELEMENTS]
+                piece = kept[low : low + SLICE_ELEMENTS].to(self._device)
+                w = weights[start + low : start + low + SLICE_ELEMENTS]
+                self._join(piece, given, w, aging, rate, out=given)
+            return wanted
         for low, high, start, stop in self.places[number][tensor]:
-            piece, given = kept[low:high], flat[start:stop]
-            if self._mirror.form == "weights":
-                assert rate is not None
-                added, lost = through_weights(piece, given, weights[start:stop], aging, rate)
-                self._lost.added, self._lost.lost = self._lost.added + added, self._lost.lost + lost
-            else:
-                torch.add(given, piece, alpha=aging, out=piece)
+            piece = kept[low:high]
+            self._join(piece, flat[start:stop], weights[start:stop], aging, rate, out=piece)
+        return kept
 
-    def kept(self, number: int) -> torch.Tensor:
-        """What is kept of a message, on the device."""
+    def _join(
+        self,
+        kept: torch.Tensor,
+        given: torch.Tensor,
+        weights: torch.Tensor,
+        aging: float,
+        rate: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """`out <- given + aging kept`, by way of the weights where the form says so."""
+        if self._mirror.form == "difference":
+            torch.add(given, kept, alpha=aging, out=out)
+            return
+        assert rate is not None
+        added, lost = through_weights(kept, given, weights, aging, rate, out)
+        self._lost.added, self._lost.lost = self._lost.added + added, self._lost.lost + lost
+
+    def _residual(self, number: int) -> torch.Tensor:
+        """What is kept of a message: on the device, but for a message that joins in a gradient."""
         key = self.keys[number]
         state = self._driver.states.setdefault(key, {})
         kept = state.get("residual")
@@ -114,10 +151,11 @@ class MirrorBuckets(GradientBuckets):
             else:
                 kept = torch.zeros(self.size(number), dtype=dtype, device=self._device)
             state["residual"] = kept
-        if kept.device != self._device:
+        if self._mirror.where == "host" and key not in self._host:
             self._host[key] = kept
-            kept = state["residual"] = kept.to(self._device)
-        return kept
+            if not self.in_gradient[number]:
+                state["residual"] = torch.empty_like(kept, device=self._device).copy_(kept)
+        return state["residual"]
 
     def size(self, number: int) -> int:
         """Elements of a message."""
@@ -154,22 +192,24 @@ class MirrorBuffers(ReleasedBuffers):
         super().__init__(buckets)
         self.copies: dict[int, torch.Tensor] | None = None
         self._mirrors = buckets
+        self._wanted: dict[int, torch.Tensor] = {}  # by message that has not ended
         self._means: dict[int, torch.Tensor] = {}
 
     def put(self, number: int, tensor: int, gradient: torch.Tensor) -> None:
         """See `MessageBuffers.put`."""
         super().put(number, tensor, gradient)
-        self._mirrors.add(number, tensor, gradient)
         if self.copies is not None:
             if number not in self.copies:
                 self.copies[number] = gradient.new_zeros(self._mirrors.size(number))
             for low, high, start, stop in self._mirrors.places[number][tensor]:
                 self.copies[number][low:high] = gradient.view(-1)[start:stop]
+        self._wanted[number] = self._mirrors.add(number, tensor, gradient)
 
     def payload(self, number: int, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """See `MessageBuffers.payload`."""
-        mean = self._means.get(number)
-        return self._mirrors.kept(number) if mean is None else mean
+        """See `MessageBuffers.payload`: what is to be sent, or the mean, densely."""
+        if number in self._wanted:
+            return self._wanted[number]
+        return elements(self._means[number], 0, self._mirrors.size(number))
 
     def frees(self, tensor: int) -> bool:
         """See `MessageBuffers.frees`: always."""
@@ -178,23 +218,31 @@ class MirrorBuffers(ReleasedBuffers):
     def arrived(self, number: int, mean: torch.Tensor) -> None:
         """A message has ended with this mean."""
         if mean.device.type == "cuda":  # made on a stream of its own, which must not reuse it yet
-            mean.record_stream(torch.cuda.current_stream(mean.device))
+            for part in (mean._indices(), mean._values()) if mean.is_sparse else (mean,):
+                part.record_stream(torch.cuda.current_stream(mean.device))
         self._means[number] = mean
+        del self._wanted[number]
         self._mirrors.settle(number)
 
     def mean(self, tensor: int) -> torch.Tensor:
-        """See `MessageBuffers.mean`: a view where one message holds the tensor whole."""
+        """See `MessageBuffers.mean`: sparse if its messages' are, else a view where one is all."""
         parameter = self._mirrors.parameters[tensor]
-        pieces = [
-            (self._means[number][low:high], start, stop)
+        places = sorted(
+            (start, low, high, number)
             for number in self._mirrors.messages_of[tensor]
-            for low, high, start, stop in self._mirrors.places[number][tensor]
-        ]
-        if len(pieces) == 1:
-            return pieces[0][0].view(parameter.shape)
+            for low, high, start, _ in self._mirrors.places[number][tensor]
+        )
+        means = [self._means[number] for *_, number in places]
+        if all(mean.is_sparse for mean in means):
+            pairs = zip(means, places, strict=True)
+            parts = [(part_of(mean, low, high), start) for mean, (start, low, high, _) in pairs]
+            return joined(parts, parameter.numel())
+        if len(places) == 1:
+            ((_, low, high, _),) = places
+            return means[0][low:high].view(parameter.shape)
         together = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        for piece, start, stop in pieces:
-            together.view(-1)[start:stop] = piece
+        for mean, (start, low, high, _) in zip(means, places, strict=True):
+            together.view(-1)[start : start + high - low] = elements(mean, low, high)
         return together
 
     def drop(self, tensor: int) -> None:
@@ -214,6 +262,7 @@ class MirrorReducer(CompressedReducer):
         super().__init__(buckets, *args, **named)
         assert isinstance(self._buffers, MirrorBuffers)
         self._mirrored = self._buffers
+        self.looks_ahead = any(buckets.in_gradient)
         self._mirrored.copies = None if self._given is None else {}
 
     def land_message(self, number: int) -> None:
@@ -231,11 +280,16 @@ class MirrorReducer(CompressedReducer):
 
 
 def through_weights(
-    kept: torch.Tensor, given: torch.Tensor, weights: torch.Tensor, aging: float, rate: float
+    kept: torch.Tensor,
+    given: torch.Tensor,
+    weights: torch.Tensor,
+    aging: float,
+    rate: float,
+    out: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`kept <- given + aging kept` [n] by way of the mirror of the weights, in place.
+    """`out <- given + aging kept` [n] by way of the mirror of the weights.
 
-        w~ = (w - rate aging kept) - rate given;  kept <- (w - w~) / rate
+        w~ = (w - rate aging kept) - rate given;  out <- (w - w~) / rate
 
     each difference rounded to the precision of the weights. Its error is itself a number of that
     precision, which six more additions give exactly.
@@ -246,6 +300,7 @@ def through_weights(
         weights: w.
         aging: old over new learning rate.
         rate: the new one.
+        out: may be `kept` or `given`.
 
     Returns:
         Sums over the elements of |rate given|, and of |what the three roundings changed|; float64.
@@ -255,7 +310,7 @@ def through_weights(
 
     Example:
         >>> kept, update = torch.zeros(1), torch.tensor([1e-9])  # 1 has bits down to 1.2e-7
-        >>> added, lost = through_weights(kept, update, torch.ones(1), 1.0, 1.0)
+        >>> added, lost = through_weights(kept, update, torch.ones(1), 1.0, 1.0, kept)
         >>> kept, bool(lost == added)
         (tensor([0.]), True)
     """
@@ -266,7 +321,7 @@ def through_weights(
         before, error_before = _difference(w, piece * (rate * aging))
         mirror, error_update = _difference(before, update)
         piece, error_after = _difference(w, mirror)
-        kept[start : start + _CHUNK] = piece / rate
+        out[start : start + _CHUNK] = piece / rate
         added += update.abs().sum(dtype=torch.float64)
         # w - w~ as it is, less what it would be without rounding.
         lost += (error_after - error_before - error_update).abs().sum(dtype=torch.float64)

@@ -63,7 +63,7 @@ class Outgoing:
         channel: see `Request`.
         made: waits until a GPU has computed the values.
         wanted: the values are those of `Feedback.send`, which become what is kept; the mean has
-            memory of its own.
+            memory of its own, and is a sparse tensor where the compressor can list it.
     """
 
     values: torch.Tensor

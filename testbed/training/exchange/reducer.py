@@ -145,11 +145,14 @@ class GradientReducer:
     Attributes:
         may_defer: the optimizer may be run layer by layer in the next forward pass.
         number: of the step.
+        looks_ahead: gradients stay until their messages have ended, and where they are released
+            room is made for the next ones before these are made.
         absent: tensors that this rank has not used in this step; zeros are exchanged for them.
         ready_order: tensors in the order in which their gradients became ready.
     """
 
     may_defer = True
+    looks_ahead = False
 
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Final
 
 import torch
 
 from testbed.memory.arena import is_bounded
+from testbed.memory.gradients import largest_row, row_of
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.refusals import second_gradient
@@ -29,6 +31,10 @@ class ReleasedUpdate(DeferredUpdate):
     each other. That cannot lock ranks out: of all ranks that wait, look at one whose message comes
     first in the plan. Every other rank has waited for all messages before its own, this one among
     them, or goes on computing and will submit it.
+
+    Where the reducer looks ahead, room is also made when a gradient has been received, for those
+    that come next: all together take no more than the largest messages in a row
+    (`memory.gradients.row_of`).
 
     Plans that send after the backward pass or in halves bring no mean before it has ended: all are
     used by `finish`, in the order in which they arrive there.
@@ -61,12 +67,15 @@ class ReleasedUpdate(DeferredUpdate):
         ]
         self._in_flight = buckets.release.in_flight
         self._room = sum(sorted(self._sizes, reverse=True)[: buckets.release.in_flight])
+        self._row = row_of(buckets.release.in_flight)
+        self._row_room = largest_row(self._sizes, self._row)
         self._is_early = is_bounded(buckets.plan) and reducer.may_defer
         self._buckets = buckets
         self._found = unused
         self._own: dict[int, torch.Tensor] = {}
         self._doubted: dict[int, torch.Tensor] = {}
         self._missing = [len(numbers) for numbers in buckets.messages_of]
+        self._begun: set[int] = set()
         self._landed: set[int] = set()
         self._first = 0  # all messages before this one have landed
 
@@ -83,11 +92,16 @@ class ReleasedUpdate(DeferredUpdate):
                 self._use_own()
             return
         if self._is_early:
-            self._make_room(tensor)
+            new = [n for n in self._buckets.messages_of[tensor] if n not in self._begun]
+            self._make_room(new, self._has_room)
+            self._begun.update(new)
         self._reducer.mark_ready(tensor)
         if self._is_early:
             arrived = [n for n in self._reducer.under_way if self._reducer.has_arrived(n)]
             self._land(arrived)
+            if self._reducer.looks_ahead:
+                numbers = (n for n in range(len(self._sizes)) if n not in self._begun)
+                self._make_room(list(islice(numbers, self._row)), self._has_room_in_a_row)
 
     def finish(self) -> None:
         """Update what is left; the backward pass has ended and all messages are under way.
@@ -127,10 +141,11 @@ class ReleasedUpdate(DeferredUpdate):
         own, self._own = self._own, {}
         self._use(own)
 
-    def _make_room(self, tensor: int) -> None:
+    def _make_room(
+        self, new: Sequence[int], has_room: Callable[[Sequence[int], Collection[int]], bool]
+    ) -> None:
         live = self._reducer.live
-        new = [number for number in self._buckets.messages_of[tensor] if number not in live]
-        while live and not self._has_room(new, live):
+        while live and not has_room(new, live):
             while self._first in self._landed:
                 self._first += 1
             if self._first not in self._reducer.under_way:
@@ -144,6 +159,10 @@ class ReleasedUpdate(DeferredUpdate):
         if starts_fused and len(fused) >= self._in_flight:
             return False
         return sum(self._sizes[number] for number in (*new, *live)) <= self._room
+
+    def _has_room_in_a_row(self, new: Sequence[int], live: Collection[int]) -> bool:
+        """Whether these may be made beside those that exist."""
+        return sum(self._sizes[number] for number in (*new, *live)) <= self._row_room
 
     def _land(self, numbers: Sequence[int]) -> None:
         """Wait for messages, and update the parameters whose last message is among them."""

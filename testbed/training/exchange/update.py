@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.errors import NonFiniteGradient
 from testbed.base.types import Op
+from testbed.memory.gradients import SLICE_ELEMENTS
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer, StepState
-from testbed.training.exchange.refusals import changed_setting, halves_refused
+from testbed.training.exchange.refusals import halves_refused
 from testbed.training.exchange.setup import install
+from testbed.training.exchange.step import DeferredStep
 
 Unused = Callable[[Sequence[int]], Collection[int]]
 """Those of the given tensors that no rank has used in the step."""
@@ -90,12 +92,12 @@ class MeanGradients:
 
     def deliver(self, values: Mapping[int, torch.Tensor], step: int, unused: Unused) -> Gradients:
         """See `Delivery.deliver`; divides in place."""
-        tensors, sums = list(values), list(values.values())
+        tensors, sums = list(values), [_held(value) for value in values.values()]
         divide(sums, self._divisor)
         norms = norms_of(sums)
         self._refuse_non_finite(values, step, norms=norms)
         # A mean that is zero everywhere may be that of a parameter that no rank has used.
-        doubtful = [tensors[position] for position in all_zero(sums, norms)]
+        doubtful = [tensors[place] for place in all_zero(list(values.values()), norms)]
         return {**values, **dict.fromkeys(unused(doubtful) if doubtful else ())}
 
     def _refuse_non_finite(
@@ -106,7 +108,8 @@ class MeanGradients:
         norms: Sequence[float] | None = None,
     ) -> None:
         if self._check_finite:
-            names, tensors = [self._buckets.plan.names[t] for t in values], list(values.values())
+            names = [self._buckets.plan.names[t] for t in values]
+            tensors = [_held(value) for value in values.values()]
             norms = norms_of(tensors) if norms is None else norms
             refuse_non_finite(names, tensors, norms, step, what)
 
@@ -213,7 +216,7 @@ class DeferredUpdate:
         self._delivery = delivery
         self._parameters = buckets.parameters
         self._unused = unused
-        self._step = DeferredStep(optimizer)
+        self._step = DeferredStep(optimizer, None if buckets.release is None else SLICE_ELEMENTS)
 
     def take(self, tensors: Sequence[int]) -> None:
         """Update those of these tensors that are left, once their messages have ended.
@@ -247,78 +250,12 @@ class DeferredUpdate:
             self.is_stepping = False
 
 
-# One step of any torch optimizer, for some parameters at a time.
-
-
-class DeferredStep:
-    """One step of any torch optimizer, taken for some parameters at a time.
-
-    A torch optimizer keeps its state by parameter and skips parameters that it is not given, so
-    that a step over all equals steps over disjoint subsets, with the parameter groups and their
-    settings (learning rate, momentum, ...) that held when the step was asked for.
-
-    Args:
-        optimizer: asked to step now.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (group, {key: _frozen(value) for key, value in group.items() if key != "params"})
-            for group in optimizer.param_groups
-        ]
-
-    def refuse_changed(self) -> None:
-        """Settings must still be those that held when the step was asked for.
-
-        Raises:
-            UsageError: names the one that is another now.
-        """
-        for group, settings in self._settings:
-            for key, value in settings.items():
-                if not _same(group.get(key), value):
-                    raise changed_setting(key, value, group.get(key))
-
-    def take(
-        self, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
-    ) -> None:
-        """Update these parameters with these gradients, and no other parameter."""
-        chosen = {id(parameter) for parameter in parameters}
-        groups = self._optimizer.param_groups
-        kept = [dict(group) for group in groups]
-        own = [parameter.grad for parameter in parameters]
-        try:
-            for group in groups:
-                settings = next((s for g, s in self._settings if g is group), None)
-                # A group that was added since then has no part in this step.
-                mine = [] if settings is None else [p for p in group["params"] if id(p) in chosen]
-                group.update(settings or {}, params=mine)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            type(self._optimizer).step(self._optimizer)
-        finally:
-            for group, before in zip(groups, kept, strict=True):
-                group.update(before)
-            for parameter, before_it in zip(parameters, own, strict=True):
-                parameter.grad = before_it
-
-
-def _frozen(value: Any) -> Any:
-    """The setting as it is now: a schedule changes a learning rate that is a tensor in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple):
-        return type(value)(_frozen(item) for item in value)
-    return value
-
-
-def _same(now: Any, before: Any) -> bool:
-    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
-        return torch.equal(now, before)
-    return bool(now == before)
-
-
 # From sums to means, and what is wrong with a mean.
+
+
+def _held(value: torch.Tensor) -> torch.Tensor:
+    """What tells of a value whether it is finite, or zero: of a sparse one, the elements it has."""
+    return value._values() if value.is_sparse else value
 
 
 def divide(sums: Sequence[torch.Tensor], num_workers: int) -> None:
