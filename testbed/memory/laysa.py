@@ -46,12 +46,11 @@ def laysa(
 ) -> MemoryPlan:
     """Choose for each layer what becomes of the activations that it makes.
 
-        min  iteration_s(footprint(a))  over a in {keep, recompute, offload}^layers
+        min  iteration_s(footprint(a))  over a in {keep, recompute, offload, offload_sync}^layers
         so that  peak_bytes(footprint(a)) <= budget_bytes
 
-    or, without a budget, the least peak, and of these choices the one that costs least. Where
-    copies beside the computation leave no room, layers are moved in step with it (`offload_sync`),
-    all but those for which there is room then. The
+    or, without a budget, the least peak, and of these choices a cheap one. `offload_sync` moves a
+    layer in step with the computation, where copies beside it leave no room. The
     footprint comes from the simulator of `memory.simulator`: what is made again has its sources,
     and its whole segment, beside it; copies share the link to the host with each other and take a
     share of the computing thread's time.
@@ -91,8 +90,8 @@ def laysa(
     step = blocks(lifetimes, at_most)
     costs = costs or Costs()
     cost = iteration_s or _extra_s
+    search = Search(step, costs, budget_bytes, cost)
     if budget_bytes is not None:
-        search = Search(step, costs, budget_bytes, cost)
         found = search.run()
         if found.score[0] == 0:
             return _plan(search, found, found.letters)
@@ -102,9 +101,8 @@ def laysa(
         return _plan(smallest, least, _hastened(smallest, least, least.score[0]))
     if least.score[0] > budget_bytes:
         raise DoesNotFit(budget_bytes, _plan(smallest, least, least.letters))
-    search = Search(step, costs, budget_bytes, cost, OFFLOAD_SYNC)
     found = search.run([least.letters])
-    return _plan(search, found, _hastened(search, found, budget_bytes))
+    return _plan(search, found, found.letters)
 
 
 def _hastened(search: Search, found: Found, budget_bytes: int) -> str:

@@ -57,7 +57,7 @@ class Search:
         costs: of moving.
         budget_bytes: of the whole step; None: least peak.
         iteration_s: cost of a footprint; never less if everything in it takes longer.
-        moving: the action that moves a layer's values: `offload` or `offload_sync`.
+        ways: in which a layer's values may be moved: `offload`, `offload_sync` or both.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Search:
         costs: Costs,
         budget_bytes: int | None,
         iteration_s: IterationCost,
-        moving: str = OFFLOAD,
+        ways: str = MOVED,
     ) -> None:
-        self.moving, self._actions = moving, KEEP + RECOMPUTE + moving
+        self.moving, self._actions = ways[0], KEEP + RECOMPUTE + ways
         self.lifetimes, self.budget = lifetimes, budget_bytes
         self.simulator = Simulator(lifetimes, costs)
         self.bounds = Bounds(self.simulator)
@@ -116,11 +116,7 @@ class Search:
         is_proven = num_units <= MAX_EXACT_UNITS and self._branch_and_bound()
         is_free = self.budget is not None and self.best_score[:2] <= (0, self._least_cost(0.0))
         if is_proven or is_free:
-            is_mixed = self.budget is not None and self.moving != OFFLOAD  # see `laysa`
-            bound = (
-                self._bound(relaxed(self.bounds, self.budget)) if is_mixed else self._own_bound()
-            )
-            return Found(self.best, self.best_score, bound)
+            return Found(self.best, self.best_score, self._own_bound())
         least = relaxed(self.bounds, self.budget)
         for letters in (*self._starts(), *([least.letters] if least and least.letters else ())):
             self._repaired(letters.replace(OFFLOAD, self.moving))
@@ -171,7 +167,7 @@ class Search:
     def _repaired(self, letters: str) -> str:
         """Until it fits, give up what is kept at the peak for the fewest seconds a byte."""
         costs = self._costs
-        for _ in range(len(letters)):
+        for _ in range(len(letters) + 1):  # each round gives up one
             self.score(letters)
             if self._scores[letters][2] <= self._allowed():
                 break
