@@ -36,6 +36,7 @@ from testbed.studies.laysa_table import (
     MODELS,
     MOMENTA,
     ROWS,
+    SPARSE,
     START,
     Foreseen,
     Row,
@@ -160,9 +161,18 @@ class _Job:
                 step_s=times[-1] if times else 0.0,
                 extra_s=found.footprint.extra_s,
                 moved_bytes=found.footprint.moved_bytes,
+                host_bytes=self.host_bytes(spec),
                 why=found.plan.why,
             )
         return msgspec.structs.replace(row, why=why)
+
+    def host_bytes(self, memory: str) -> int:
+        """What a strategy keeps on the host between steps: a mirror, the optimizer's state."""
+        config = msgspec.structs.replace(self.base, memory=memory, compressor=SPARSE)
+        strategy, step = make_replica(self.workload, config, 1).strategy, self.recorded.at(2)
+        mirrored = strategy.mirror is not None and strategy.mirror.where == "host"
+        kept = sum(gradient.num_bytes for gradient in step.gradients) if mirrored else 0
+        return kept + (step.optimizer_bytes if strategy.state_on_host else 0)
 
     def with_largest(self, row: Row, budget_bytes: int) -> Row:
         """The row with the largest batch that fits: of its plan, or of one made at that size."""

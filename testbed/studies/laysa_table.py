@@ -61,6 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         step_s: estimated, of a step that keeps all.
         extra_s: predicted to come on top.
         moved_bytes: to the host in a step.
+        host_bytes: that stay on the host between steps: a mirror, the optimizer's state.
         why: the plan in words, or why there is none.
         largest_batch: that fits sparse-only's peak at the smaller batch; null: not looked for.
         largest_step_s: estimated time of a step of that batch.
@@ -75,6 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
     extra_s: float = 0.0
     moved_bytes: int = 0
+    host_bytes: int = 0
     why: str = ""
     largest_batch: int | None = None
     largest_step_s: float = 0.0
@@ -152,9 +154,30 @@ class Line:
 
     def below(self, other: Line) -> float:
         """By which share the peak is lower than another one; measured ones if both are there."""
-        if self.measured_bytes and other.measured_bytes:
-            return 1 - self.measured_bytes / other.measured_bytes
+        if self.is_measured_beside(other):
+            return 1 - (self.measured_bytes or 0) / (other.measured_bytes or 1)
         return 1 - self.row.peak_bytes / other.row.peak_bytes
+
+    def is_measured_beside(self, other: Line) -> bool:
+        """Whether `below` compares measured peaks."""
+        return bool(self.measured_bytes and other.measured_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """On the host at once: what the step moves there, and what is kept there between steps."""
+        return self.moved_bytes + self.row.host_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Written to the host in a step; of the run, if it was run: it plans anew."""
+        memory = self.cells[0].memory if self.cells else None
+        return self.row.moved_bytes if memory is None else memory.moved_bytes
+
+    @property
+    def why(self) -> str:
+        """The plan in words; of the run, if it was run."""
+        memory = self.cells[0].memory if self.cells else None
+        return self.row.why if memory is None else memory.why
 
 
 class Group:
@@ -180,11 +203,6 @@ class Group:
     def __getitem__(self, label: str) -> Line:
         return self.lines[label]
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the rows were run."""
-        return bool(self[SPARSE_ONLY].cells)
-
 
 def _key(workload: str, row: Row) -> Key:
     return workload, row.batch_size, row.momentum, row.memory, row.compressor
@@ -207,7 +225,7 @@ def groups_of(model: Foreseen, cells: Sequence[Cell]) -> list[Group]:
 
 
 HEAD: Final = (
-    "| row | memory | peak predicted | measured | error | below sparse-only | moved | peak + moved "
+    "| row | memory | peak predicted | measured | error | below sparse-only | moved | peak + host "
     "| resident / predicted | step, s | to sparse-only | largest batch | samples/s there |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
@@ -225,8 +243,9 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell], claims: str =
         "# Memory and sparse messages: the claims of LaySA",
         "One worker (no exchange), SGD. Peaks are of live storages in one step; *below "
         "sparse-only* compares measured peaks where both are there, else predicted ones. *moved* "
-        "goes to the host and back in a step, and lies there in between; a mirror on the host and "
-        "the optimizer's state beside it lie there as well and are not counted in it. Steps are "
+        "goes to the host and back in a step, and lies there in between; *peak + host* adds a "
+        "mirror on the host and the optimizer's state beside it. *Recompute everywhere* is "
+        "`checkpoint`, which keeps what passes between its segments. Steps are "
         "measured (median of the repeats, and their range), in brackets "
         "estimated from operators' sizes. *largest batch* is predicted, under the peak of "
         "sparse-only at the smaller batch; *samples/s there* for two workers on a network on which "
@@ -252,8 +271,11 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell], claims: str =
                 for label, line in group.lines.items()
             ]
             parts.append("\n".join([HEAD, *lines]))
-            rows = [line.row for line in group.lines.values()]
-            parts += [f"- {r.label}: {r.why}" for r in rows if r.label.startswith("laysa")]
+            parts += [
+                f"- {label}: {line.why}"
+                for label, line in group.lines.items()
+                if label.startswith("laysa")
+            ]
         if model.together:
             parts += [TOGETHER, *(_together(each) for each in model.together)]
     return "\n\n".join(parts) + "\n"
@@ -311,10 +333,10 @@ def _line(line: Line, sparse: Line, speed: float | None) -> str:
             step_s += f" [{min(times):.2f} .. {max(times):.2f}]"
         if sparse.step_s:
             ratio = f"{line.step_s / sparse.step_s:.2f}"
-    predicted, moved, resident = row.peak_bytes, row.moved_bytes, ""
+    predicted, resident = row.peak_bytes, ""
     memory = line.cells[0].memory if line.cells else None
     if memory is not None:  # a run plans anew, on operators that it has measured
-        predicted, moved = memory.predicted_bytes, memory.moved_bytes
+        predicted = memory.predicted_bytes
         sizes = (memory.resident_bytes, memory.predicted_resident_bytes)
         resident = " / ".join("?" if size is None else format_bytes(size) for size in sizes)
     texts = [
@@ -323,8 +345,8 @@ def _line(line: Line, sparse: Line, speed: float | None) -> str:
         format_bytes(peak) if peak else "",
         f"{predicted / peak - 1:+.2%}" if peak else "",
         f"{line.below(sparse):.1%}" if row.memory else "",
-        format_bytes(moved),
-        format_bytes((peak or predicted) + moved),
+        format_bytes(line.moved_bytes),
+        format_bytes((peak or predicted) + line.host_bytes),
         resident,
         *(step_s if row.memory else "", ratio),
         "" if row.largest_batch is None else str(row.largest_batch),

@@ -53,7 +53,8 @@ def test_the_largest_batch_fits_and_the_next_does_not(foreseen):
     for row in rows_of(foreseen).values():
         if row.largest_batch is not None:
             found = job.forecast(row.memory, row.compressor, row.largest_batch)
-            assert row.memory.startswith("laysa") or found.peak_bytes <= budget
+            slack = found.peak_bytes // 50 if row.memory.startswith("laysa") else 0  # planned anew
+            assert found.peak_bytes <= budget + slack
     dense = rows_of(foreseen)["dense"]
     assert job.forecast("none", "none", dense.largest_batch + 1).peak_bytes > budget
     assert rows_of(foreseen)["sparse-only"].largest_batch == 64
@@ -122,7 +123,9 @@ def test_each_claim_is_told_with_its_figures_and_whether_it_is_reached(foreseen)
     cells = [cell_of(rows[label], peaks[label], steps[label]) for label in peaks]
     lines = claims([foreseen], cells).splitlines()
     (heavy,) = [line for line in lines if "40.0% below" in line and "64 samples" in line]
-    assert "reached: 40.0% (measured" in heavy
+    assert "reached: 40.0% (measured; laysa, least peak; 64 samples)" in heavy
+    only_sparse = claims([foreseen], cells[:1])
+    assert "measured" not in only_sparse  # a row that was not run is predicted
     (half,) = [line for line in lines if "1.10x" in line]
     assert half.endswith("1.050x")
     (saved,) = [line for line in lines if "12.25%" in line]
