@@ -132,7 +132,7 @@ def calibrate(
                     found[key] = measured
     finally:
         torch.set_rng_state(random_state)
-        _give_back_pages()  # else the training's memory hides in what was freed here
+        give_back_pages()  # else the training's memory hides in what was freed here
     return found, tuple(failed)
 
 
@@ -179,13 +179,14 @@ def _meter(device: torch.device) -> Callable[[], int]:
         return lambda: torch.cuda.max_memory_allocated(device) - before
     if not _CLEAR.exists():
         return lambda: 0
-    _give_back_pages()  # so that what it needs is taken from the system anew
+    give_back_pages()  # so that what it needs is taken from the system anew
     _CLEAR.write_text("5")
     before = _status("VmRSS")
     return lambda: _status("VmHWM") - before
 
 
-def _give_back_pages() -> None:
+def give_back_pages() -> None:
+    """Let the C library's allocator return what was freed to the system, where it can (glibc)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -13,6 +13,7 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
+from testbed.memory.calibrate import give_back_pages
 from testbed.memory.engine import ActivationEngine
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import let_overwrite
@@ -183,6 +184,8 @@ class MemoryWatch:
         self.kept_bytes: int | None = None
         self._replica, self._session, self._step = replica, session, step
         measured = step is not None
+        if measured:
+            give_back_pages()  # else the step's memory hides in what planning has freed
         self._before_bytes = anonymous_bytes() if measured else None
         self._before_allocated_bytes = allocated_from_c() if measured else None
         kept = [t.untyped_storage() for t in replica.model.state_dict().values()]
