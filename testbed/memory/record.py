@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import msgspec
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,7 +54,8 @@ def record(
     """The lifetimes of one step of training, without computing or allocating anything.
 
     Args:
-        model: that is trained; left as it is.
+        model: that is trained; left as it is: what its modules hold, in lists and dictionaries
+            too, is restored.
         loss: `loss(model, batch)`, a tensor of one element.
         batch: samples of one step (of one micro-batch, where gradients are accumulated).
         optimizer: of its parameters; None: nothing is kept between steps.
@@ -58,7 +63,8 @@ def record(
         calibrated: run each operator once with made-up values, to measure its time and workspace.
 
     Raises:
-        UsageError: the step cannot be run without values.
+        UsageError: the step cannot be run without values, or leaves tensors without values where
+            they are not found again.
 
     Example:
         >>> from torch import nn
@@ -77,7 +83,7 @@ def record(
     sample_bytes = recording.sources(given)
     wrapped = _Loss(model, loss)
     standing_in: dict[str, torch.Tensor] = {f"model.{n}": tensor for n, tensor in kept.items()}
-    with fake:
+    with restored(model, fake), fake:
         try:
             recording.run(model, lambda: torch.func.functional_call(wrapped, standing_in, (given,)))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -94,6 +100,83 @@ def record(
     return msgspec.structs.replace(
         step, optimizer_bytes=state_bytes, update_bytes=update_bytes, update_share=share
     )
+
+
+@contextlib.contextmanager
+def restored(model: torch.nn.Module, fake: FakeTensorMode) -> Iterator[None]:
+    """Afterwards a model's modules hold the attributes that they held before.
+
+    Args:
+        model: whose forward pass runs on fake tensors meanwhile, and may keep some of them.
+        fake: that makes these.
+
+    Raises:
+        UsageError: fake tensors are left in another object; names it.
+
+    Example:
+        >>> model = torch.nn.Identity()
+        >>> with restored(model, FakeTensorMode()):
+        ...     model.count = 1
+        >>> hasattr(model, "count")
+        False
+    """
+    before: list[tuple[Any, Any]] = []
+    for module in model.modules():
+        before += [(held, held.copy()) for held in _containers(vars(module))]
+    try:
+        yield
+    finally:
+        for held, contents in before:
+            held.clear()
+            held.extend(contents) if isinstance(held, list | deque) else held.update(contents)
+    left = _fake_in(model, fake)
+    if left is not None:
+        raise UsageError(
+            f"the forward pass has left a tensor without values in {left}, which cannot be put "
+            "back, so that training would go on with it; keep tensors from step to step in "
+            "attributes of modules, lists or dictionaries, or use --memory none"
+        )
+
+
+def _containers(first: Any) -> list[Any]:
+    """What can be changed in place, with what lies in it."""
+    found: dict[int, Any] = {}
+    left = [first]
+    while left:
+        held = left.pop()
+        if id(held) in found:
+            continue
+        if isinstance(held, dict):
+            left += held.values()
+        elif isinstance(held, list | deque | tuple):
+            left += held
+        elif not isinstance(held, set):
+            continue
+        found[id(held)] = held
+    return [held for held in found.values() if not isinstance(held, tuple)]
+
+
+NOT_STATE: Final = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)
+
+
+def _fake_in(model: torch.nn.Module, fake: FakeTensorMode) -> str | None:
+    """Where a fake tensor of a mode is held by a model; None: nowhere."""
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = [("model", model)]
+    while left:
+        where, held = left.pop()
+        if isinstance(held, FakeTensor) and held.fake_mode is fake:
+            return where
+        if id(held) in seen or isinstance(held, NOT_STATE):
+            continue
+        seen.add(id(held))
+        if isinstance(held, dict):
+            left += [(f"{where}[{key!r}]", value) for key, value in list(held.items())]
+        elif isinstance(held, list | deque | tuple | set):
+            left += [(f"{where}[{n}]", value) for n, value in enumerate(list(held))]
+        elif type(held).__dictoffset__:
+            left += [(f"{where}.{name}", value) for name, value in list(vars(held).items())]
+    return None
 
 
 def _calibrated(step: Lifetimes, recording: Recording) -> Lifetimes:
