@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from testbed.base.errors import UsageError
 from testbed.memory.calibrate import calibrate, times_of
@@ -83,7 +83,7 @@ def record(
     sample_bytes = recording.sources(given)
     wrapped = _Loss(model, loss)
     standing_in: dict[str, torch.Tensor] = {f"model.{n}": tensor for n, tensor in kept.items()}
-    with restored(model, fake), fake:
+    with restored({"model": model}, fake), fake:
         try:
             recording.run(model, lambda: torch.func.functional_call(wrapped, standing_in, (given,)))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -91,23 +91,31 @@ def record(
                 f"the memory of a step cannot be foreseen: {error} depends on the values of "
                 "tensors; expected a model whose shapes and branches do not"
             ) from error
+        except NotImplementedError as error:  # storages of sparse gradients
+            sparse = [n for n, m in model.named_modules() if getattr(m, "sparse", False)]
+            raise UsageError(
+                f"the memory of a step cannot be foreseen: {error}; expected dense tensors, as are "
+                f"exchanged; build embeddings with sparse=False ({', '.join(sparse) or 'none'} of "
+                "the model's modules are sparse)"
+            ) from error
     step = recording.lifetimes(weight_bytes, sample_bytes)
     if calibrated:
         step = _calibrated(step, recording)
     if optimizer is None:
         return step
-    state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake)
+    with restored({"optimizer": optimizer}, fake):
+        state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake)
     return msgspec.structs.replace(
         step, optimizer_bytes=state_bytes, update_bytes=update_bytes, update_share=share
     )
 
 
 @contextlib.contextmanager
-def restored(model: torch.nn.Module, fake: FakeTensorMode) -> Iterator[None]:
-    """Afterwards a model's modules hold the attributes that they held before.
+def restored(holders: dict[str, Any], fake: FakeTensorMode) -> Iterator[None]:
+    """Afterwards objects, and the modules in a model, hold the attributes that they held before.
 
     Args:
-        model: whose forward pass runs on fake tensors meanwhile, and may keep some of them.
+        holders: by name; code of theirs runs on fake tensors meanwhile, and may keep some.
         fake: that makes these.
 
     Raises:
@@ -115,26 +123,27 @@ def restored(model: torch.nn.Module, fake: FakeTensorMode) -> Iterator[None]:
 
     Example:
         >>> model = torch.nn.Identity()
-        >>> with restored(model, FakeTensorMode()):
+        >>> with restored({"model": model}, FakeTensorMode()):
         ...     model.count = 1
         >>> hasattr(model, "count")
         False
     """
     before: list[tuple[Any, Any]] = []
-    for module in model.modules():
-        before += [(held, held.copy()) for held in _containers(vars(module))]
+    for holder in holders.values():
+        for part in holder.modules() if isinstance(holder, torch.nn.Module) else [holder]:
+            before += [(held, held.copy()) for held in _containers(vars(part))]
     try:
         yield
     finally:
         for held, contents in before:
             held.clear()
             held.extend(contents) if isinstance(held, list | deque) else held.update(contents)
-    left = _fake_in(model, fake)
+    left = _fake_in(holders, fake)
     if left is not None:
         raise UsageError(
-            f"the forward pass has left a tensor without values in {left}, which cannot be put "
-            "back, so that training would go on with it; keep tensors from step to step in "
-            "attributes of modules, lists or dictionaries, or use --memory none"
+            f"a tensor without values is left in {left} and cannot be put back, so that training "
+            "would go on with it; keep tensors from step to step in attributes of modules, lists "
+            "or dictionaries, or use --memory none"
         )
 
 
@@ -159,10 +168,10 @@ def _containers(first: Any) -> list[Any]:
 NOT_STATE: Final = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
-def _fake_in(model: torch.nn.Module, fake: FakeTensorMode) -> str | None:
-    """Where a fake tensor of a mode is held by a model; None: nowhere."""
+def _fake_in(holders: dict[str, Any], fake: FakeTensorMode) -> str | None:
+    """Where a fake tensor of a mode is held; None: nowhere."""
     seen: set[int] = set()
-    left: list[tuple[str, Any]] = [("model", model)]
+    left: list[tuple[str, Any]] = list(holders.items())
     while left:
         where, held = left.pop()
         if isinstance(held, FakeTensor) and held.fake_mode is fake:
@@ -209,31 +218,74 @@ def _of_optimizer(
         Bytes of its state; bytes beside it in a step over all parameters; the same for one
         parameter alone, over the parameter's bytes.
     """
-    with fake:
-        twins = {id(p): torch.nn.Parameter(torch.empty_like(p)) for p in model.parameters()}
-        groups = [
-            {**group, "params": [twins[id(p)] for p in group["params"] if id(p) in twins]}
-            for group in optimizer.param_groups
-        ]
-        known = inspect.signature(type(optimizer)).parameters
-        twin = type(optimizer)(
-            groups, **{k: v for k, v in optimizer.defaults.items() if k in known}
-        )
-        gradients = {p: torch.empty_like(p) for p in twins.values()}
+    with fake, _Numbers():  # type: ignore[no-untyped-call]
+        twins = {
+            id(p): torch.nn.Parameter(torch.empty_like(p), requires_grad=p.requires_grad)
+            for p in model.parameters()
+        }
+        twin = _twin(optimizer, twins)
+        gradients = {p: torch.empty_like(p) for p in twins.values() if p.requires_grad}
+        largest = max(gradients, key=lambda p: p.nbytes, default=None)
+        if largest is None or not largest.nbytes:
+            return 0, 0, 0.0
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
-        twin.step()
-        watch = Peak([*gradients, *gradients.values()])
-        state_bytes = watch.see(tensors_in([list(kept.values()) for kept in twin.state.values()]))
-        with watch:
+        try:
             twin.step()
-            all_bytes = watch.peak_bytes
-            largest = max(gradients, key=lambda p: p.nbytes)
-            for parameter in gradients:
-                parameter.grad = gradients[parameter] if parameter is largest else None
-            watch.peak_bytes = 0
-            twin.step()
+            watch = Peak([*twins.values(), *gradients.values()])
+            kept = [list(kept.values()) for kept in twin.state.values()]
+            state_bytes = watch.see(tensors_in(kept))
+            with watch:
+                twin.step()
+                all_bytes = watch.peak_bytes
+                for parameter in gradients:
+                    parameter.grad = gradients[parameter] if parameter is largest else None
+                watch.peak_bytes = 0
+                twin.step()
+        except Exception as error:
+            raise UsageError(
+                f"what {type(optimizer).__name__} keeps cannot be foreseen: its step on tensors "
+                f"without values raises {type(error).__name__}: {error}; expected an optimizer "
+                "whose step() needs no argument and no values; use another one, or --memory none"
+            ) from error
     return state_bytes, all_bytes, watch.peak_bytes / largest.nbytes
+
+
+def _twin(
+    optimizer: torch.optim.Optimizer, twins: dict[int, torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """An optimizer with the same options for other parameters; nothing is hooked to its step.
+
+    Args:
+        optimizer: that trains.
+        twins: parameters by the identity of those that they stand for.
+    """
+    kind = type(optimizer)
+    twin = kind.__new__(kind)
+    # Not its constructor, whose arguments are its own; nor methods that a schedule has wrapped.
+    vars(twin).update((k, v) for k, v in vars(optimizer).items() if not hasattr(kind, k))
+    twin.state = defaultdict(dict)  # some have theirs before the first step
+    for parameter, kept in optimizer.state.items():
+        if id(parameter) in twins:
+            twin.state[twins[id(parameter)]] = tree_map_only(torch.Tensor, torch.empty_like, kept)
+    twin.param_groups = [
+        {**group, "params": [twins[id(p)] for p in group["params"] if id(p) in twins]}
+        for group in optimizer.param_groups
+    ]
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(twin, name, OrderedDict())
+    return twin
+
+
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A number that is read from a tensor is 1: sizes of an optimizer's state depend on none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
 
 
 class Peak(TorchDispatchMode):

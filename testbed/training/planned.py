@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+import types
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,59 @@ from testbed.training.forecast import chosen
 from testbed.training.session import Session
 
 REFUSED: Final = b"!"
+
+
+COMPILED: Final = (
+    "{} is compiled, and a memory strategy for activations acts on operators one by one, which a "
+    "compiled forward pass does not show; leave torch.compile out, or use a memory strategy for "
+    "gradients alone, as release"
+)
+
+
+def refuse_compiled(model: torch.nn.Module) -> None:
+    """Raise UsageError where modules are compiled, or have functions that are.
+
+    Args:
+        model: that a memory strategy is for.
+    """
+    for name, module in model.named_modules():
+        held = [value for own in (module, *type(module).__mro__) for value in vars(own).values()]
+        if module._compiled_call_impl is not None or any(map(_is_compiled, held)):
+            raise UsageError(COMPILED.format(f"{type(module).__name__} {name or '(the model)'}"))
+
+
+def _is_compiled(held: Any) -> bool:
+    """Whether it is a function that `torch.compile` has made."""
+    if not isinstance(held, types.FunctionType | types.MethodType):
+        return False
+    known = "_torchdynamo_orig_callable"
+    return hasattr(held, known) and not getattr(held, "_torchdynamo_disable", False)
+
+
+class _Forward:
+    """Stands for a model's forward pass; a copy of the model, or what it is saved as, has its own.
+
+    Args:
+        model: whose forward pass it is.
+        own: what the model had in this place, if that was not of its class.
+        call: told whether it is compiled, and the arguments.
+    """
+
+    def __init__(self, model: torch.nn.Module, own: Any, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, model.forward)
+        self._model, self._own, self._plans = model, own, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._plans(torch.compiler.is_compiling(), args, kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self._own is None:
+            return getattr, (self._model, "forward")
+        return _same, (self._own,)
+
+
+def _same(held: Any) -> Any:
+    return held
 
 
 class PlannedModel:
@@ -55,12 +109,9 @@ class PlannedModel:
         self._is_planning = False
         self._own = vars(model).get("forward")
         self._forward = model.forward
-
-        @functools.wraps(model.forward)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._call(*args, **kwargs)
-
-        model.forward = forward
+        refuse_compiled(model)
+        call: Any = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]
+        model.forward = _Forward(model, self._own, call)
 
     @property
     def plans(self) -> list[MemoryPlan]:
@@ -76,7 +127,9 @@ class PlannedModel:
         for engine in self._engines.values():
             engine.close()
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, is_compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_compiled:
+            raise UsageError(COMPILED.format("the model, or what calls it,"))
         wanted = self._model.training and torch.is_grad_enabled() and not self._is_planning
         if not wanted:
             return self._forward(*args, **kwargs)
@@ -84,6 +137,7 @@ class PlannedModel:
         shapes = tuple(map(_shape_of, leaves))
         engine = self._engines.get(shapes)
         if engine is None:
+            refuse_compiled(self._model)
             engine = ActivationEngine(self._plan(shapes, args, kwargs), self._strategy.to)
             self._engines[shapes] = engine
         with engine.forward():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -106,3 +109,91 @@ def test_what_cannot_be_planned_is_refused(memory: str, capsys: pytest.CaptureFi
         model(torch.ones(2, 300))
     session.close()
     assert model(torch.ones(2, 300)).shape == (2, 300)
+
+
+def adopted(model: nn.Module, memory: str) -> Session:
+    return testbed.distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), "gloo", memory=memory
+    )
+
+
+class Scaled(nn.Sequential):
+    """Has parameters of its own and layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert isinstance(loaded, nn.Module)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+def test_a_copy_has_its_own_weights(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model, x = Scaled(), torch.ones(3, 6)
+    session = adopted(model, "checkpoint")
+    before = model(x)
+    twin = copied(copied(model))
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(x).any()
+    assert torch.equal(model(x), before)
+    session.close()
+    assert torch.equal(model(x), before)
+    assert "forward" not in vars(model)
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend="eager")
+
+
+class CompilesInside(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.finish = compiled(torch.tanh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.finish(super().forward(x))
+        return made
+
+
+@pytest.mark.parametrize(
+    "when", ["before", "inside", "layer", "wrapped", "after", "around", "step"]
+)
+def test_a_compiled_model_is_refused(when: str) -> None:
+    """Dynamo would see the planner, or be left out without a word."""
+    model: nn.Module = CompilesInside() if when == "inside" else Scaled()
+    if when == "before":
+        model.compile(backend="eager")
+    elif when == "layer":
+        model.get_submodule("0").compile(backend="eager")
+    elif when == "wrapped":
+        model = compiled(model)
+    if when in ("before", "inside", "layer", "wrapped"):
+        with pytest.raises(UsageError, match="is compiled, and a memory strategy"):
+            adopted(model, "checkpoint")
+        return
+    session = adopted(model, "checkpoint")
+    step = model
+    if when == "after":
+        model.compile(backend="eager")
+    elif when == "around":
+        step = compiled(model)
+    else:
+        step = compiled(lambda x: model(x).sum())
+    with pytest.raises(UsageError, match="is compiled, and a memory strategy"):
+        step(torch.ones(3, 6))
+    session.close()
+    assert model(torch.ones(3, 6)).shape == (3, 2)
+    torch._dynamo.reset()
