@@ -99,6 +99,8 @@ class MemoryResult(msgspec.Struct, kw_only=True):
             null: not known.
         predicted_resident_bytes: predicted peak with what operators hold while they run, without
             pages that are kept.
+        arena_bytes: of the one allocation that released buckets lie in, a part of communication.
+        arena_fragmentation: share of it that is lost even when most buckets are alive.
         plan: digest of the memory plan.
         why: the plan in words.
         budget_bytes: that it had to fit; null: none.
@@ -113,6 +115,8 @@ class MemoryResult(msgspec.Struct, kw_only=True):
     resident_bytes: int | None = None
     kept_bytes: int | None = None
     predicted_resident_bytes: int | None = None
+    arena_bytes: int = 0
+    arena_fragmentation: float = 0.0
     plan: str = ""
     why: str = ""
     budget_bytes: int | None = None

@@ -114,6 +114,11 @@ def _memory(found: MemoryResult) -> list[str]:
                 f"                  of it {format_bytes(found.kept_bytes)} that no prediction has: "
                 "freed pages, which the allocator keeps"
             )
+    if found.arena_bytes:
+        lines.append(
+            f"                buckets: an arena of {format_bytes(found.arena_bytes)}, "
+            f"{100 * found.arena_fragmentation:.2g} % of it lost to fragmentation"
+        )
     if found.moved_bytes:
         lines.append(f"                moved to the host: {format_bytes(found.moved_bytes)} a step")
     lines.append(

@@ -13,6 +13,7 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.units import format_bytes
+from testbed.memory.arena import ArenaPlan
 from testbed.memory.gradients import SLICE_ELEMENTS
 from testbed.memory.joint import late_s, plan_jointly
 from testbed.memory.laysa import DoesNotFit, laysa
@@ -46,6 +47,7 @@ class Forecast:
         costs: that it was made with.
         workspace_bytes: how much higher the peak is with what operators hold while they run; 0
             where it was not measured.
+        arena: where released buckets lie; None: there are none.
     """
 
     lifetimes: Lifetimes
@@ -54,6 +56,7 @@ class Forecast:
     communication_bytes: int
     costs: Costs
     workspace_bytes: int = 0
+    arena: ArenaPlan | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -179,7 +182,9 @@ def forecast(
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
     workspace_bytes = with_all.peak_bytes - footprint.peak_bytes
-    return Forecast(lifetimes, plan, footprint, communication_bytes, costs, workspace_bytes)
+    return Forecast(
+        *(lifetimes, plan, footprint, communication_bytes, costs, workspace_bytes, exchanged.arena)
+    )
 
 
 def jointly(

@@ -78,6 +78,8 @@ class Foreseen:
             resident_bytes=watch.resident_bytes,
             kept_bytes=watch.kept_bytes,
             predicted_resident_bytes=found.needed_bytes,
+            arena_bytes=0 if found.arena is None else found.arena.num_bytes,
+            arena_fragmentation=0.0 if found.arena is None else found.arena.fragmentation,
             plan=found.plan.digest(),
             why="; ".join(filter(None, (found.plan.why, _estimated(found)))),
             budget_bytes=self.budget_bytes,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from testbed.memory.strategy import Limits
 from testbed.training.forecast import chosen, record_step
 from testbed.training.replica import backward, make_replica
 from testbed.workloads.load import load_workload
-from tests.harness.runs import cell_of, testbed
+from tests.harness.runs import testbed
 
 MODELS = ("resnet50", "vgg16", "densenet201", "inception-v4", "bert-base")
 
@@ -29,19 +31,46 @@ MODELS = ("resnet50", "vgg16", "densenet201", "inception-v4", "bert-base")
 def test_what_is_predicted_is_measured(
     workload: str, batch: int, memory: str, tmp_path: Path
 ) -> None:
-    record = tmp_path / "run.json"
-    size = ("--workload", workload, "--batch-size", str(batch), "--steps", "3", "--warmup", "2")
-    alone = ("--backend", "none", "--workers", "1", "--verify-steps", "0", "--measure-memory")
-    done = testbed(
-        *("run", *size, *alone, "--memory", memory, "--json", str(record)), within_s=280.0
-    )
-    assert done.status == 0, done.err
-    found = cell_of(record)["memory"]
+    found = memory_of(workload, batch, tmp_path, "--memory", memory)
     predicted, measured = (sum(found[kind].values()) for kind in ("predicted", "measured"))
     assert predicted == pytest.approx(measured, rel=1e-3)
     if found["kept_bytes"] is not None:  # pages that the allocator keeps are named, not predicted
         resident_bytes = found["resident_bytes"] - found["kept_bytes"]
         assert found["predicted_resident_bytes"] == pytest.approx(resident_bytes, rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("workload", "memory", "within"),
+    [
+        ("vgg16", "laysa", 1e-3),
+        ("vgg16", "laysa:mirror=host", 1e-3),
+        ("bert-base", "laysa", 1e-3),
+        ("resnet50", "checkpoint", 1e-3),
+        ("resnet50", "laysa", 1e-2),
+        ("resnet50", "laysa:mirror=host", 2e-2),
+    ],
+)
+def test_so_it_is_beside_sparse_messages(
+    workload: str, memory: str, within: float, tmp_path: Path
+) -> None:
+    """Of small layers, how many are encoded at once depends on how fast that goes: up to 2 MiB."""
+    sparse = ("--compressor", "ef:units=update+topk:ratio=0.01")
+    found = memory_of(workload, 2, tmp_path, "--memory", memory, *sparse)
+    predicted, measured = (sum(found[kind].values()) for kind in ("predicted", "measured"))
+    assert predicted == pytest.approx(measured, rel=within)
+
+
+def memory_of(workload: str, batch: int, folder: Path, *options: str) -> dict[str, Any]:
+    """What the record of a worker that is alone says of memory."""
+    record = folder / "run.json"
+    size = ("--workload", workload, "--batch-size", str(batch), "--steps", "3", "--warmup", "2")
+    alone = ("--backend", "none", "--workers", "1", "--verify-steps", "0", "--measure-memory")
+    done = testbed(*("run", *size, *alone, *options, "--json", str(record)), within_s=280.0)
+    assert done.status == 0, done.err
+    memory: dict[str, Any] = json.loads(record.read_text())["memory"]
+    return memory
 
 
 @pytest.mark.slow

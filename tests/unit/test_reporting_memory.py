@@ -103,6 +103,13 @@ def test_the_part_of_the_resident_set_that_no_prediction_has_is_named(kept, line
     assert len(named) == lines
 
 
+def test_what_an_arena_of_buckets_loses_is_told():
+    one = cell("release", 4000, 4000)
+    one.memory.arena_bytes, one.memory.arena_fragmentation = 2 * 2**20, 0.031
+    assert "an arena of 2 MiB, 3.1 % of it lost to fragmentation" in describe_cell(one)
+    assert "arena" not in describe_cell(cell("none", 4000, 4000))
+
+
 def test_errors_are_summed_up():
     (note,) = (
         n
