@@ -238,13 +238,16 @@ class ActivationEngine:
     Args:
         plan: what becomes of each value.
         to: where a CPU moves values; see `host.zeros_on_host`.
+        transfers: that move them; None: of its own.
     """
 
-    def __init__(self, plan: MemoryPlan, to: To = "shm") -> None:
+    def __init__(
+        self, plan: MemoryPlan, to: To = "shm", transfers: Transfers | None = None
+    ) -> None:
         self.plan = plan
         self._script = Script(plan)
         self._acts = any(action != KEEP for action in plan.actions)
-        self._transfers = Transfers(to)
+        self._transfers = transfers or Transfers(to)
 
     @property
     def moved_bytes(self) -> int:

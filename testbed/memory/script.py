@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -104,3 +105,26 @@ def let_overwrite(model: torch.nn.Module, layers: Iterable[str]) -> None:
         module = model.get_submodule(name)
         if isinstance(module, torch.nn.ReLU):
             module.inplace = True
+
+
+@contextlib.contextmanager
+def overwriting(model: torch.nn.Module, layers: Iterable[str]) -> Iterator[None]:
+    """Inside, modules write their result over their input, those that can be; see `let_overwrite`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.ReLU())
+        >>> with overwriting(model, ["0"]):
+        ...     model[0].inplace
+        True
+        >>> model[0].inplace
+        False
+    """
+    found = [model.get_submodule(name) for name in layers]
+    switched = [m for m in found if isinstance(m, torch.nn.ReLU) and not m.inplace]
+    try:
+        for module in switched:
+            module.inplace = True
+        yield
+    finally:
+        for module in switched:
+            module.inplace = False

@@ -17,13 +17,16 @@ from testbed.memory.engine import ActivationEngine
 from testbed.memory.lifetimes import Costs
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.record import record
+from testbed.memory.script import overwriting
 from testbed.memory.storages import tensors_in
 from testbed.memory.strategy import Limits, Strategy
+from testbed.memory.transfers import Transfers
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.forecast import chosen
 from testbed.training.session import Session
 
 REFUSED: Final = b"!"
+MOST_PLANS: Final = 256  # that are kept; shapes may be without number
 
 
 COMPILED: Final = (
@@ -105,7 +108,8 @@ class PlannedModel:
     ) -> None:
         self._model, self._optimizer = model, optimizer
         self._session, self._control, self._strategy = session, control, strategy
-        self._engines: dict[Hashable, ActivationEngine] = {}
+        self._engines: dict[Hashable, ActivationEngine] = {}  # what was used last comes last
+        self._transfers = Transfers(strategy.to)
         self._is_planning = False
         self._own = vars(model).get("forward")
         self._forward = model.forward
@@ -115,8 +119,13 @@ class PlannedModel:
 
     @property
     def plans(self) -> list[MemoryPlan]:
-        """Those made so far, in the order in which their shapes were first seen."""
+        """Those that were used last, the newest at the end."""
         return [engine.plan for engine in self._engines.values()]
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory outside the device, for activations of all shapes."""
+        return self._transfers.held_bytes
 
     def close(self) -> None:
         """Give the model its own forward pass back; ends threads."""
@@ -124,8 +133,7 @@ class PlannedModel:
             vars(self._model).pop("forward", None)
         else:
             self._model.forward = self._own
-        for engine in self._engines.values():
-            engine.close()
+        self._transfers.close()
 
     def _call(self, is_compiled: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_compiled:
@@ -135,12 +143,15 @@ class PlannedModel:
             return self._forward(*args, **kwargs)
         leaves, _ = tree_flatten((args, kwargs))
         shapes = tuple(map(_shape_of, leaves))
-        engine = self._engines.get(shapes)
+        engine = self._engines.pop(shapes, None)
         if engine is None:
             refuse_compiled(self._model)
-            engine = ActivationEngine(self._plan(shapes, args, kwargs), self._strategy.to)
-            self._engines[shapes] = engine
-        with engine.forward():
+            plan = self._plan(shapes, args, kwargs)
+            engine = ActivationEngine(plan, transfers=self._transfers)
+        self._engines[shapes] = engine
+        if len(self._engines) > MOST_PLANS:
+            del self._engines[next(iter(self._engines))]
+        with overwriting(self._model, engine.plan.in_place), engine.forward():
             return self._forward(*args, **kwargs)
 
     def _plan(self, shapes: tuple[Hashable, ...], args: Any, kwargs: Any) -> MemoryPlan:
@@ -173,7 +184,8 @@ class PlannedModel:
             tensors = iter(batch)
             both = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             again, more = tree_unflatten(both, tree)
-            made = [t for t in tensors_in(model(*again, **more)) if t.requires_grad]
+            outputs = tensors_in(model(*again, **more))  # the script may keep them all
+            made = [output for output in outputs if output.requires_grad]
             if not made:
                 raise UsageError(
                     "a memory strategy for activations was given, and no output of the model's "

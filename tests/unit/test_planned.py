@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 import testbed
 from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
+from testbed.memory.transfers import SLACK
 from testbed.training.planned import PlannedModel
 from testbed.training.replica import strategy_of
 from testbed.training.session import Session
@@ -197,3 +199,78 @@ def test_a_compiled_model_is_refused(when: str) -> None:
     session.close()
     assert model(torch.ones(3, 6)).shape == (3, 2)
     torch._dynamo.reset()
+
+
+class ShowsBoth(nn.Module):
+    """An activation that may overwrite its input, and one whose input goes to the script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU()
+        self.hidden = nn.Sequential(nn.Tanh(), nn.Linear(6, 6), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.last(self.hidden(self.first(x)))
+        return self.relu(made), made.detach()
+
+
+def test_modules_overwrite_their_input_while_the_model_runs() -> None:
+    model, x = ShowsBoth(), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    theirs = model(x)
+    session = adopted(model, "inplace")
+    same: list[bool] = []
+    for relu in (model.hidden[2], model.relu):
+        relu.register_forward_hook(lambda module, given, made: same.append(made is given[0]))
+    ours = model(x)
+    del same[:-2]  # of the recording
+    assert same == [True, False]
+    assert all(map(torch.equal, ours, theirs))
+    assert not any(m.inplace for m in model.modules() if isinstance(m, nn.ReLU))
+    session.close()
+
+
+def movers() -> int:
+    return sum(thread.name == "transfers" for thread in threading.enumerate())
+
+
+def test_memory_outside_serves_all_shapes() -> None:
+    """Sequences of many lengths share a thread, and memory that is hardly more than the largest."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy = strategy_of("offload:min_kib=0", "none")
+
+    def rank(backend: Backend, group: Group) -> list[int]:
+        parts = (model, optimizer, backend, group.control)
+        held = []
+        before = movers()
+        with Session(*parts, plan=plan_of("wfbp", model), strategy=strategy) as session:
+            planned = PlannedModel(model, optimizer, session, group.control, strategy)
+            for length in range(20, 40):
+                model(torch.ones(length, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                held.append(planned.held_bytes)
+            made = model(torch.ones(20, 64)).sum()
+            assert movers() == before + 1
+            assert len(planned.plans) == 20
+            planned.close()
+            made.backward()
+            assert movers() == before
+        return held
+
+    (held,) = on_ranks(rank, 1, order=plan_of("wfbp", model).order)
+    assert 0 < held[-1] <= 2 * SLACK * held[0] * 39 / 20
+
+
+def test_moved_activations_outlive_the_session() -> None:
+    model, x = Scaled(), torch.randn(300, 6, generator=torch.Generator().manual_seed(1))
+    model(x).sum().backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    session = adopted(model, "offload:min_kib=0")
+    made = model(x).sum()
+    session.close()
+    before = movers()
+    made.backward()
+    assert movers() == before
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
