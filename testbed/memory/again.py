@@ -13,31 +13,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import RunFailed
-from testbed.memory.storages import Writes, statistics_of, tensors_in
+from testbed.memory.storages import View, Writes, statistics_of, tensors_in
 from testbed.memory.transfers import Copy
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tensor lies in its storage."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Form:
-        """That of a tensor."""
-        offset = int(tensor.storage_offset())
-        return Form(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
-
-    def on(self, held: torch.Tensor) -> torch.Tensor:
-        """The tensor in the storage of another one."""
-        if held.dtype is self.dtype:
-            return held.as_strided(self.shape, self.stride, self.offset)
-        made = torch.empty(0, dtype=self.dtype, device=held.device)
-        return made.set_(held.untyped_storage(), self.offset, self.shape, self.stride)
 
 
 @dataclass(frozen=True)
@@ -64,7 +41,7 @@ class Made:
     """An argument that lies in a value which is moved or made again."""
 
     value: Value
-    form: Form
+    view: View
 
 
 class Call:
@@ -109,7 +86,7 @@ class Call:
     ) -> Made | Source:
         value = find(tensor)
         if value is not None:
-            return Made(value, Form.of(tensor))
+            return Made(value, View.of(tensor))
         now = writes.counter(tensor)
         return Source(tensor.detach(), now(), now, self.name)
 
@@ -118,7 +95,7 @@ class Call:
         leaves = []
         for leaf in self._leaves:
             if isinstance(leaf, Made):
-                leaf = leaf.form.on(held[leaf.value.number])
+                leaf = leaf.view.on(held[leaf.value.number])
             elif isinstance(leaf, Source):
                 leaf = leaf.get()
             leaves.append(leaf)

@@ -22,7 +22,7 @@ NO_MEMORY: Final = "can't allocate memory"  # PyTorch's words for a CPU, in a pl
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorSpec:
     """A tensor without its values."""
 
     shape: tuple[int, ...]
@@ -31,8 +31,8 @@ class Form:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Form:
-        """The form of a tensor."""
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """That of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     @property
@@ -55,7 +55,7 @@ class Form:
         return flat.as_strided(self.shape, self.stride)  # elements of an expanded one share memory
 
 
-class Call:
+class OperatorSpec:
     """One run of an operator, told by the forms of its arguments.
 
     Args:
@@ -67,18 +67,18 @@ class Call:
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, tree = tree_flatten((args, kwargs))
         self.func = func
-        self._leaves = [Form.of(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        self._leaves = [TensorSpec.of(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self._tree = tree
         self.key = (str(func), repr(self._leaves))
 
     @property
     def num_bytes(self) -> int:
         """Of the tensors that it is given."""
-        return sum(leaf.num_bytes for leaf in self._leaves if isinstance(leaf, Form))
+        return sum(leaf.num_bytes for leaf in self._leaves if isinstance(leaf, TensorSpec))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of these forms."""
-        leaves = [leaf.make() if isinstance(leaf, Form) else leaf for leaf in self._leaves]
+        leaves = [leaf.make() if isinstance(leaf, TensorSpec) else leaf for leaf in self._leaves]
         args, kwargs = tree_unflatten(leaves, self._tree)
         return args, kwargs
 
@@ -97,7 +97,7 @@ class Measured:
 
 
 def calibrate(
-    calls: Iterable[Call],
+    calls: Iterable[OperatorSpec],
 ) -> tuple[dict[tuple[str, str], Measured], tuple[str, ...]]:
     """Run each operator with made-up arguments of the same forms.
 
@@ -113,7 +113,7 @@ def calibrate(
         RuntimeError: there is no memory for an operator.
 
     Example:
-        >>> adding = Call(torch.ops.aten.add.Tensor, (torch.ones(1 << 15), 1.0), {})
+        >>> adding = OperatorSpec(torch.ops.aten.add.Tensor, (torch.ones(1 << 15), 1.0), {})
         >>> found, failed = calibrate([adding, adding])
         >>> len(found), failed
         (1, ())
@@ -136,7 +136,7 @@ def calibrate(
     return found, tuple(failed)
 
 
-def _measure(call: Call) -> Measured | None:
+def _measure(call: OperatorSpec) -> Measured | None:
     try:
         args, kwargs = call.arguments()
         device = next((t.device for t in tensors_in(args, kwargs)), torch.device("cpu"))
@@ -200,7 +200,9 @@ def _status(field: str) -> int:
 
 
 def times_of(
-    calls: Mapping[int, Call], found: Mapping[tuple[str, str], Measured], estimated: list[float]
+    calls: Mapping[int, OperatorSpec],
+    found: Mapping[tuple[str, str], Measured],
+    estimated: list[float],
 ) -> list[float]:
     """Seconds of each operator: measured, or estimated times what measuring showed of these.
 

@@ -15,11 +15,12 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from testbed.memory.calibrate import Call
+from testbed.memory.calibrate import OperatorSpec
 from testbed.memory.host import PAGE_BYTES
 from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
 from testbed.memory.storages import (
     LiveStorages,
+    View,
     allocated_bytes,
     is_question,
     is_sum_of_gradients,
@@ -72,18 +73,17 @@ class _Token:
 
     def __init__(self, recording: Recording, use: _OpenUse, tensor: torch.Tensor) -> None:
         self._recording, self._use = recording, use
-        self._form = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        self._view = View.of(tensor)
         self._num_bytes = tensor.untyped_storage().nbytes()
-        self._like = (tensor.dtype, tensor.device)
+        self._device = tensor.device
 
     def unpack(self) -> torch.Tensor:
         """Another tensor of this form, in a storage of its own."""
         recording = self._recording
-        dtype, device = self._like
+        dtype = self._view.dtype
         with recording.not_counted():
             size = self._num_bytes // dtype.itemsize
-            flat = torch.empty(size, dtype=dtype, device=device)
-            made = flat.as_strided(*self._form)
+            made = self._view.on(torch.empty(size, dtype=dtype, device=self._device))
         recording.sources([made])
         self._use.unpacked = recording.tick()
         recording.layer = recording.layer_at[self._use.packed]
@@ -125,7 +125,9 @@ class Recording(TorchDispatchMode):
         self._fixed_ops: set[int] = set()  # that cannot be run again
         self._readers: dict[int, set[int]] = {}  # of storages that are there before the step
         self._changed: set[int] = set()
-        self.calls: list[tuple[Call, int, float]] = []  # with the position after it, and seconds
+        self.calls: list[
+            tuple[OperatorSpec, int, float]
+        ] = []  # with the position after it, and seconds
         self._layers: list[str] = []
 
     # Positions
@@ -191,7 +193,7 @@ class Recording(TorchDispatchMode):
             self.storages.see_sum(result, args)
         else:
             self.storages.see_all(tensors_in(result))
-        self.calls.append((Call(func, args, kwargs), self.tick(), time_s))
+        self.calls.append((OperatorSpec(func, args, kwargs), self.tick(), time_s))
         return result
 
     def _add_values(

@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from testbed.base.errors import RunFailed
-from testbed.memory.again import Call, Form, Value
+from testbed.memory.again import Call, Value
 from testbed.memory.lifetimes import KEEP, OFFLOAD_SYNC, OFFLOAD_WINDOW, RECOMPUTE
 from testbed.memory.plan import MemoryPlan
 from testbed.memory.script import Expected, Script
-from testbed.memory.storages import Writes, is_question, tensors_in, written
+from testbed.memory.storages import View, Writes, is_question, tensors_in, written
 from testbed.memory.strategy import To
 from testbed.memory.transfers import Copy, Transfers
 
@@ -40,8 +40,8 @@ class _Kept:
 class _Saved:
     """Stands for a tensor that autograd has saved and that is moved or made again."""
 
-    def __init__(self, value: Value, form: Form, forward: _Forward) -> None:
-        self.value, self.form, self.forward = value, form, forward
+    def __init__(self, value: Value, view: View, forward: _Forward) -> None:
+        self.value, self.view, self.forward = value, view, forward
         value.uses += 1
 
     def __del__(self) -> None:
@@ -117,7 +117,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _Kept(tensor)
         if value.call is None and value.copy is None:
             self._send(value, tensor)
-        return _Saved(value, Form.of(tensor), self)
+        return _Saved(value, View.of(tensor), self)
 
     def end(self) -> None:
         """The forward pass has ended: nothing is saved any more."""
@@ -176,7 +176,7 @@ class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 held = self._fetch(value)
             else:
                 held = self._make(value) if value.there is None else value.there
-            return saved.form.on(held)
+            return saved.view.on(held)
 
     def _make(self, wanted: Value) -> torch.Tensor:
         """Run the operators again that lead to a value; what later uses want stays."""

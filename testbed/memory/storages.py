@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +37,46 @@ def allocated_bytes(storage: torch.UntypedStorage) -> int:
     """
     size = storage.nbytes()
     return -(-size // 512) * 512 if storage.device.type == "cuda" else size
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor lies in its storage.
+
+    Attributes:
+        is_conj: it is read as the conjugate of what lies there.
+        is_neg: it is read with the opposite sign (the imaginary part of a conjugate is).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> View:
+        """That of a tensor."""
+        return View(
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            offset=int(tensor.storage_offset()),
+            dtype=tensor.dtype,
+            is_conj=tensor.is_conj(),
+            is_neg=tensor.is_neg(),
+        )
+
+    def on(self, held: torch.Tensor) -> torch.Tensor:
+        """The tensor in the storage of another one."""
+        if held.dtype is self.dtype:
+            made = held.as_strided(self.shape, self.stride, self.offset)
+        else:
+            made = torch.empty(0, dtype=self.dtype, device=held.device)
+            made = made.set_(held.untyped_storage(), self.offset, self.shape, self.stride)
+        if made.is_conj() != self.is_conj:
+            made = torch._conj(made)
+        return made if made.is_neg() == self.is_neg else torch._neg_view(made)
 
 
 class LiveStorages:

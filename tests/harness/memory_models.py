@@ -126,6 +126,22 @@ class Frozen(nn.Module):
         return out
 
 
+class Spectral(nn.Module):
+    """Complex numbers: conjugates and their imaginary parts are views that are read otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(12, 12), nn.Linear(12, 10)
+        self.filter = nn.Parameter(torch.randn(7, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.fft.rfft(torch.tanh(self.layer(x))) * self.filter
+        mixed = (y @ y.conj().T).abs() @ (y.conj().imag * y.real)
+        spectrum = torch.sin(y * y.roll(1, 0).conj()) + mixed
+        out: torch.Tensor = self.head(torch.fft.irfft(spectrum, n=12))
+        return out
+
+
 def images(size: int) -> Batch:
     draw = torch.Generator().manual_seed(size)
     return torch.randn(size, 3, 8, 8, generator=draw), torch.arange(size) % 10
@@ -179,6 +195,7 @@ CASES = {
     "shared": Case(seeded(Shared), classes, vectors),
     "recurrent": Case(seeded(lambda: Shared(nn.LSTM)), classes, vectors),
     "frozen": Case(seeded(Frozen), classes, images),
+    "spectral": Case(seeded(Spectral), classes, vectors),
     "bert": transformer("bert-base"),
     "gpt2": transformer("gpt2"),
 }

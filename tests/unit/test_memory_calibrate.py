@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from testbed.memory.calibrate import Call, calibrate
+from testbed.memory.calibrate import OperatorSpec, calibrate
 from testbed.memory.tracker import ResidentPeak, allocated_from_c
 
 ATEN = torch.ops.aten
@@ -18,9 +18,11 @@ MIB = 1 << 20
 def test_what_does_not_run_with_made_up_values_is_named() -> None:
     square = torch.ones(256, 256)
     calls = [
-        Call(ATEN.cholesky.default, (square,), {}),  # random numbers are not positive definite
-        Call(ATEN.cholesky.default, (square.t(),), {}),
-        Call(ATEN.add.Tensor, (square, square), {}),
+        OperatorSpec(
+            ATEN.cholesky.default, (square,), {}
+        ),  # random numbers are not positive definite
+        OperatorSpec(ATEN.cholesky.default, (square.t(),), {}),
+        OperatorSpec(ATEN.add.Tensor, (square, square), {}),
     ]
     found, failed = calibrate(calls)
     assert list(found) == [calls[2].key]
@@ -29,7 +31,7 @@ def test_what_does_not_run_with_made_up_values_is_named() -> None:
 
 def test_an_expanded_argument_is_made_up_too() -> None:
     """As in the backward pass of a mean: its elements share memory."""
-    call = Call(ATEN.div.Scalar, (torch.ones(64, 1).expand(64, 1024), 1024), {})
+    call = OperatorSpec(ATEN.div.Scalar, (torch.ones(64, 1).expand(64, 1024), 1024), {})
     found, failed = calibrate([call])
     assert call.key in found
     assert failed == ()
@@ -37,7 +39,7 @@ def test_an_expanded_argument_is_made_up_too() -> None:
 
 def test_that_there_is_no_memory_is_no_reason_to_estimate() -> None:
     with FakeTensorMode():
-        call = Call(ATEN.relu.default, (torch.empty(1 << 50),), {})
+        call = OperatorSpec(ATEN.relu.default, (torch.empty(1 << 50),), {})
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         calibrate([call])
 
