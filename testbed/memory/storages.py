@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -13,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 # `torch.utils._python_dispatch` and `_pytree` are what PyTorch's own memory tracker is built on.
 
 
+# Modules of PyTorch that stand between whoever runs an operator and a dispatch mode.
+BETWEEN = ("torch._compile", "torch._dynamo", "torch._ops", "torch._stats", "torch._subclasses")
 # Arguments of batch normalisation that it advances in training.
 STATISTICS = frozenset({"running_mean", "running_var"})
 
@@ -79,12 +83,32 @@ class View:
         return made if made.is_neg() == self.is_neg else torch._neg_view(made)
 
 
+class _Seen(NamedTuple):
+    """A storage, by its number; the node of the graph whose gradients were computed then."""
+
+    number: int
+    storage: weakref.ref[torch.UntypedStorage]
+    node: int | None
+
+
+class _Sum(NamedTuple):
+    """A sum of gradients that is not counted yet; numbers of its terms."""
+
+    total: torch.Tensor
+    first: int
+    second: int
+    node: int | None
+
+
 class LiveStorages:
     """Storages that have been seen and have not died.
 
     Args:
         on_birth: told of a storage that is seen for the first time.
         on_death: told the number of one that has died.
+
+    Attributes:
+        lock: held while it is told: a storage may die on any thread.
     """
 
     def __init__(
@@ -93,19 +117,28 @@ class LiveStorages:
         on_death: Callable[[int], None],
     ) -> None:
         self._on_birth, self._on_death = on_birth, on_death
-        self._numbers: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self.lock = threading.RLock()
+        self._numbers: dict[int, _Seen] = {}
         self._count = 0
-        self._sum: tuple[torch.Tensor, tuple[int | None, ...]] | None = None
+        self._sum: _Sum | None = None
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage; None if it has not been seen."""
+        entry = self._entry(tensor)
+        return None if entry is None else entry.number
+
+    def _entry(self, tensor: torch.Tensor) -> _Seen | None:
         storage = tensor.untyped_storage()
         entry = self._numbers.get(storage._cdata)
-        return entry[0] if entry is not None and entry[1]() is storage else None
+        return entry if entry is not None and entry.storage() is storage else None
 
     def see(self, tensor: torch.Tensor) -> int:
         """The number of the tensor's storage, which is seen for the first time if it is new."""
-        self._settle_sum()
+        with self.lock:
+            self.settle_sum()
+            return self._see(tensor, _node())
+
+    def _see(self, tensor: torch.Tensor, node: int | None) -> int:
         found = self.find(tensor)
         if found is not None:
             return found
@@ -114,14 +147,17 @@ class LiveStorages:
         self._count += 1
 
         def died(_: object) -> None:
-            entry = self._numbers.get(key)
-            if entry is not None and entry[0] == number:
-                del self._numbers[key]
-            self._on_death(number)
-            if self._sum is not None and number in self._sum[1]:
-                self._settle_sum()
+            with self.lock:
+                if self._sum is not None and number == self._sum.second:
+                    self.settle_sum()  # the first one is held by somebody: both were there
+                entry = self._numbers.get(key)
+                if entry is not None and entry.number == number:
+                    del self._numbers[key]
+                self._on_death(number)
+                if self._sum is not None and number == self._sum.first:
+                    self.settle_sum()
 
-        self._numbers[key] = (number, weakref.ref(storage, died))
+        self._numbers[key] = _Seen(number, weakref.ref(storage, died), node)
         self._on_birth(number, storage)
         return number
 
@@ -129,34 +165,75 @@ class LiveStorages:
         """`see` for each."""
         return [self.see(tensor) for tensor in tensors]
 
-    def see_sum(self, total: torch.Tensor, terms: Iterable[torch.Tensor]) -> None:
-        """See a sum that takes the place of one of its terms, if one dies before anything else.
+    def see_sum(self, total: torch.Tensor, terms: Sequence[torch.Tensor]) -> None:
+        """See a sum of two gradients, which may take the place of the first one.
 
-        Where two gradients of a tensor meet, PyTorch's engine adds one to the other in place if
-        nobody else holds that one; but never while a dispatch mode watches. So that what is watched
-        counts as what is not, the sum is born when a term has died.
+        Where two gradients of a tensor meet, PyTorch's engine adds the second one to the first one
+        in place if nobody else holds that one; but never while a dispatch mode watches. So that
+        what is watched counts as what is not, the sum is born when the first one has died, if that
+        is the next thing to happen. Not where the node of the graph that has just run made the
+        first one itself and has no two gradients for one tensor: then it is the node that adds.
         """
-        self._settle_sum()
-        self._sum = total, tuple(self.find(term) for term in terms)
+        with self.lock:
+            self.settle_sum()
+            first, second = (self._entry(term) for term in terms)
+            node = _node()
+            apart = first is not second
+            if first and second and apart and (first.node != node or _gives_twice()):
+                self._sum = _Sum(total, first.number, second.number, node)
+            else:
+                self._see(total, node)
 
-    def _settle_sum(self) -> None:
-        if self._sum is not None:
-            (total, _), self._sum = self._sum, None
-            self.see(total)
+    def settle_sum(self) -> None:
+        """A sum that is not counted yet is from now on."""
+        with self.lock:
+            if self._sum is not None:
+                pending, self._sum = self._sum, None
+                self._see(pending.total, pending.node)
+
+
+def _node() -> int | None:
+    """The node of the graph whose gradients are being computed on this thread."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def _gives_twice() -> bool:
+    """Whether that node has several gradients for one tensor, as that of `x * x` has."""
+    node = torch._C._current_autograd_node()
+    to = [] if node is None else [following for following in node.next_functions if following[0]]
+    return len(set(to)) < len(to)
 
 
 def is_sum_of_gradients(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether it may be the engine that adds two gradients of one tensor: see `see_sum`.
 
-    The engine writes over the first one, unless that is a view (the transposed gradient of a
-    layer's weights): its base is a second owner of the storage.
+    The engine writes over the first one, unless a graph of the backward pass is made, or that is a
+    view (the transposed gradient of a layer's weights): its base is a second owner of the storage.
     """
     return (
         func is torch.ops.aten.add.Tensor
         and torch._C._current_graph_task_id() != -1
+        and not torch.is_grad_enabled()
         and all(isinstance(term, torch.Tensor) for term in args)
+        and args[0].shape == args[1].shape
         and not args[0]._is_view()
+        and _comes_from_engine()
     )
+
+
+def _comes_from_engine() -> bool:
+    """Whether an operator is run by PyTorch's engine, not by a function, hook or model in Python.
+
+    For operators that a dispatch mode is being told of.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if name != "__torch_dispatch__" and not module.startswith(BETWEEN):
+            return bool(module == "torch.autograd.graph")
+    return True  # a thread of the engine itself, as for other devices than the CPU
 
 
 def statistics_of(func: Any, args: tuple[Any, ...]) -> frozenset[int]:

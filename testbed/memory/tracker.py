@@ -64,10 +64,10 @@ class Tracker(TorchDispatchMode):
         self._device = self._parameters[0].device
         self._now = dict.fromkeys((*CATEGORIES, HOST), 0)
         self._entries: dict[int, tuple[str, int]] = {}
-        self._lock = threading.RLock()  # a storage may die while another is counted
         self._is_stepping = False
         self._category = "activations"
         self._storages = LiveStorages(self._on_birth, self._on_death)
+        self._lock = self._storages.lock
         self._handles: list[Any] = []
         self._see([*self._parameters, *model.buffers()], "weights")
         self._see((p.grad for p in self._parameters if p.grad is not None), "gradients")
@@ -95,6 +95,7 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
+        self._storages.settle_sum()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -105,7 +106,7 @@ class Tracker(TorchDispatchMode):
         result = func(*args, **kwargs)
         if is_sum_of_gradients(func, args):
             with self._lock:
-                self._category = self._category_now()
+                self._count_as(self._category_now())
                 self._storages.see_sum(result, args)
             return result
         is_mapped = func is torch.ops.aten.from_file.default
@@ -115,12 +116,16 @@ class Tracker(TorchDispatchMode):
     def saw(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """An operator has made these, or changed them."""
         with self._lock:
-            self._category = category
+            self._count_as(category)
             self._storages.see_all(tensors)
 
     def elsewhere(self) -> TorchDispatchMode:
         """A mode for another thread, whose storages count as communication."""
         return _Elsewhere(self)
+
+    def _count_as(self, category: str) -> None:
+        self._storages.settle_sum()  # a sum that is not counted yet is of the category before
+        self._category = category
 
     def _category_now(self) -> str:
         in_backward = torch._C._current_graph_task_id() != -1
@@ -130,7 +135,7 @@ class Tracker(TorchDispatchMode):
         with self._lock:
             for tensor in tensors:
                 there = HOST if is_on_host(tensor, self._device) else category
-                self._category = there
+                self._count_as(there)
                 self._move(self._storages.see(tensor), there)
 
     def _see_state(self) -> None:
@@ -154,10 +159,9 @@ class Tracker(TorchDispatchMode):
         self._note()
 
     def _on_death(self, number: int) -> None:
-        with self._lock:
-            category, num_bytes = self._entries.pop(number)
-            self._now[category] -= num_bytes
-            self._note()
+        category, num_bytes = self._entries.pop(number)
+        self._now[category] -= num_bytes
+        self._note()
 
     def _note(self) -> None:
         level = tuple(self._now[category] for category in CATEGORIES)
