@@ -64,7 +64,8 @@ def distribute(
     model's forward pass is run once more, on tensors without values, when inputs of new shapes are
     first seen in training, and a plan is made from that (see `training.planned`). What the script
     computes outside of `model(...)`, as a loss, is not covered: its activations stay. Call the
-    model itself, not its layers alone.
+    model itself, not its layers alone. With `torch.compile` it is refused. A copy of the model
+    (`copy.deepcopy`, `AveragedModel`, `torch.save`) computes without a plan.
 
     Unfreeze parameters before this call, and give `optimizer.step()` no closure: both are refused,
     since such gradients would not be exchanged.

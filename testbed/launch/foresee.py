@@ -6,6 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Final
 
+import torch
+
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.memory.laysa import DoesNotFit
@@ -36,7 +38,9 @@ def foresee_all(
     max_batch: bool,
     curves: bool = False,
 ) -> list[MemoryForecast]:
-    """What steps of a workload would take; nothing but its weights is allocated.
+    """What steps of a workload would take; not even its weights are allocated.
+
+    They are where its code wants values of weights, or has tensors that are no module's.
 
     Args:
         configs: of runs that differ in compressor and memory strategy alone.
@@ -51,17 +55,10 @@ def foresee_all(
     found: list[MemoryForecast] = []
     recorded: dict[str, Batches] = {}  # an optimizer has no state where a compressor does its part
     for config in configs:
-        workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
-        if workload.recorded is not None:
-            raise UsageError(
-                f"workload {config.workload!r} is a replay, whose tensors are made up; expected a "
-                "workload that computes, as resnet50"
-            )
-        replica = make_replica(workload, without_own_momentum(config), 1)
-        if config.compressor not in recorded:
-            recorded[config.compressor] = Batches(replica)
-        asked = Asked(config, replica, recorded[config.compressor], budget_bytes)
-        sizes: Sequence[int] = batches or [config.batch_size or workload.batch_size]
+        replica, step = _without_values(config, recorded.get(config.compressor))
+        recorded[config.compressor] = step
+        asked = Asked(config, replica, step, budget_bytes)
+        sizes: Sequence[int] = batches or [config.batch_size or replica.workload.batch_size]
         if max_batch and budget_bytes is not None:
             largest = largest_batch(asked.peak_bytes, budget_bytes)
             sizes = [] if largest is None else [largest]
@@ -74,6 +71,33 @@ def foresee_all(
                 )
         found += [asked.described(size, curves=curves) for size in sizes]
     return found
+
+
+def _without_values(config: RunConfig, known: Batches | None) -> tuple[Replica, Batches]:
+    """A replica whose weights have no values, if that can be, and the lifetimes of its steps.
+
+    Args:
+        config: of a run.
+        known: lifetimes; None: they are recorded.
+    """
+
+    def built(device: torch.device) -> tuple[Replica, Batches]:
+        with device:
+            workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+        if workload.recorded is not None:
+            raise UsageError(
+                f"workload {config.workload!r} is a replay, whose tensors are made up; expected a "
+                "workload that computes, as resnet50"
+            )
+        replica = make_replica(workload, without_own_momentum(config), 1)
+        return replica, known or Batches(replica)
+
+    try:
+        return built(torch.device("meta"))
+    except UsageError:
+        raise
+    except Exception:  # of code that wants values; any other error is raised here again
+        return built(torch.device("cpu"))
 
 
 class Asked:

@@ -55,7 +55,7 @@ def record(
 
     Args:
         model: that is trained; left as it is: what its modules hold, in lists and dictionaries
-            too, is restored.
+            too, is restored. One on the device `meta` stands for one on the batch's device.
         loss: `loss(model, batch)`, a tensor of one element.
         batch: samples of one step (of one micro-batch, where gradients are accumulated).
         optimizer: of its parameters; None: nothing is kept between steps.
@@ -74,8 +74,16 @@ def record(
         (('0', '1', '2'), [64])
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    named = {name: fake.from_tensor(p) for name, p in model.named_parameters()}
-    kept = {**named, **{name: fake.from_tensor(b) for name, b in model.named_buffers()}}
+    device = next((t.device for t in batch), torch.device("cpu"))
+
+    def without_values(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return fake.from_tensor(tensor)
+        with fake:
+            return torch.empty_like(tensor, device=device, requires_grad=tensor.requires_grad)
+
+    named = {name: without_values(p) for name, p in model.named_parameters()}
+    kept = {**named, **{name: without_values(b) for name, b in model.named_buffers()}}
     given = tuple(fake.from_tensor(t) for t in batch)
     trained = [(n, named[n]) for n, p in model.named_parameters() if p.requires_grad]
     recording = Recording(trained, rates or Rates())
@@ -104,7 +112,7 @@ def record(
     if optimizer is None:
         return step
     with restored({"optimizer": optimizer}, fake):
-        state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake)
+        state_bytes, update_bytes, share = _of_optimizer(optimizer, model, fake, device)
     return msgspec.structs.replace(
         step, optimizer_bytes=state_bytes, update_bytes=update_bytes, update_share=share
     )
@@ -210,9 +218,18 @@ def _calibrated(step: Lifetimes, recording: Recording) -> Lifetimes:
 
 
 def _of_optimizer(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, fake: FakeTensorMode
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    fake: FakeTensorMode,
+    device: torch.device,
 ) -> tuple[int, int, float]:
     """What an optimizer of this kind keeps, and needs beside that in a step.
+
+    Args:
+        optimizer: of the model's parameters.
+        model: that is trained.
+        fake: makes tensors without values.
+        device: that a model on the device `meta` stands for one on.
 
     Returns:
         Bytes of its state; bytes beside it in a step over all parameters; the same for one
@@ -220,7 +237,7 @@ def _of_optimizer(
     """
     with fake, _Numbers():  # type: ignore[no-untyped-call]
         twins = {
-            id(p): torch.nn.Parameter(torch.empty_like(p), requires_grad=p.requires_grad)
+            id(p): torch.nn.Parameter(_like(p, device), requires_grad=p.requires_grad)
             for p in model.parameters()
         }
         twin = _twin(optimizer, twins)
@@ -267,7 +284,10 @@ def _twin(
     twin.state = defaultdict(dict)  # some have theirs before the first step
     for parameter, kept in optimizer.state.items():
         if id(parameter) in twins:
-            twin.state[twins[id(parameter)]] = tree_map_only(torch.Tensor, torch.empty_like, kept)
+            there = twins[id(parameter)]
+            twin.state[there] = tree_map_only(
+                torch.Tensor, lambda tensor, on=there.device: _like(tensor, on), kept
+            )
     twin.param_groups = [
         {**group, "params": [twins[id(p)] for p in group["params"] if id(p) in twins]}
         for group in optimizer.param_groups
@@ -275,6 +295,10 @@ def _twin(
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(twin, name, OrderedDict())
     return twin
+
+
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(tensor, device=device if tensor.is_meta else tensor.device)
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

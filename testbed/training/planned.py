@@ -86,9 +86,10 @@ class PlannedModel:
     """Surrounds a model's forward passes in training, where a gradient is wanted.
 
     The first call with inputs of new shapes runs the model's forward pass once more on tensors
-    without values, and a plan is made from what it would take; nothing is computed by that, but
-    what the forward pass does beside tensors (counting its calls) happens once more. For the very
-    first call rank 0 decides for all ranks whose inputs have the same shapes.
+    without values, and a plan is made from what it would take; nothing is computed by that, and
+    attributes of the model's modules are what they were before, but what the forward pass does
+    elsewhere (printing, counting in another object) happens once more. For the very first call rank
+    0 decides for all ranks whose inputs have the same shapes.
 
     Args:
         model: its `forward` is replaced until `close`.

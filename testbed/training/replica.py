@@ -84,7 +84,7 @@ def make_replica(
     """Put a freshly built workload on its device, with optimizer and schedule.
 
     Args:
-        workload: its model is moved.
+        workload: its model is moved, unless it was built without values, on the device `meta`.
         config: of the run.
         total_steps: of the learning rate's schedule.
         plain: leave out the parts that are put on a model, as what others are compared with does.
@@ -97,7 +97,10 @@ def make_replica(
         raise UsageError("--device is cuda but no CUDA device is visible; use --device cpu")
     if config.precision == "fp16" and device.type != "cuda":
         raise UsageError("--precision fp16 needs a GPU; on a CPU use bf16 or float32")
-    model = workload.model.to(device, DTYPES.get(config.precision, torch.float32))
+    has_values = any(not p.is_meta for p in workload.model.parameters())
+    model = workload.model.to(
+        device if has_values else torch.device("meta"), DTYPES.get(config.precision, torch.float32)
+    )
     settings = resolve_optimizer(config, workload, total_steps)
     optimizer = make_optimizer(model.parameters(), settings)
     strategy = KEEP_ALL if plain else strategy_of(config.memory, config.compressor)

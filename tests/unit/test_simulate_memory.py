@@ -4,9 +4,14 @@ import json as json_module
 import re
 
 import pytest
+import torch
 
+from testbed.base.config import make_config
 from testbed.base.errors import UsageError
 from testbed.commands.simulate import simulate
+from testbed.training.forecast import record_step
+from testbed.training.replica import make_replica
+from testbed.workloads.load import load_workload
 
 SPARSE = "ef:units=update+topk:ratio=0.01"
 MLP = {"workload": "digits-mlp", "batch": "32", "memory": "none,checkpoint"}
@@ -59,3 +64,59 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         simulate(memory="none")
     with pytest.raises(UsageError, match=r"ends in .html or .svg"):
         simulate(**MLP, plot=tmp_path / "memory.png")
+
+
+OWN_MODEL = """
+import torch
+from torch.utils.data import TensorDataset
+from testbed import Workload
+
+class Model(torch.nn.Module):
+    def __init__(self, width, has_constant):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, width), torch.nn.Linear(width, width)
+        self.scale = torch.ones(()) if has_constant else 1.0
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))) * self.scale
+
+def build(width: int, has_constant: int = 0):
+    samples = torch.zeros(8, 4, device="cpu"), torch.zeros(8, dtype=torch.int64, device="cpu")
+    return Workload(Model(width, has_constant), TensorDataset(*samples), momentum=0.9)
+"""
+
+
+def test_a_model_larger_than_the_machine(tmp_path, capsys):
+    """Its weights are 4 TiB."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN_MODEL)
+    width = 1 << 20
+    simulate(memory="none", workload=f"{file}:build:width={width}", batch="2", json="-")
+    (found,) = json_module.loads(capsys.readouterr().out)["forecasts"]
+    weight_bytes = 4 * (width * width + 6 * width)
+    assert found["peak"]["weights"] == found["peak"]["optimizer"] == weight_bytes
+
+
+def test_code_that_wants_values_has_them(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN_MODEL)
+    found = []
+    for constant in (0, 1):
+        spec = f"{file}:build:width=64,has_constant={constant}"
+        simulate(memory="none,checkpoint", workload=spec, batch="2", json="-")
+        found.append(json_module.loads(capsys.readouterr().out)["forecasts"])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours["peak"]["weights"] == theirs["peak"]["weights"] == 4 * (64 * 64 + 6 * 64)
+        assert ours["peak"]["optimizer"] == theirs["peak"]["optimizer"]
+
+
+def test_weights_without_values_make_no_difference():
+    config = make_config({"workload": "resnet20"})
+    recorded = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            workload = load_workload(config.workload, seed=1)
+        replica = make_replica(workload, config, 1)
+        assert {p.device.type for p in replica.model.parameters()} == {device}
+        recorded.append(record_step(replica, 2))
+    assert recorded[0] == recorded[1]
