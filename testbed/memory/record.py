@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -285,9 +286,8 @@ def _twin(
     for parameter, kept in optimizer.state.items():
         if id(parameter) in twins:
             there = twins[id(parameter)]
-            twin.state[there] = tree_map_only(
-                torch.Tensor, lambda tensor, on=there.device: _like(tensor, on), kept
-            )
+            like = functools.partial(_like, device=there.device)
+            twin.state[there] = tree_map_only(torch.Tensor, like, kept)
     twin.param_groups = [
         {**group, "params": [twins[id(p)] for p in group["params"] if id(p) in twins]}
         for group in optimizer.param_groups
