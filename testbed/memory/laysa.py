@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from testbed.base.errors import UsageError
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.lifetimes import (
@@ -25,16 +27,22 @@ class DoesNotFit(UsageError):
     Attributes:
         budget_bytes: that was given.
         smallest_bytes: the smallest budget that would do.
-        plan: that reaches it.
+        plan: that reaches it, with `held_bytes` beside it.
     """
 
-    def __init__(self, budget_bytes: int, plan: MemoryPlan) -> None:
-        self.budget_bytes, self.smallest_bytes, self.plan = budget_bytes, plan.peak_bytes, plan
+    def __init__(self, budget_bytes: int, plan: MemoryPlan, held_bytes: int = 0) -> None:
+        self.budget_bytes, self.plan = budget_bytes, plan
+        self.smallest_bytes = plan.peak_bytes + held_bytes
+        beside = f"; {format_bytes(held_bytes)} beside the plan" if held_bytes else ""
         super().__init__(
             f"a budget of {format_bytes(budget_bytes)} was given; the least that a step takes is "
-            f"{format_bytes(plan.peak_bytes)}, with {plan.why}; give at least that, or a smaller "
-            "batch or model"
+            f"{math.ceil(self.smallest_bytes / 2**20)} MiB ({plan.why}{beside}); give at least "
+            "that, or a smaller batch or model"
         )
+
+    def beside(self, held_bytes: int) -> DoesNotFit:
+        """The same of a whole that holds more than what was planned."""
+        return DoesNotFit(self.budget_bytes + held_bytes, self.plan, held_bytes)
 
 
 def laysa(

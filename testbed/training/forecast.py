@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +23,7 @@ from testbed.memory.plan import MemoryPlan, plan_of
 from testbed.memory.record import record
 from testbed.memory.search import IterationCost
 from testbed.memory.simulator import simulate
-from testbed.memory.strategy import Limits, Strategy
+from testbed.memory.strategy import Limits, Mirror, Release, Strategy, why_no_mirror
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.step import is_elementwise
 from testbed.training.exchange_needs import Exchanged, compressed
@@ -32,6 +33,7 @@ from testbed.training.replica import Replica
 RESERVE_BYTES: Final = 12 << 20
 """Of a budget, for the allocator, the interpreter and PyTorch's own records of a step: measured
 under `RLIMIT_DATA`, ResNet-50 at images of 96 pixels needed between 5 and 10 MiB."""
+MIB: Final = 1 << 20
 MOST_SAMPLES: Final = 1 << 20
 
 
@@ -175,9 +177,7 @@ def forecast(
     try:
         plan = chosen(strategy, lifetimes, Limits(limit, everything, held_bytes, iteration_s))
     except DoesNotFit as error:  # told of the whole, not of what is left for the plan
-        whole = error.plan.peak_bytes + held_bytes
-        least = msgspec.structs.replace(error.plan, peak_bytes=whole)
-        raise DoesNotFit(error.budget_bytes + held_bytes, least) from error
+        raise error.beside(held_bytes) from error
     lifetimes = overwritten(lifetimes, plan.in_place)
     footprint = simulate(lifetimes, plan.actions, costs)
     with_all = simulate(lifetimes, plan.actions, everything)
@@ -300,19 +300,38 @@ def chosen(strategy: Strategy, lifetimes: Lifetimes, limits: Limits) -> MemoryPl
     return plan_of("none", lifetimes, actions, footprint, why="all activations stay")
 
 
-def refuse_excess(found: Forecast, budget_bytes: int | None) -> None:
+def least_strategy(compression: Compression | None) -> Strategy:
+    """What takes least beside a compressor: activations planned, gradients released, a mirror.
+
+    Args:
+        compression: of the run; None: nothing compresses.
+    """
+
+    def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
+        return laysa(lifetimes, limits.costs, limits.budget_bytes)
+
+    mirror = None
+    if compression is not None:
+        feedback = compression.compressor.claims.feedback
+        mirror = Mirror() if why_no_mirror(compression.text, feedback) is None else None
+    return Strategy(choose=choose, release=Release(), mirror=mirror)
+
+
+def refuse_excess(found: Forecast, budget_bytes: int | None, least: Callable[[], Forecast]) -> None:
     """Raise UsageError where a run would not fit its budget; tell what would.
 
     Args:
         found: of the run.
         budget_bytes: largest peak; None: no limit.
+        least: the forecast of the same run with `least_strategy`.
     """
     if found.fits(budget_bytes) or budget_bytes is None:
         return
-    costs = Costs(in_flight=0, with_workspace=True)
-    least = laysa(found.lifetimes, costs).peak_bytes + found.communication_bytes + RESERVE_BYTES
+    other = least().needed_bytes
+    how = ", with --memory laysa" if other < found.needed_bytes else ""
+    smallest_mb = math.ceil((min(other, found.needed_bytes) + RESERVE_BYTES) / MIB)
     raise UsageError(
-        f"a step would take {format_bytes(found.needed_bytes)} at its peak (in {found.layer}), and "
-        f"the budget is {format_bytes(budget_bytes)}; the smallest budget that would do is "
-        f"{format_bytes(least)}, with --memory laysa; give that, or a smaller --batch-size"
+        f"a step would take {format_bytes(found.needed_bytes + RESERVE_BYTES)} at its peak (in "
+        f"{found.layer}), and the budget is {format_bytes(budget_bytes)}; the smallest budget that "
+        f"would do is {smallest_mb} MiB{how}; give that, or a smaller --batch-size"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Self
@@ -28,7 +29,9 @@ from testbed.training.compressed.spec import Compression
 from testbed.training.exchange_needs import Exchanged
 from testbed.training.forecast import (
     Forecast,
+    forecast,
     jointly,
+    least_strategy,
     record_step,
     refuse_excess,
 )
@@ -133,6 +136,12 @@ def foresee(
     mine = b""
     if run.rank == 0:
         exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
+
+        def least() -> Forecast:
+            other = dataclasses.replace(replica, strategy=least_strategy(compression))
+            given = Exchanged.of(other, run.plan, workers, compression is not None)
+            return forecast(lifetimes, other.strategy, given, compression, workers)
+
         try:
             lifetimes = record_step(replica, batch_size, calibrated=True)
             found, schedule = jointly(
@@ -144,7 +153,7 @@ def foresee(
                 budget_bytes,
                 run.pricing,
             )
-            refuse_excess(found, budget_bytes)
+            refuse_excess(found, budget_bytes, least)
             mine = msgspec.json.encode((found.plan, schedule))
         except UsageError as error:  # raised below, on all ranks
             mine = _REFUSED + str(error).encode()
