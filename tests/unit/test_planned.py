@@ -211,7 +211,8 @@ class ShowsBoth(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made = self.last(self.hidden(self.first(x)))
-        return self.relu(made), made.detach()
+        shown = made.detach()
+        return self.relu(made), shown
 
 
 def test_modules_overwrite_their_input_while_the_model_runs() -> None:
