@@ -165,11 +165,15 @@ class Transfers:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             target[:num_bytes].copy_(source[:num_bytes], non_blocking=True)
-        for tensor in (source, target):
-            if tensor.device.type == "cuda":
-                tensor.record_stream(self._stream)
-        event = self._stream.record_event()
-        return lambda: torch.cuda.current_stream(device).wait_event(event)
+        event, both = self._stream.record_event(), [source, target]
+
+        def wait() -> None:
+            # Both tensors are held until now, and what frees them comes after the copy on the
+            # device. `record_stream` would withhold their memory until the copy has really run.
+            torch.cuda.current_stream(device).wait_event(event)
+            both.clear()
+
+        return wait
 
     def _work(self) -> None:
         while True:
