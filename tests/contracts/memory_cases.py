@@ -10,7 +10,7 @@ from torch import nn
 from testbed.backends.protocol import Backend, Group
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
-from testbed.training.compressed.spec import compression_of
+from testbed.training.compressed.spec import compression_of, without_own_momentum
 from testbed.training.planned import PlannedModel
 from testbed.training.protocol import Run
 from testbed.training.replica import strategy_of
@@ -22,16 +22,22 @@ from testbed.workloads.workload import Workload
 from tests.contracts.cases import meet
 
 SAMPLES, WIDTH, STEPS, SEED = 32, 40, 3, 5
+MATRIX_SAMPLES = 64  # so that LaySA does to one value or another all that can be done
 
 
 def build() -> nn.Module:
     """Layers whose activations are larger than a page, a normalisation and a tied weight."""
     first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     last.weight = first.weight
-    model = nn.Sequential(
-        first, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), last
-    )
+    between = (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Sigmoid())
+    model = nn.Sequential(first, nn.BatchNorm1d(WIDTH), nn.ReLU(), *between, last, nn.Tanh())
     return drawn(model.double())
+
+
+def samples(seed: int) -> torch.Tensor:
+    """Of one step."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(MATRIX_SAMPLES, WIDTH, generator=draw, dtype=torch.float64)
 
 
 def drawn(model: nn.Module) -> nn.Module:
@@ -46,10 +52,11 @@ def drawn(model: nn.Module) -> nn.Module:
 
 def trained(
     backend: Backend, group: Group, plan: Plan, compressor: str, memory: str
-) -> list[torch.Tensor]:
-    """Parameters and buffers after a few steps."""
+) -> tuple[list[torch.Tensor], str]:
+    """Parameters and buffers after a few steps; the actions that were carried out."""
     model = build().to(group.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0)
+    config = without_own_momentum(RunConfig(compressor=compressor, momentum=0.9))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=config.momentum or 0.0)
     strategy = strategy_of(memory, compressor)
     if strategy.prepare is not None:
         strategy.prepare(model, optimizer)
@@ -64,16 +71,17 @@ def trained(
         if strategy.choose is not None:
             planned = PlannedModel(model, optimizer, session, group.control, strategy)
         for step in range(STEPS):
-            draw = torch.Generator().manual_seed(100 * step + group.rank)
-            inputs = torch.randn(SAMPLES, WIDTH, generator=draw, dtype=torch.float64)
+            inputs = samples(100 * step + group.rank).to(group.device)
             optimizer.zero_grad(set_to_none=True)
-            model(inputs.to(group.device)).square().mean().backward()
+            model(inputs).square().mean().backward()
             optimizer.step()
         session.flush()
+        actions = ""
         if planned is not None:
+            actions = "".join(made.actions for made in planned.plans)
             planned.close()
     meet(group, "trained with a memory strategy")
-    return [t.detach().cpu().clone() for t in model.state_dict().values()]
+    return [t.detach().cpu().clone() for t in model.state_dict().values()], actions
 
 
 class Awkward(nn.Module):
