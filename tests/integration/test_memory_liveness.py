@@ -76,9 +76,12 @@ def memory_of(workload: str, batch: int, folder: Path, *options: str) -> dict[st
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("memory", ["none", "checkpoint"])
-@pytest.mark.parametrize("workload", ["resnet50", "bert-base"])
+@pytest.mark.parametrize(
+    ("workload", "batch"),
+    [("resnet50", 2), ("bert-base", 2), ("resnet50:image_size=96,num_classes=10", 8)],
+)
 def test_torch_s_own_tracker_finds_the_same_peak(
-    workload: str, memory: str, monkeypatch: pytest.MonkeyPatch
+    workload: str, batch: int, memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts what is outside of the step for as long as it was shown it.
 
@@ -86,13 +89,13 @@ def test_torch_s_own_tracker_finds_the_same_peak(
     step without that; so the prediction is of such a step.
     """
     monkeypatch.setattr("testbed.memory.capture.is_sum_of_gradients", lambda func, args: False)
-    config = RunConfig(workload=workload, memory=memory, batch_size=2)
+    config = RunConfig(workload=workload, memory=memory, batch_size=batch)
     torch.manual_seed(1)
     replica = make_replica(load_workload(workload, seed=1), config, 3)
-    step = record_step(replica, 2)
+    step = record_step(replica, batch)
     plan = chosen(replica.strategy, step, Limits(None, Costs()))
     engine = replica.activations = ActivationEngine(plan)
-    indices = torch.arange(2).numpy()
+    indices = torch.arange(batch).numpy()
     for number in range(2):
         tracker = MemTracker()
         if number == 1:
