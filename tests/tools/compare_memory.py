@@ -22,7 +22,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.tools.compare_speed import BOUND, CLUSTER, CONFIDENCE, Ratio, Times, compare, run_testbed
+from tests.tools.compare_speed import (
+    BOUND,
+    CLUSTER,
+    CONFIDENCE,
+    Ratio,
+    Times,
+    chosen_names,
+    compare,
+    run_testbed,
+)
 
 HERE = Path(__file__).parent.parent.parent
 SPARSE = "ef:units=update+topk:ratio=0.01"
@@ -80,11 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=5, help="[%(default)s]")
     parser.add_argument("--only", help=f"some of {', '.join(known)} [all]")
     given = parser.parse_args(arguments)
-    names = list(known) if given.only is None else given.only.split(",")
-    if wrong := set(names) - set(known):
-        parser.error(f"--only has {', '.join(sorted(wrong))}; expected some of {', '.join(known)}")
     ratios: dict[str, Ratio] = {}
-    for name in names:
+    for name in chosen_names(parser, given.only, known):
         print(f"{name}:", flush=True)
         measure, memory = known[name]
         found = compare({"old": "none", "new": memory}, measure, given.pairs)

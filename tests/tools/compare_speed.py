@@ -22,11 +22,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,11 +88,29 @@ def ratio_of(old: Sequence[float], new: Sequence[float]) -> Ratio:
 def run_testbed(checkout: Path, folder: Path, *arguments: str) -> None:
     """One command of a checkout, away from all checkouts: `python -m` looks where it is started."""
     command = [str(checkout / ".venv/bin/testbed"), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+    pipe = subprocess.PIPE
+    # A session of its own: interrupted here once, it removes what it has made before this ends.
+    with subprocess.Popen(
+        command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as run:
+        try:
+            out, err = run.communicate(timeout=TIMEOUT_S)
+        except BaseException:
+            run.send_signal(signal.SIGINT)
+            run.communicate()
+            raise
+    if run.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}:\n{out}{err}")
+
+
+def chosen_names(
+    parser: argparse.ArgumentParser, only: str | None, known: Iterable[str]
+) -> list[str]:
+    """Those of the known names that `--only` tells, with commas; all without it."""
+    names = list(known) if only is None else only.split(",")
+    if wrong := set(names) - set(known):
+        parser.error(f"--only has {', '.join(sorted(wrong))}; expected some of {', '.join(known)}")
+    return names
 
 
 def time_comm(checkout: Path, folder: Path) -> Times:
@@ -160,11 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     checkouts = {"old": given.old.resolve(), "new": given.new.resolve()}
     known = measurements(checkouts["old"])
-    names = list(known) if given.only is None else given.only.split(",")
-    if wrong := set(names) - set(known):
-        parser.error(f"--only has {', '.join(sorted(wrong))}; expected some of {', '.join(known)}")
     ratios: dict[str, Ratio] = {}
-    for name in names:
+    for name in chosen_names(parser, given.only, known):
         print(f"{name}:", flush=True)
         ratios |= compare(checkouts, known[name], given.pairs)
     print(f"\nnew / old over {given.pairs} pairs, {CONFIDENCE:.0%} interval:")

@@ -61,8 +61,11 @@ class ReleasedUpdate(DeferredUpdate):
         super().__init__(reducer, delivery, buckets, optimizer, self._doubt)
         assert buckets.release is not None
         self._sizes = [
-            sum(high - low for places in message.values() for low, high, _, _ in places)
-            * buckets.parameters[0].element_size()
+            sum(
+                (high - low) * buckets.parameters[tensor].element_size()
+                for tensor, places in message.items()
+                for low, high, _, _ in places
+            )
             for message in buckets.places
         ]
         self._in_flight = buckets.release.in_flight
