@@ -10,8 +10,11 @@ import numpy.typing as npt
 
 from testbed.memory.lifetimes import Costs, Lifetimes
 
-SLICE_ELEMENTS: Final = 1 << 18
+SLICE_ELEMENTS: Final = 1 << 20
 """Of large parameters whose gradients are released, the optimizer updates so many at a time."""
+HELD_BYTES: Final = 4 << 20
+"""Of released gradients, those that need no room for others are used together once they have so
+many bytes: for each tensor by itself the optimizer's step would take longer than it is worth."""
 
 Levels = npt.NDArray[np.int64]
 
@@ -34,20 +37,29 @@ def largest_row(sizes: Sequence[int], row: int) -> int:
 def gradient_bytes(step: Lifetimes, costs: Costs) -> Levels:
     """Bytes of parameters' gradients alive at each position."""
     change = np.zeros(step.num_positions + 1, dtype=np.int64)
-    leave = _left_at(step, costs.in_flight, costs.row)
+    leave = _left_at(step, costs.in_flight, costs.row, costs.held_bytes)
     for gradient, end in zip(step.gradients, leave, strict=True):
         change[gradient.position] += gradient.num_bytes
         change[max(end, gradient.position + 1)] -= gradient.num_bytes
     return np.cumsum(change[:-1])
 
 
-def _left_at(step: Lifetimes, at_once: int | None, row: int) -> list[int]:
+def _left_at(
+    step: Lifetimes, at_once: int | None, row: int, held_bytes: int = 0
+) -> list[int]:
     """When each gradient, or its message, is gone; after the last position if it stays."""
     gradients = step.gradients
     found = [step.num_positions] * len(gradients)
     if at_once is None:
         return found
     sizes = [gradient.num_bytes for gradient in gradients]
+    if held_bytes:
+        first = 0
+        for number, gradient in enumerate(gradients):
+            if sum(sizes[first : number + 1]) >= held_bytes:
+                found[first : number + 1] = [gradient.position + 1] * (number + 1 - first)
+                first = number + 1
+        return found
     room = largest_row(sizes, row)
     first = 0  # of those that are on their way
     for number, gradient in enumerate(gradients):

@@ -155,6 +155,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             on their way; None: all stay until the optimizer's step.
         row: those on their way also make room for so many that come next: all together take no
             more than the largest ones in a row; 0: they do not.
+        held_bytes: gradients that do not travel are freed together, as soon as they have so many
+            bytes; 0: as `in_flight` says.
         exchange_bytes: what exchanging each gradient needs while it is on its way (scratch and
             payloads of a compressor, a mean with memory of its own); empty: nothing.
         exchanges_at_once: gradients for which that is needed at once.
@@ -165,6 +167,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     copy_share: float = 0.3
     in_flight: int | None = None
     row: int = 0
+    held_bytes: int = 0
     exchange_bytes: tuple[int, ...] = ()
     exchanges_at_once: int = 2
     with_workspace: bool = False

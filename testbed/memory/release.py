@@ -19,12 +19,12 @@ class ReleaseOptions:
                               instead of       sum of all gradients + sum of all buckets
 
     A gradient that is final is handed to its message: copied into the bucket and freed, or it is
-    the message itself. When a mean has arrived, the optimizer takes its step for those parameters
-    at once, during the backward pass, and the bucket goes back to an arena of the size above.
-    Before messages begin that have more bytes together than the `in_flight` largest ones, the
-    backward pass waits for the oldest one. A worker that is alone exchanges nothing and updates
-    parameters as their gradients are final, small ones (64 KiB) together. SGD, Adam and AdamW take
-    their step for a large layer in slices of 2^18 elements, so that what they make beside their
+    the message itself. When means have arrived, the optimizer takes its step for those parameters,
+    during the backward pass, and the buckets go back to an arena of the size above: as soon as
+    they have 4 MiB, or no room is left. Before messages begin that have more bytes together than
+    the `in_flight` largest ones, the backward pass waits for the oldest one. A worker that is alone
+    exchanges nothing and updates parameters as soon as it has gradients of 4 MiB. SGD, Adam and AdamW take
+    their step for a large layer in slices of 2^20 elements, so that what they make beside their
     state (a gradient with weight decay, a denominator) has the size of a slice.
 
     The bound holds where means can arrive during the backward pass: not with plans that send after

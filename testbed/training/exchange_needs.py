@@ -160,6 +160,7 @@ class Exchanged:
         messages: names of the tensors in each message, and its elements.
         element_bytes: of the gradients.
         is_early: means arrive during the backward pass.
+        travels: gradients are compressed or sent.
     """
 
     held_bytes: int
@@ -168,6 +169,7 @@ class Exchanged:
     element_bytes: int
     is_early: bool = True
     arena: ArenaPlan | None = None
+    travels: bool = True
 
     @classmethod
     def of(
@@ -203,4 +205,4 @@ class Exchanged:
             held_bytes = arena.num_bytes
         if in_flight is not None and not travels:
             in_flight = 0
-        return cls(held_bytes, in_flight, tuple(messages), element_bytes, is_early, arena)
+        return cls(held_bytes, in_flight, tuple(messages), element_bytes, is_early, arena, travels)

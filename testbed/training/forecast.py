@@ -15,7 +15,7 @@ from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.units import format_bytes
 from testbed.memory.arena import ArenaPlan
-from testbed.memory.gradients import SLICE_ELEMENTS
+from testbed.memory.gradients import HELD_BYTES, SLICE_ELEMENTS
 from testbed.memory.joint import late_s, plan_jointly
 from testbed.memory.laysa import DoesNotFit, laysa
 from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
@@ -161,7 +161,11 @@ def forecast(
         UsageError: the strategy finds no plan that fits; tells the smallest budget that would do.
     """
     communication_bytes = exchanged.held_bytes
-    costs = msgspec.structs.replace(costs or Costs(), in_flight=exchanged.in_flight)
+    costs = msgspec.structs.replace(
+        costs or Costs(),
+        in_flight=exchanged.in_flight,
+        held_bytes=0 if exchanged.travels else HELD_BYTES,
+    )
     if compression is not None:
         kept_bytes, costs = compressed(
             lifetimes, strategy.mirror, exchanged, compression, num_workers, costs

@@ -19,9 +19,9 @@ from testbed.base.config import make_config
 from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.memory.arena import arena_bytes, is_bounded
+from testbed.memory.gradients import HELD_BYTES
 from testbed.memory.strategy import KEEP_ALL, Release, Strategy
 from testbed.training.compressed.spec import compression_of
-from testbed.training.exchange.release import SMALL_BYTES
 from testbed.training.session import Session
 from tests.contracts.compressed_cases import trained
 from tests.contracts.schedule_cases import by_plan
@@ -206,7 +206,8 @@ class Chain(torch.nn.Module):
         return output
 
 
-WIDTH = 130  # a layer's weights are more than SMALL_BYTES, its bias is less
+WIDTH = 130
+WIDE = 1030  # so that a bias is freed with the weights of a layer
 SOON_S = 10.0
 
 
@@ -238,14 +239,14 @@ class Watched:
 @pytest.mark.parametrize(("size", "text"), [(1, "none"), (2, "none"), (2, "ef+topk:ratio=0.1")])
 def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int, text: str) -> None:
     """Looked at before the session sees the next one: whose memory is there, and what is `grad`."""
-    most_bytes = 0
+    most_bytes, width = 0, WIDTH if size > 1 else WIDE
     if size == 1:
-        most_bytes = SMALL_BYTES - 1
+        most_bytes = HELD_BYTES - 1
     elif scheduler == "wfbp":  # there is room for the two largest weights on their way
         most_bytes = 2 * 4 * (WIDTH + 6) ** 2
 
     def body(backend: Backend, group: Group) -> None:
-        model = Chain(width=WIDTH)
+        model = Chain(width=width)
         watched = Watched(most_bytes)
 
         def look(parameter: torch.Tensor) -> None:
@@ -265,7 +266,7 @@ def test_gradients_are_freed_during_the_backward_pass(scheduler: str, size: int,
             strategy=TWO,
         ) as session:
             for _ in range(3):
-                model(torch.ones(2, WIDTH)).square().mean().backward()
+                model(torch.ones(2, width)).square().mean().backward()
                 optimizer.step()
                 session.flush()
                 watched.check(0)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import Final
 
 import torch
 
 from testbed.memory.arena import is_bounded
-from testbed.memory.gradients import largest_row, row_of
+from testbed.memory.gradients import HELD_BYTES, largest_row, row_of
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.refusals import second_gradient
 from testbed.training.exchange.unused import UnusedParameters
 from testbed.training.exchange.update import DeferredUpdate, Delivery
 
-SMALL_BYTES: Final = 64 << 10
-"""A worker that is alone updates as soon as it holds gradients of so many bytes: a step of the
-optimizer for each bias would take longer than the bias is worth."""
-
 
 class ReleasedUpdate(DeferredUpdate):
     """A step that parameters take during the backward pass, each when its mean has arrived.
 
-    Whenever a gradient is final, the means that have arrived are used. Before another message
-    begins, while those that exist leave no room for it, the first one (in the plan's order) that
-    has not ended is waited for, but only if this rank has submitted it. There is room for the
+    Whenever a gradient is final, the means that have arrived are used, all together, if they have
+    `HELD_BYTES` or there is no room for another message. Before one begins, while those that exist
+    leave no room for it, the first one (in the plan's order) that has not ended is waited for, but
+    only if this rank has submitted it. There is room for the
     `in_flight` largest messages, and for as many fused ones, so that small ones do not wait for
     each other. That cannot lock ranks out: of all ranks that wait, look at one whose message comes
     first in the plan. Every other rank has waited for all messages before its own, this one among
@@ -91,7 +87,7 @@ class ReleasedUpdate(DeferredUpdate):
         """
         if not self._delivery.exchanges:
             self._take_own(tensor)
-            if sum(gradient.nbytes for gradient in self._own.values()) >= SMALL_BYTES:
+            if sum(gradient.nbytes for gradient in self._own.values()) >= HELD_BYTES:
                 self._use_own()
             return
         if self._is_early:
@@ -100,8 +96,9 @@ class ReleasedUpdate(DeferredUpdate):
             self._begun.update(new)
         self._reducer.mark_ready(tensor)
         if self._is_early:
-            arrived = [n for n in self._reducer.under_way if self._reducer.has_arrived(n)]
-            self._land(arrived)
+            arrived = self._arrived()
+            if sum(self._sizes[number] for number in arrived) >= HELD_BYTES:
+                self._land(arrived)
             if self._reducer.looks_ahead:
                 numbers = (n for n in range(len(self._sizes)) if n not in self._begun)
                 self._make_room(list(islice(numbers, self._row)), self._has_room_in_a_row)
@@ -148,12 +145,17 @@ class ReleasedUpdate(DeferredUpdate):
         self, new: Sequence[int], has_room: Callable[[Sequence[int], Collection[int]], bool]
     ) -> None:
         live = self._reducer.live
+        if live and not has_room(new, live):
+            self._land(self._arrived())
         while live and not has_room(new, live):
             while self._first in self._landed:
                 self._first += 1
             if self._first not in self._reducer.under_way:
                 return
             self._land([self._first])
+
+    def _arrived(self) -> list[int]:
+        return [n for n in self._reducer.under_way if self._reducer.has_arrived(n)]
 
     def _has_room(self, new: Sequence[int], live: Collection[int]) -> bool:
         """Whether these messages may begin beside those that exist."""

@@ -43,6 +43,11 @@ class DeferredStep:
             (group, {key: _frozen(value) for key, value in group.items() if key != "params"})
             for group in optimizer.param_groups
         ]
+        self._place = {
+            id(parameter): (number, index)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+        }
 
     def refuse_changed(self) -> None:
         """Settings must still be those that held when the step was asked for.
@@ -136,13 +141,15 @@ class DeferredStep:
         groups = self._optimizer.param_groups
         kept = [dict(group) for group in groups]
         own = [parameter.grad for parameter, _ in pairs]
+        # In the order of each group. One that was added since then has no part in this step.
+        mine: list[list[torch.nn.Parameter]] = [[] for _ in groups]
+        known = [(self._place[each], each) for each in stand_ins if each in self._place]
+        for (number, _), each in sorted(known):
+            mine[number].append(stand_ins[each])
         try:
-            for group in groups:
-                settings = next((s for g, s in self._settings if g is group), None)
-                # A group that was added since then has no part in this step.
-                given = () if settings is None else group["params"]
-                mine = [stand_ins[id(p)] for p in given if id(p) in stand_ins]
-                group.update(settings or {}, params=mine)
+            for number, group in enumerate(groups):
+                settings = self._settings[number][1] if number < len(self._settings) else {}
+                group.update(settings, params=mine[number])
             for parameter, gradient in pairs:
                 parameter.grad = gradient
             type(self._optimizer).step(self._optimizer)
