@@ -117,8 +117,14 @@ class ReleasedUpdate(DeferredUpdate):
             self._use_own()
             return
         if self._reducer.may_defer:
+            together: list[int] = []
             for number in self._reducer.under_way:
-                self._land([number])
+                self._reducer.land_message(number)
+                together.append(number)
+                if sum(self._sizes[each] for each in together) >= HELD_BYTES:
+                    self._land(together)
+                    together = []
+            self._land(together)
         else:
             self._reducer.land_all()
             self.take(list(self.left))
@@ -144,15 +150,18 @@ class ReleasedUpdate(DeferredUpdate):
     def _make_room(
         self, new: Sequence[int], has_room: Callable[[Sequence[int], Collection[int]], bool]
     ) -> None:
-        live = self._reducer.live
-        if live and not has_room(new, live):
-            self._land(self._arrived())
-        while live and not has_room(new, live):
+        while not has_room(new, self._reducer.live):
+            chosen = dict.fromkeys(self._arrived())
             while self._first in self._landed:
                 self._first += 1
-            if self._first not in self._reducer.under_way:
+            for number in range(self._first, len(self._sizes)):
+                left = set(self._reducer.live) - chosen.keys()
+                if has_room(new, left) or number not in self._reducer.under_way:
+                    break
+                chosen[number] = None
+            if not chosen:
                 return
-            self._land([self._first])
+            self._land(list(chosen))
 
     def _arrived(self) -> list[int]:
         return [n for n in self._reducer.under_way if self._reducer.has_arrived(n)]
