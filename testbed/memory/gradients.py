@@ -44,9 +44,7 @@ def gradient_bytes(step: Lifetimes, costs: Costs) -> Levels:
     return np.cumsum(change[:-1])
 
 
-def _left_at(
-    step: Lifetimes, at_once: int | None, row: int, held_bytes: int = 0
-) -> list[int]:
+def _left_at(step: Lifetimes, at_once: int | None, row: int, held_bytes: int = 0) -> list[int]:
     """When each gradient, or its message, is gone; after the last position if it stays."""
     gradients = step.gradients
     found = [step.num_positions] * len(gradients)
