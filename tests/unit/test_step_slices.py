@@ -177,3 +177,25 @@ def test_gradients_that_make_room_for_the_next_ones() -> None:
     assert gradient_bytes(step, costs).tolist() == [4, 0, 1, 0, 8, 0, 1, 1, 3, 3, 3]
     assert exchange_bytes(step, costs).tolist() == [40, 0, 10, 0, 80, 0, 0, 10, 10, 30, 30]
     assert update_bytes(step, 2).tolist() == [3, 0, 1, 0, 3, 0, 1, 0, 2, 0, 0]
+
+
+def test_gradients_that_do_not_travel_are_used_together() -> None:
+    """4, 1, 8, 1, 2 with 5 held at most: two are used at the second, one at the third."""
+    sizes = (4, 1, 8, 1, 2)
+    gradients = tuple(
+        GradientReady(name=str(n), num_bytes=size, position=2 * n) for n, size in enumerate(sizes)
+    )
+    step = Lifetimes(units=(), ops=(), values=(), base=(0,) * 11, gradients=gradients)
+    costs = Costs(in_flight=0, held_bytes=5)
+    assert gradient_bytes(step, costs).tolist() == [4, 4, 5, 0, 8, 0, 1, 1, 3, 3, 3]
+
+
+def test_only_the_given_parameters_take_a_step_with_the_settings_of_their_groups() -> None:
+    """In the order of the groups, whatever the order of the gradients; a stranger is left alone."""
+    first, second, other, stranger = (nn.Parameter(torch.zeros(2)) for _ in range(4))
+    groups = [{"params": [first, other]}, {"params": [second], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.25)
+    step = DeferredStep(optimizer)
+    step.take([second, stranger, first], [torch.ones(2)] * 3)
+    assert [p[0].item() for p in (first, second, other, stranger)] == [-0.25, -0.5, 0.0, 0.0]
+    assert [group["params"] for group in optimizer.param_groups] == [[first, other], [second]]
