@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.trace import Trace
 from testbed.replay.layout import Run, owned, runs_of
+from testbed.replay.values import Readings, Values, shift_of
 from testbed.workloads.samples import TensorSamples
 from testbed.workloads.workload import Workload
 
@@ -74,74 +74,13 @@ class ComputeCursor:
         self._waits = False
 
 
-# Gradient values: cheap, different for each tensor, reproducible.
-
-# Prime, so that no slice or shard of a usual size repeats another one's values; and small enough
-# to stay in a cache, so that filling a gradient costs its own memory traffic and no more.
-PATTERN_ELEMENTS = 262_147
-
-
-def shift_of(sample: float) -> int:
-    """How far the gradients of a batch are shifted along the pattern, by one of its samples.
-
-    Workers have other batches, so that their largest elements lie elsewhere, as unlike as those of
-    noise: what sparse payloads of several workers have in common is only by chance.
-
-    Example:
-        >>> shift_of(0.25) == shift_of(0.25), shift_of(0.25) == shift_of(0.25000001)
-        (True, False)
-    """
-    (bits,) = struct.unpack("<q", struct.pack("<d", sample))
-    # Mixed, for numbers that are close to each other differ in few bits.
-    return int(bits * 0x9E3779B97F4A7C15 % (1 << 64) >> 20) % PATTERN_ELEMENTS
-
-
-class Values:
-    """A fixed pattern of normal noise, cut and scaled into tensors of any size.
-
-    Element j of tensor i is `scale * pattern[(10 007 i + shift + j) mod P]`, P = 262 147.
-
-    Args:
-        seed: of the pattern.
-
-    Example:
-        >>> values = Values(seed=1)
-        >>> tensor = torch.empty(4)
-        >>> values.fill(tensor, number=0, scale=2.0)
-        >>> torch.equal(tensor, 2 * values.pattern(torch.float32, tensor.device)[:4])
-        True
-    """
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator("cpu").manual_seed(seed)
-        self._pattern = torch.randn(PATTERN_ELEMENTS, generator=generator, device="cpu")
-        self._cast: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-
-    def pattern(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The pattern [P] in a dtype, on a device."""
-        key = (dtype, device)
-        if key not in self._cast:
-            self._cast[key] = self._pattern.to(device, dtype)
-        return self._cast[key]
-
-    @torch.no_grad()
-    def fill(self, tensor: torch.Tensor, number: int, scale: float, shift: int = 0) -> None:
-        """Overwrite a contiguous tensor with the values of tensor `number`, times `scale`."""
-        flat = tensor.view(-1)
-        pattern = self.pattern(flat.dtype, flat.device)
-        start, offset = 0, (number * 10_007 + shift) % PATTERN_ELEMENTS
-        while start < len(flat):
-            length = min(len(flat) - start, PATTERN_ELEMENTS - offset)
-            torch.mul(pattern[offset : offset + length], scale, out=flat[start : start + length])
-            start, offset = start + length, 0
-
-
 class Tape:
     """What all layers of a replayed model share.
 
     Attributes:
         cursor: spends the recorded times.
         values: of the gradients.
+        readings: of the parameters, by which gradients depend on them.
         scale: mean of the current batch's samples; what makes gradients differ between workers and
             steps.
         shift: `values.shift_of` it: by which elements are large.
@@ -152,6 +91,7 @@ class Tape:
     def __init__(self, cursor: ComputeCursor, values: Values) -> None:
         self.cursor = cursor
         self.values = values
+        self.readings = Readings()
         self.scale = 0.0
         self.shift = 0
         self.keeps_buffers = True
@@ -183,19 +123,21 @@ class _Recorded(torch.autograd.Function):
         tape: Tape,
         number: int,
         backward_s: float,
+        reading: torch.Tensor,
     ) -> torch.Tensor:
         ctx.parameter, ctx.tape, ctx.number = parameter, tape, number
         ctx.backward_s, ctx.scale, ctx.shift = backward_s, tape.scale, tape.shift
+        ctx.reading = reading
         return signal.clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (upstream,) = grad_outputs
-        gradient = ctx.tape.gradient(
-            ctx.number, ctx.parameter, ctx.scale * float(upstream), ctx.shift
-        )
+        # Only now: on a GPU, a number is waited for.
+        scale = ctx.scale * float(upstream) * ctx.tape.readings.factor(ctx.number, ctx.reading)
+        gradient = ctx.tape.gradient(ctx.number, ctx.parameter, scale, ctx.shift)
         ctx.tape.cursor.spend(ctx.backward_s)
-        return upstream, gradient, None, None, None
+        return upstream, gradient, None, None, None, None
 
 
 class RecordedLayer(nn.Module):
@@ -203,12 +145,16 @@ class RecordedLayer(nn.Module):
 
     def forward(self, signal: torch.Tensor, tape: Tape, trace: Trace, run: Run) -> torch.Tensor:
         """The signal [] as it came, after the recorded forward time of the run's tensors."""
-        tape.cursor.spend(sum(trace.tensors[i].forward_s for i in run.tensors))
-        for index in run.tensors:
-            tensor = trace.tensors[index]
-            parameter = getattr(self, tensor.name.rpartition(".")[2])
+        tensors = [trace.tensors[index] for index in run.tensors]
+        parameters = [getattr(self, tensor.name.rpartition(".")[2]) for tensor in tensors]
+        # Read now, as a layer would: an update that comes while it computes comes too late.
+        readings = list(map(tape.readings.read, run.tensors, parameters))
+        tape.cursor.spend(sum(tensor.forward_s for tensor in tensors))
+        for index, tensor, parameter, reading in zip(
+            run.tensors, tensors, parameters, readings, strict=True
+        ):
             signal = _Recorded.apply(  # type: ignore[no-untyped-call]
-                signal, parameter, tape, index, tensor.backward_s
+                signal, parameter, tape, index, tensor.backward_s, reading
             )
         return signal
 
@@ -218,11 +164,14 @@ class RecordedModel(nn.Module):
 
         forward:  for each layer: wait t_f(layer)
         backward: for each tensor, last first: wait t_b(tensor), then its gradient is ready
-        gradient_i[j] = loss gradient x mean(samples) x pattern[(10007 i + shift + j) mod 262147]
+        gradient_i[j] = loss gradient x mean(samples) x (1 + 4 (m_i - m_i at the start))
+                        x pattern[(10007 i + shift + j) mod 262147]
 
     Its parameters have the names and sizes of the trace's tensors. A gradient is real memory with
     real values, shifted and scaled by the batch's samples, so that gradients of workers and steps
-    differ. No value is computed from the parameters: the loss says nothing about training.
+    differ. It depends on the parameter that its layer's forward pass read: m_i is a weighted mean
+    of at most 64 elements (see `Readings`), so that a step which reads a parameter before its
+    update ends elsewhere. The loss says nothing about training.
 
     Args:
         trace: with names that `layout.owned` accepts; times (s) are spent as they stand there.
@@ -261,6 +210,7 @@ class RecordedModel(nn.Module):
                 )
             parameter = nn.Parameter(torch.empty(tensor.num_elements, dtype=dtype))
             self.tape.values.fill(parameter.detach(), index, 0.1)
+            self.tape.readings.begin(index, parameter)
             owner, _, name = tensor.name.rpartition(".")
             self._layer(owner).register_parameter(name, parameter)
         self._called = [self._layer(run.owner) for run in self._runs]
@@ -291,7 +241,8 @@ def build_replay(trace: str, *, dilation: float, data_dir: str | None, seed: int
     """The workload that replays a trace.
 
         layer l:  wait until c + d (s), d = dilation times the recorded time;  c = c + d
-        gradient of tensor i:  a fixed pattern of noise, times the mean of the batch
+        gradient of tensor i:  a fixed pattern of noise, times the mean of the batch, times
+                               1 + 4 (how far the parameter that was read has moved)
 
     c (s): when the layer before was done. Tensors have the recorded numbers of elements. A sample
     is a number between 0.5 and 1.5; the mean of a worker's samples scales its gradients, so that

@@ -6,6 +6,7 @@ own buffers and random state, then the sum in rank order, divided by n, and one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -64,7 +65,10 @@ class Verification(Observer):
         theirs = reference_parameters(run.build(), run.config, run.backend.size, self._num_steps)
         torch.set_rng_state(random_state)
         outcome.reference_steps = self._num_steps
-        outcome.reference_error = largest_error(self._copies, theirs)
+        errors = relative_errors(self._copies, theirs)
+        outcome.reference_error = max(errors)
+        names = [name for name, _ in self._model.named_parameters()]
+        outcome.reference_worst = names[errors.index(outcome.reference_error)]
         pairs = zip(self._copies, theirs, strict=True)
         outcome.bit_equal = all(torch.equal(a, b) for a, b in pairs)
 
@@ -136,19 +140,18 @@ def _set_means(replica: Replica, gradients: Sequence[Sequence[torch.Tensor | Non
         parameter.grad = total.div_(float(len(ranks)))
 
 
-def largest_error(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """Largest relative difference of any tensor, in the 2-norm: max ||a - b|| / ||b||.
+def relative_errors(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> list[float]:
+    """Relative difference of each tensor, in the 2-norm: ||a - b|| / ||b||; NaN counts as infinite.
 
     Example:
-        >>> largest_error([torch.ones(4)], [torch.ones(4)])
-        0.0
+        >>> relative_errors([torch.ones(4), torch.tensor([1.5])], [torch.ones(4), torch.ones(1)])
+        [0.0, 0.5]
     """
-    worst = 0.0
+    errors = []
     for a, b in zip(ours, theirs, strict=True):
-        if a.numel():
-            difference = float((a.double() - b.double()).norm())
-            worst = max(worst, difference / max(float(b.double().norm()), 1e-300))
-    return worst
+        error = float((a.double() - b.double()).norm()) / max(float(b.double().norm()), 1e-300)
+        errors.append(math.inf if math.isnan(error) else error)
+    return errors
 
 
 # The naive twin of the session: backward, then one blocking exchange per parameter.

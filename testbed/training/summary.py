@@ -48,6 +48,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     test_accuracy: float | None = None
     accuracy_curve: list[Accuracy] = []
     reference_error: float | None = None
+    reference_worst: str = ""
     reference_steps: int = 0
     bit_equal: bool | None = None
     compression: CompressionResult | None = None
@@ -201,7 +202,8 @@ def judge(
     if not first.reference_error <= limit:
         return False, (
             f"differs from a single process by {first.reference_error:.1e} after "
-            f"{first.reference_steps} steps; rounding explains at most {limit:.0e}"
+            f"{first.reference_steps} steps, most in {first.reference_worst!r}; rounding explains "
+            f"at most {limit:.0e}"
         )
     how = "bit for bit" if first.bit_equal else f"to {first.reference_error:.1e}"
     return True, (

@@ -8,7 +8,8 @@ import time
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from testbed.replay.workload import Values
+from testbed.base.trace import Trace
+from testbed.replay.values import Readings, Values
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
 
@@ -58,3 +59,26 @@ def test_gradients_cost_little_more_than_a_copy(benchmark: BenchmarkFixture) -> 
     fill_s = benchmark.pedantic(timed, (lambda: values.fill(tensor, 5, 1.5),))
     print(f"fill / copy: {fill_s / copy_s:.2f}")
     assert fill_s <= 1.5 * copy_s
+
+
+def test_reading_parameters_takes_less_than_half_a_percent_of_a_step(
+    benchmark: BenchmarkFixture,
+) -> None:
+    """Processor time of one thread beside the recorded time of the smallest shipped step."""
+    workload = load_workload("replay:resnet50-v100", seed=1)
+    parameters = list(workload.model.parameters())
+    readings = Readings()
+    for number, parameter in enumerate(parameters):
+        readings.begin(number, parameter)
+
+    def read_all() -> float:
+        start_s = time.thread_time()
+        for number, parameter in enumerate(parameters):
+            readings.factor(number, readings.read(number, parameter))
+        return time.thread_time() - start_s
+
+    spent_s = statistics.median(benchmark.pedantic(lambda: [read_all() for _ in range(50)]))
+    assert isinstance(workload.recorded, Trace)
+    recorded_s = workload.recorded.forward_s + workload.recorded.backward_s
+    print(f"read / recorded: {spent_s / recorded_s:.5f}")
+    assert spent_s <= 0.005 * recorded_s

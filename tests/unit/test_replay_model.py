@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,17 @@ from testbed.base.files import save_trace
 from testbed.base.spec import parse_spec
 from testbed.base.trace import Trace, TraceTensor
 from testbed.replay.layout import owned, runs_of
-from testbed.replay.workload import PATTERN_ELEMENTS, ComputeCursor, Values, build_replay, shift_of
+from testbed.replay.values import (
+    NUM_READ,
+    PATTERN_ELEMENTS,
+    SENSITIVITY,
+    Readings,
+    Values,
+    shift_of,
+)
+from testbed.replay.workload import ComputeCursor, build_replay
+from testbed.training.reference import relative_errors
+from testbed.training.summary import TOLERANCE
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
 
@@ -218,6 +230,139 @@ def test_the_reference_keeps_gradients_of_several_workers(tmp_path: Path) -> Non
     workload.model.zero_grad(set_to_none=True)
     step(workload, 4)
     assert torch.equal(held, before)
+
+
+def read_factors(workload: Workload, start: int = 0) -> list[float]:
+    """By how much each gradient is larger than one of the first parameters."""
+    workload.model.zero_grad(set_to_none=True)
+    step(workload, start)
+    samples = workload.train.batch(range(start, start + 4))[0]
+    mean, shift = float(samples.mean()), shift_of(float(samples.amax()))
+    factors = []
+    for number, parameter in enumerate(workload.model.parameters()):
+        plain = torch.empty_like(parameter)
+        Values(seed=1).fill(plain, number, mean, shift)
+        assert parameter.grad is not None
+        factors.append(float((parameter.grad.double() / plain.double()).median()))
+    return factors
+
+
+def test_a_gradient_follows_what_the_forward_pass_read(tmp_path: Path) -> None:
+    workload = load(tmp_path, make_trace(["a.weight", "b.weight"], [1000, 5]))
+    a, b = workload.model.parameters()
+    with torch.no_grad():
+        a[16] += 0.01  # the second that is read, of every sixteenth
+        a[17] += 1.0  # not read
+        b[-1] += 0.02
+    pull_a = -(1 + 1 / 62) / torch.linspace(1, 2, 63).norm()
+    pull_b = 2 / torch.linspace(1, 2, 5).norm()
+    expected = [1 + SENSITIVITY * 0.01 * float(pull_a), 1 + SENSITIVITY * 0.02 * float(pull_b)]
+    assert read_factors(workload) == pytest.approx(expected, rel=1e-5)
+    assert workload.loss is not None
+    # What changes after it was read counts in the next step.
+    assert a.grad is not None
+    before = a.grad.clone()
+    workload.model.zero_grad(set_to_none=True)
+    loss = workload.loss(workload.model, workload.train.batch(range(4)))
+    with torch.no_grad():
+        a[0] += 5.0
+    torch.autograd.backward(loss)
+    assert torch.equal(a.grad, before)
+    assert read_factors(workload)[0] > 2.0
+
+
+@given(st.integers(1, 5000))
+def test_at_most_64_elements_are_read_from_end_to_end(size: int) -> None:
+    readings, parameter = Readings(), torch.zeros(size)
+    readings.begin(0, parameter)
+    seen = []
+    for element in range(0, size, max(1, size // 700)):
+        parameter[element] = 1.0
+        seen += [element] * (readings.factor(0, readings.read(0, parameter)) != 1.0)
+        parameter[element] = 0.0
+    step = -(-size // NUM_READ)
+    assert seen == [e for e in range(0, size, max(1, size // 700)) if e % step == 0]
+    assert len(range(0, size, step)) <= NUM_READ
+
+
+def test_one_stale_step_of_four_workers_is_100_times_what_rounding_explains(
+    tmp_path: Path,
+) -> None:
+    """Each step is taken twice: with gradients of its own parameters, and of those before."""
+    sizes = [10, 100, 1000, 10_000, 1, 64, 65, 3000]
+    trace = make_trace([f"l{i}.weight" for i in range(len(sizes))], sizes, 0.0)
+    workload = load(tmp_path, trace)
+    assert workload.for_values is not None
+    workload.for_values()
+    parameters = list(workload.model.parameters())
+
+    def mean_gradients(number: int) -> list[torch.Tensor]:
+        workload.model.zero_grad(set_to_none=True)
+        for rank in range(4):
+            step(workload, 16 * number + 4 * rank)
+        return [p.grad / 4 for p in parameters if p.grad is not None]
+
+    errors: list[float] = []
+    for number in range(1, 9):
+        before = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            for p, gradient in zip(parameters, mean_gradients(number), strict=True):
+                p -= workload.learning_rate * gradient
+        fresh, now = mean_gradients(number + 1), [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.copy_(old)
+            stale = mean_gradients(number + 1)
+            for p, new in zip(parameters, now, strict=True):
+                p.copy_(new)
+        rate = workload.learning_rate
+        ours = [p - rate * g for p, g in zip(now, stale, strict=True)]
+        errors += relative_errors(ours, [p - rate * g for p, g in zip(now, fresh, strict=True)])
+    assert 30 < statistics.median(errors) / TOLERANCE["float32"] < 300
+
+
+def test_a_rounding_stays_a_rounding(tmp_path: Path) -> None:
+    workload = load(tmp_path, make_trace(["a.weight"], [1000]))
+    (parameter,) = workload.model.parameters()
+    factors = read_factors(workload)
+    with torch.no_grad():
+        parameter *= 1 + 1e-7
+    assert read_factors(workload) == pytest.approx(factors, rel=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_dtypes_are_read_as_well(tmp_path: Path, dtype: str) -> None:
+    trace = make_trace(["a.weight", "a.bias"], [1000, 3])
+    tensors = tuple(msgspec.structs.replace(t, dtype=dtype) for t in trace.tensors)
+    workload = load(tmp_path, msgspec.structs.replace(trace, tensors=tensors))
+    first = read_factors(workload)
+    with torch.no_grad():
+        for parameter in workload.model.parameters():
+            parameter[0] -= 0.25
+    second = read_factors(workload)
+    assert all(a - b > 0.05 for a, b in zip(first, second, strict=True))
+
+
+def test_memory_that_is_replaced_tied_and_frozen_parameters_are_read(tmp_path: Path) -> None:
+    workload = load(tmp_path, make_trace(["a.weight", "b.weight", "c.weight"], [100, 100, 100]))
+    model = workload.model
+    a, b, c = (model.get_submodule(name) for name in "abc")
+    b.register_parameter("weight", a.get_parameter("weight"))
+    c.get_parameter("weight").requires_grad_(False)
+    model.double()  # in other memory
+    step(workload)
+    tied = a.get_parameter("weight")
+    assert c.get_parameter("weight").grad is None
+    assert tied.grad is not None
+    first = tied.grad.clone()
+    model.zero_grad(set_to_none=True)
+    tied.data = tied.data + 0.1
+    step(workload)
+    assert not torch.equal(first, tied.grad)
+    model.zero_grad(set_to_none=True)
+    tied.data = tied.data - 0.1
+    step(workload)
+    torch.testing.assert_close(first, tied.grad)
 
 
 def test_dilation_stretches_what_is_spent_and_not_what_is_planned_with(tmp_path: Path) -> None:
