@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
@@ -123,7 +123,7 @@ class _Recorded(torch.autograd.Function):
         tape: Tape,
         number: int,
         backward_s: float,
-        reading: torch.Tensor,
+        reading: SupportsFloat,
     ) -> torch.Tensor:
         ctx.parameter, ctx.tape, ctx.number = parameter, tape, number
         ctx.backward_s, ctx.scale, ctx.shift = backward_s, tape.scale, tape.shift

@@ -302,22 +302,23 @@ def test_one_stale_step_of_four_workers_is_100_times_what_rounding_explains(
             step(workload, 16 * number + 4 * rank)
         return [p.grad / 4 for p in parameters if p.grad is not None]
 
+    def put(values: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.copy_(value)
+
+    def after(values: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        rate = workload.learning_rate
+        return [p - rate * g for p, g in zip(values, gradients, strict=True)]
+
     errors: list[float] = []
     for number in range(1, 9):
         before = [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            for p, gradient in zip(parameters, mean_gradients(number), strict=True):
-                p -= workload.learning_rate * gradient
-        fresh, now = mean_gradients(number + 1), [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            for p, old in zip(parameters, before, strict=True):
-                p.copy_(old)
-            stale = mean_gradients(number + 1)
-            for p, new in zip(parameters, now, strict=True):
-                p.copy_(new)
-        rate = workload.learning_rate
-        ours = [p - rate * g for p, g in zip(now, stale, strict=True)]
-        errors += relative_errors(ours, [p - rate * g for p, g in zip(now, fresh, strict=True)])
+        now = after(before, mean_gradients(number))
+        stale = mean_gradients(number + 1)
+        put(now)
+        fresh = mean_gradients(number + 1)
+        errors += relative_errors(after(now, stale), after(now, fresh))
     assert 30 < statistics.median(errors) / TOLERANCE["float32"] < 300
 
 
