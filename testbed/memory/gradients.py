@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from testbed.memory.lifetimes import Costs, Lifetimes
 
-SLICE_ELEMENTS: Final = 1 << 20
+SLICE_ELEMENTS: Final = 1 << 18
 """Of large parameters whose gradients are released, the optimizer updates so many at a time."""
 HELD_BYTES: Final = 4 << 20
 """Of released gradients, those that need no room for others are used together once they have so

@@ -28,7 +28,7 @@ def mirror_update(options: Mirror) -> Strategy:
     made, messages are waited for, so that no more than the largest `in_flight` (at least 2)
     gradients in a row are alive. Beside them k e + indices to be sent, P times that arrived, and of
     the mean its elements and their indices: the optimizer's step takes a large layer in slices of
-    2^20 elements, and the dense mean of one slice at a time, if its update goes by elements (SGD,
+    2^18 elements, and the dense mean of one slice at a time, if its update goes by elements (SGD,
     Adam, AdamW) and the compressor can list a mean (`topk`, `topk-sampled`, `threshold`); else n e
     of the mean. There are no buckets and no copies of gradients; a fused message's share on the
     host comes to the device as a whole.

@@ -24,7 +24,7 @@ class ReleaseOptions:
     they have 4 MiB, or no room is left. Before messages begin that have more bytes together than
     the `in_flight` largest ones, the backward pass waits for the oldest one. A worker that is alone
     exchanges nothing and updates parameters as soon as it has gradients of 4 MiB. SGD, Adam and
-    AdamW take their step for a large layer in slices of 2^20 elements, so that what they make
+    AdamW take their step for a large layer in slices of 2^18 elements, so that what they make
     beside their state (a gradient with weight decay, a denominator) has the size of a slice.
 
     The bound holds where means can arrive during the backward pass: not with plans that send after

@@ -41,6 +41,7 @@ class CompressedReducer(GradientReducer):
     """
 
     wanted = False
+    held_bytes = 0  # payloads that have arrived and their mean take memory of their own
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from testbed.backends.protocol import Backend, Work
 from testbed.base.errors import DeadlineExceeded
 from testbed.base.types import Event, Op, Request, Result
 from testbed.control.protocol import Control
+from testbed.memory.gradients import HELD_BYTES
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.refusals import (
     changed_gradient,
@@ -147,12 +148,15 @@ class GradientReducer:
         number: of the step.
         looks_ahead: gradients stay until their messages have ended, and where they are released
             room is made for the next ones before these are made.
+        held_bytes: means that have arrived may wait to be used together until they have so many;
+            0: each is used at once.
         absent: tensors that this rank has not used in this step; zeros are exchanged for them.
         ready_order: tensors in the order in which their gradients became ready.
     """
 
     may_defer = True
     looks_ahead = False
+    held_bytes = HELD_BYTES
 
     def __init__(
         self,

@@ -20,13 +20,13 @@ class ReleasedUpdate(DeferredUpdate):
     """A step that parameters take during the backward pass, each when its mean has arrived.
 
     Whenever a gradient is final, the means that have arrived are used, all together, if they have
-    `HELD_BYTES` or there is no room for another message. Before one begins, while those that exist
-    leave no room for it, the first one (in the plan's order) that has not ended is waited for, but
-    only if this rank has submitted it. There is room for the
-    `in_flight` largest messages, and for as many fused ones, so that small ones do not wait for
-    each other. That cannot lock ranks out: of all ranks that wait, look at one whose message comes
-    first in the plan. Every other rank has waited for all messages before its own, this one among
-    them, or goes on computing and will submit it.
+    the reducer's `held_bytes` or there is no room for another message. Before one begins, while
+    those that exist leave no room for it, the first one (in the plan's order) that has not ended is
+    waited for, but only if this rank has submitted it. There is room for the `in_flight` largest
+    messages, and for as many fused ones, so that small ones do not wait for each other. That cannot
+    lock ranks out: of all ranks that wait, look at one whose message comes first in the plan. Every
+    other rank has waited for all messages before its own, this one among them, or goes on computing
+    and will submit it.
 
     Where the reducer looks ahead, room is also made when a gradient has been received, for those
     that come next: all together take no more than the largest messages in a row
@@ -97,7 +97,7 @@ class ReleasedUpdate(DeferredUpdate):
         self._reducer.mark_ready(tensor)
         if self._is_early:
             arrived = self._arrived()
-            if sum(self._sizes[number] for number in arrived) >= HELD_BYTES:
+            if sum(self._sizes[number] for number in arrived) >= self._reducer.held_bytes:
                 self._land(arrived)
             if self._reducer.looks_ahead:
                 numbers = (n for n in range(len(self._sizes)) if n not in self._begun)
@@ -121,7 +121,7 @@ class ReleasedUpdate(DeferredUpdate):
             for number in self._reducer.under_way:
                 self._reducer.land_message(number)
                 together.append(number)
-                if sum(self._sizes[each] for each in together) >= HELD_BYTES:
+                if sum(self._sizes[each] for each in together) >= self._reducer.held_bytes:
                     self._land(together)
                     together = []
             self._land(together)

@@ -72,11 +72,13 @@ class DeferredStep:
         together: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         num_elements = 0
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            if self._slice is not None and num_elements + parameter.numel() > self._slice:
-                self._whole(together)
-                together, num_elements = [], 0
-                if parameter.numel() > self._slice and self._can_cut(parameter):
-                    self._slice_by_slice(parameter, gradient, self._slice)
+            size = self._slice
+            if size is not None:
+                if num_elements + parameter.numel() > size:
+                    self._whole(together)
+                    together, num_elements = [], 0
+                if parameter.numel() > size and self._can_cut(parameter):
+                    self._slice_by_slice(parameter, gradient, size)
                     continue
             num_elements += parameter.numel()
             together.append((parameter, gradient))
