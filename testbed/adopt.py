@@ -14,11 +14,12 @@ from testbed.backends.protocol import Backend, Group
 from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
 from testbed.base.config import make_config
 from testbed.base.errors import UnknownName, UsageError
-from testbed.base.files import load_link, load_trace
+from testbed.base.files import load_trace
 from testbed.base.plan import Plan
 from testbed.control.protocol import Control
 from testbed.launch.join import assign_role, join, open_backend, who_am_i
 from testbed.launch.plan_options import group_for, parts_of
+from testbed.prediction.nominal import read_link
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
 from testbed.training.exchange.setup import AGREE_S, Replan, replanner
@@ -29,7 +30,7 @@ from testbed.training.session import Session
 LEAVE_S = 3600.0
 
 Measured = tuple[str | Path, str | Path]
-"""Files with the trace and the link that a plan is made from."""
+"""File of the trace and file or nominal numbers of the link that a plan is made from."""
 
 
 def distribute(
@@ -77,7 +78,8 @@ def distribute(
         seed: of what a compressor draws.
         trace: file of `testbed profile -o`, for schedulers that plan from times (`mg-wfbp`,
             `optimal`, `auto`, ...): a script's own loop cannot be profiled from here. Rank 0 reads.
-        link: file of `testbed comm --fit -o`, which goes with the trace.
+        link: file of `testbed comm --fit -o`, or nominal numbers as `rate=10gbit,latency=50us`;
+            goes with the trace.
         deadline_s: a lost rank raises `RankLost` on all others within this time.
         patience_s: how long a rank that is alive may take between two steps (evaluating, saving)
             before the others give up on it.
@@ -176,7 +178,7 @@ def _begin_alone() -> None:
 
 
 def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None) -> Measured | None:
-    """The files with the times that the plan is made from; None = it is made from sizes alone."""
+    """Where the times are that the plan is made from; None = it is made from sizes alone."""
     if trace is not None and link is not None:
         return trace, link
     how = (
@@ -205,8 +207,9 @@ def _plan(
         return replan([name for name, _ in reversed(named)]), replan
     mine = b""
     if group.rank == 0:
-        trace, link = (Path(file) for file in measured)
-        mine = msgspec.json.encode(make_plan(scheduler, load_trace(trace), load_link(link)))
+        trace, link = measured
+        times = load_trace(trace), read_link(link, num_workers=group.size)
+        mine = msgspec.json.encode(make_plan(scheduler, *times))
     shared = group.control.all_gather("plan", mine, AGREE_S, members=group.size)[0]
     return msgspec.json.decode(shared, type=Plan), None
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace, load_link
+from testbed.base.files import find_trace
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import split_specs
@@ -26,6 +26,7 @@ from testbed.prediction.extrapolate import (
     slowed,
 )
 from testbed.prediction.factors import factors
+from testbed.prediction.nominal import read_link
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import (
     BreakEven,
@@ -111,7 +112,7 @@ class Wanted:
     def of(
         cls,
         trace: str | Path,
-        link: Path,
+        link: str | Path,
         specs: tuple[str, ...],
         workers: tuple[int, ...] | None,
         algorithm: str | None,
@@ -133,11 +134,13 @@ class Wanted:
             raise UsageError(
                 f"--overlap-slowdown is {overlap_slowdown:g}; expected a finite number, 0 or more"
             )
-        recorded, measured = find_trace(trace), load_link(link)
+        recorded = find_trace(trace)
+        largest = max(workers) if workers else None
+        measured = read_link(link, num_workers=largest, algorithm=algorithm)
         if algorithm is not None or workers is not None or check_links:
             parsed = parse_algorithm(algorithm or algorithm_of(measured.backend))
-        node = None if node_link is None else Node(load_link(node_link))
-        others = [load_link(path) for path in check_links]
+        node = None if node_link is None else Node(read_link(node_link))
+        others = [read_link(path) for path in check_links]
         links = (
             [measured]
             if workers is None

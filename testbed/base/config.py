@@ -120,7 +120,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         Setting("plan from this trace: testbed.trace/1 file or shipped name", unset="made"),
     ] = None
     link: Annotated[
-        str | None, Setting("plan for this link (testbed.link/1)", unset="measured")
+        str | None,
+        Setting(
+            "plan for this link: a testbed.link/1 file, or nominal numbers: "
+            "rate=10gbit,latency=50us",
+            unset="measured",
+        ),
     ] = None
     plan: Annotated[str | None, Setting("run this plan (testbed.plan/1)")] = None
     predict: Annotated[

@@ -13,6 +13,7 @@ from testbed.base.files import find_trace
 from testbed.base.parts import Resolved
 from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
+from testbed.prediction.nominal import parse_nominal
 from testbed.records.cell import Cell
 from testbed.training.slowdown import parse_slowdowns
 
@@ -39,7 +40,8 @@ def check_inputs(config: RunConfig, num_workers: int | None) -> None:
     Raises:
         UsageError: names the option and the file, or the rank that is not there.
     """
-    for option, path in (("--link", config.link), ("--plan", config.plan)):
+    nominal = config.link is not None and parse_nominal(config.link) is not None
+    for option, path in (("--link", None if nominal else config.link), ("--plan", config.plan)):
         if path is not None and not Path(path).is_file():
             raise UsageError(f"{option} is {path!r}, but there is no such file")
     if config.trace is not None:

@@ -30,7 +30,11 @@ def simulate(
         typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100"),
     ] = None,
     link: Annotated[
-        Path | None, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")
+        str | None,
+        typer.Option(
+            help="testbed.link/1 file, as testbed comm --fit writes, or nominal numbers: "
+            "rate=10gbit,latency=50us[,workers=4][,backend=mpi-ring]"
+        ),
     ] = None,
     memory: Annotated[
         str | None,
@@ -151,6 +155,8 @@ def simulate(
 
         testbed simulate --trace trace.json --link link.json \
 --scheduler mg-wfbp,bucket:mib=4,first_mib=1,pace --json simulation.json
+
+        testbed simulate --trace resnet50-v100 --link rate=10gbit,latency=50us --workers 8
 
         testbed simulate --trace trace.json --link link.json --scheduler auto --plan-out plan.json
 

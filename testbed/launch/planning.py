@@ -13,7 +13,7 @@ from testbed.backends.protocol import Group
 from testbed.base.axes import COMPRESSORS, OwnSchedule
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace, load_link
+from testbed.base.files import find_trace
 from testbed.base.link import Link
 from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
@@ -31,6 +31,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
+from testbed.prediction.nominal import read_link
 from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
@@ -125,7 +126,7 @@ def _prepare(
     trace, overhead = _trace(config, group, workload, build)
     agree = partial(_agree_on_plan, config, group, trace, dilation)
     if config.link:
-        link = _loaded(Path(config.link))
+        link = _loaded(config.link, config.backend, group.size)
         plan, codec = agree(link, role)
     else:
         rehearsal = rehearsal_of(config, group, workload, build)
@@ -167,9 +168,9 @@ def _agree_on_plan(
     return msgspec.json.decode(shared, type=Plan), codec
 
 
-def _loaded(path: Path) -> Link:
-    """The link of a file; one that was measured on another emulated cluster is carried to this."""
-    link = load_link(path)
+def _loaded(text: str, backend: str, num_workers: int) -> Link:
+    """The link given; one that was measured on another emulated cluster is carried to this."""
+    link = read_link(text, backend, num_workers)
     here, there = find_facts(), link.extra.get("cluster")
     if here is None or there is None or there == here.record:
         return link

@@ -1,0 +1,144 @@
+"""A link of nominal numbers, `rate=10gbit,latency=50us`: the null model that predictions must beat.
+
+Nothing of it is measured: the rate is a data sheet's, and so is the latency.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from testbed.base.axes import BACKENDS
+from testbed.base.errors import UsageError
+from testbed.base.files import load_link
+from testbed.base.link import Link
+from testbed.base.spec import parse_options, parse_spec
+from testbed.base.units import parse_rate, parse_seconds
+from testbed.prediction.algorithms import parse_algorithm
+
+# TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
+# Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.
+HEADERS: Final = 1538 / 1448
+NOMINAL: Final = "nominal"  # key of `Link.extra` that says so
+
+
+@dataclass(frozen=True)
+class Nominal:
+    """What a data sheet says of a network.
+
+    Attributes:
+        rate: of each interface, each direction, as `10gbit`.
+        latency: of one point-to-point message, as `50us`.
+        headers: bytes on the wire over bytes of payload.
+        workers: n; None = as many as there are.
+        backend: whose algorithm exchanges; None = the one that is asked for.
+    """
+
+    rate: str
+    latency: str
+    headers: float = HEADERS
+    workers: int | None = None
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if not parse_rate(self.rate) > 0:
+            raise UsageError(f"link: rate is {self.rate!r}; expected one above 0, as 10gbit")
+        if not 1 <= self.headers < inf:
+            raise UsageError(
+                f"link: headers is {self.headers:g}; expected bytes on the wire over bytes of "
+                f"payload, 1 or more; leave it out for {HEADERS:.3f}"
+            )
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"link: workers is {self.workers}; expected 1 or more")
+        parse_seconds(self.latency)
+
+    def link(self, backend: str, num_workers: int, algorithm: str | None = None) -> Link:
+        """The cost of a sum by the algorithm that a backend declares, else by a ring.
+
+            a = startups(n) latency,   b = transfers(n) headers 8 / rate   (see `algorithms`)
+
+        Args:
+            backend: that sums.
+            num_workers: n; among one worker nothing is sent.
+            algorithm: another one, as `parse_algorithm` reads it.
+
+        Example:
+            >>> link = Nominal("10gbit", "50us", headers=1.0).link("mpi-ring", 4)
+            >>> link.latency_s, link.seconds_per_byte
+            (0.0003, 1.2e-09)
+        """
+        found = BACKENDS.find(backend)
+        declared = None if found is None else found.facts.algorithm
+        rule = parse_algorithm(algorithm or declared or "ring")
+        startups, transfers = (
+            (rule.startups(num_workers), rule.transfers(num_workers)) if num_workers > 1 else (0, 0)
+        )
+        told = {"rate": self.rate, "latency": self.latency, "headers": self.headers}
+        return Link(
+            backend=backend,
+            num_workers=num_workers,
+            latency_s=startups * parse_seconds(self.latency),
+            seconds_per_byte=transfers * self.headers * 8 / parse_rate(self.rate),
+            extra={NOMINAL: told},
+        )
+
+
+def parse_nominal(text: str) -> Nominal | None:
+    """The numbers in `rate=10gbit,latency=50us`; None: the text is the name of a file.
+
+    A file whose name begins like this is written with a folder: `./rate=fast.json`.
+
+    Raises:
+        UsageError: rate or latency is missing, or a value cannot be used.
+
+    Example:
+        >>> parse_nominal("rate=10gbit,latency=50us").latency
+        '50us'
+        >>> parse_nominal("link.json") is None
+        True
+    """
+    if not re.match(r"[A-Za-z_]+=", text):
+        return None
+    options = parse_spec(f"link:{text}").options
+    if lacking := [name for name in ("rate", "latency") if name not in options]:
+        raise UsageError(
+            f"link is {text!r}, without {' and '.join(lacking)}; expected rate=10gbit,latency=50us "
+            "(nominal numbers) or a testbed.link/1 file"
+        )
+    return parse_options("link", options, Nominal)
+
+
+def read_link(
+    text: str | Path,
+    backend: str | None = None,
+    num_workers: int | None = None,
+    algorithm: str | None = None,
+) -> Link:
+    """The link of a file, or of nominal numbers for a backend and a number of workers.
+
+    Args:
+        text: what `--link` was given.
+        backend: that nominal numbers are for; None = they say, or mpi-ring.
+        num_workers: likewise.
+        algorithm: that nominal numbers are for; None = the backend's.
+
+    Raises:
+        UsageError: the file or the numbers cannot be used, or nothing says how many workers.
+    """
+    nominal = parse_nominal(str(text))
+    if nominal is None:
+        return load_link(text)
+    count = nominal.workers or num_workers
+    if count is None:
+        raise UsageError(
+            f"link is {str(text)!r}, which does not say among how many workers; add workers=4"
+        )
+    return nominal.link(nominal.backend or backend or "mpi-ring", count, algorithm)
+
+
+def is_nominal(link: Link) -> bool:
+    """Whether nothing of it was measured."""
+    return NOMINAL in link.extra
