@@ -12,7 +12,7 @@ import msgspec
 
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UnknownName, UsageError
-from testbed.base.link import LINK_SCHEMA, Link, Piece
+from testbed.base.link import LINK_SCHEMA, PROCESSOR_TIMES, Link, Piece
 from testbed.base.trace import TRACE_SCHEMA, Trace, TraceTensor
 
 
@@ -115,9 +115,8 @@ def decode_link(data: bytes, where: str = "link") -> Link:
 
 def encode_link(link: Link) -> bytes:
     """The link as indented JSON; the inverse of `decode_link`."""
-    return _encode(
-        LINK_SCHEMA, link, inner=("pieces",), optional=("concurrency_slowdown", "pieces")
-    )
+    optional = ("concurrency_slowdown", "pieces", *PROCESSOR_TIMES)
+    return _encode(LINK_SCHEMA, link, inner=("pieces",), optional=optional)
 
 
 def save_link(link: Link, path: str | Path) -> None:
@@ -157,7 +156,7 @@ def _encode(schema: str, value: Any, inner: tuple[str, ...], optional: tuple[str
         if kept and len(kept) == len(raw[key] or ()):
             raw[key] = [item | more for item, more in zip(raw[key], kept, strict=True)]
     for key in optional:
-        if raw[key] is None:
+        if raw[key] in (None, 0.0):  # not measured
             del raw[key]
     return to_json({**raw, **extra})
 
@@ -195,7 +194,7 @@ def _consumers_problem(trace: Trace) -> str | None:
 def _link_problem(link: Link) -> str | None:
     if link.num_workers < 1:
         return f"key 'num_workers' is {link.num_workers}; expected 1 or more"
-    for key in ("latency_s", "seconds_per_byte"):
+    for key in ("latency_s", "seconds_per_byte", *PROCESSOR_TIMES):
         if getattr(link, key) < 0:
             return f"key {key!r} is {getattr(link, key)}; expected 0 or more"
     slowdown = link.concurrency_slowdown

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LINK_SCHEMA: Final = "testbed.link/1"
+PROCESSOR_TIMES: Final = ("submit_s", "landing_s", "thread_s")  # fields of a link
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         seconds_per_byte: b.
         concurrency_slowdown: factor on the transfer time of each of k = 1, 2, ... messages under
             way at once; None = k (no gain from concurrency).
+        submit_s: processor time of the computing thread to submit one message; compute stands
+            still for it (LogP's o). 0 in files that are older than this key.
+        landing_s: processor time of the computing thread to take one result.
+        thread_s: processor time of the backend's own threads for one message, polling included. It
+            is told, not charged: it is part of the start-up time already.
         pieces: a piecewise fit; None = one linear piece.
         extra: keys of the file that this version does not know, kept for a round trip.
     """
@@ -45,6 +51,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
     seconds_per_byte: float
     concurrency_slowdown: tuple[float, ...] | None = None
+    submit_s: float = 0.0
+    landing_s: float = 0.0
+    thread_s: float = 0.0
     pieces: tuple[Piece, ...] | None = None
     extra: dict[str, Any] = {}
 

@@ -95,13 +95,15 @@ def compressed_plan(
     return plan_under(make, trace, link, how)[0]
 
 
-def compressed_iteration_s(plan: Plan, trace: Trace, link: Link, here: CodecHere) -> float:
+def compressed_iteration_s(
+    plan: Plan, trace: Trace, link: Link, here: CodecHere, *, launches: bool = False
+) -> float:
     """Seconds of one iteration of the plan, in the time of trace and link.
 
     Raises:
         UsageError: a plan with ratios for a compressor without one.
     """
-    how = CompressedExchange(here.codec, _algorithm(link), here.one_core)
+    how = CompressedExchange(here.codec, _algorithm(link), here.one_core, launches=launches)
     return how.timeline(plan, trace, link).iteration_s
 
 

@@ -58,6 +58,7 @@ class Planned:
         whole: what makes every step wait for the whole mean gradient, see `why_whole`.
         role: with the options that the backend had when its link was measured.
         codec: what the run's compressor costs, if it has one and can be timed.
+        launches: a device computes by itself (a replay's): see `prediction.host.Host`.
     """
 
     plan: Plan
@@ -71,6 +72,7 @@ class Planned:
     whole: str = ""
     role: Role | None = None
     codec: CodecHere | None = None
+    launches: bool = False
 
 
 def measures_link(config: RunConfig) -> bool:
@@ -148,6 +150,7 @@ def _prepare(
         why_whole(config),
         role,
         codec,
+        isinstance(workload.recorded, Trace),
     )
 
 
@@ -229,11 +232,11 @@ def predicted_step_s(planned: Planned, compressor: str = "none") -> float | None
     if planned.whole:
         plan = msgspec.structs.replace(plan, crosses_iteration=False)
     if compressor == COMPRESSORS.default:
-        last_s = predict(plan, trace, link).iteration_s
+        last_s = predict(plan, trace, link, launches=planned.launches).iteration_s
     elif planned.codec is None:
         return None
     else:
-        last_s = compressed_iteration_s(plan, trace, link, planned.codec)
+        last_s = compressed_iteration_s(plan, trace, link, planned.codec, launches=planned.launches)
     return planned.dilation * (earlier_s + last_s + beside_s)
 
 

@@ -16,6 +16,7 @@ from testbed.prediction.algorithms import Algorithm, num_mergers, round_phases_s
 from testbed.prediction.codec import CodecCost, RoundCost
 from testbed.prediction.compressed_wire import MessageCost, Span, Wire, sent_spans
 from testbed.prediction.cross_iteration import forward_end_s
+from testbed.prediction.host import Host
 from testbed.prediction.timeline import check_belongs, message_ready_s
 from testbed.statistics.summary import covered_s
 
@@ -132,6 +133,7 @@ def compressed_timeline(
     codec: CodecCost,
     *,
     one_core: bool = False,
+    launches: bool = False,
 ) -> CompressedTimeline:
     """The iteration time of a plan whose messages are compressed.
 
@@ -149,7 +151,8 @@ def compressed_timeline(
     in which each layer waits for its own messages.
 
     With `one_core` encoding and decoding share one thread, which takes what has been ready longest:
-    two of them get no further where ranks have no two cores each.
+    two of them get no further where ranks have no two cores each. What messages cost the computing
+    thread is charged to compute, see `Host`, `launches` too.
 
     Assumed: encoding takes nothing from backward (it has a core or stream of its own); with order
     `priority` messages on several channels do not slow each other; halves (`dear`) travel whole;
@@ -160,18 +163,21 @@ def compressed_timeline(
     """
     check_belongs(plan, trace)
     costs = _costs_of(plan, link, algorithm, codec)
-    ready_s = message_ready_s(plan, trace)
+    host = Host.of(link, launches=launches)
+    ready_s = host.submitted_s(message_ready_s(plan, trace))
     stages = _on_one_core if one_core else _in_a_pipeline
     spans, ends_s = stages(plan, ready_s, costs)
-    backward_s, last_s = trace.backward_s, max(ends_s, default=0.0)
+    whole_s = max(trace.ready_s(), default=0.0)
+    backward_s = host.computed_s(trace.backward_s, ready_s)
+    last_s = host.landed_s(backward_s, ends_s)
     crosses = plan.crosses_iteration
     return CompressedTimeline(
         iteration_s=(
-            forward_end_s(plan, trace, ends_s)
+            forward_end_s(plan, trace, ends_s, host, host.computed_s(whole_s, ready_s))
             if crosses
-            else trace.forward_s + max(backward_s, last_s)
+            else trace.forward_s + last_s
         ),
-        exposed_s=None if crosses else max(0.0, last_s - backward_s),
+        exposed_s=None if crosses else last_s - backward_s,
         encode_s=sum(c.encode_s for c in costs),
         communication_s=covered_s(spans),
         decode_s=sum(c.decode_s for c in costs),

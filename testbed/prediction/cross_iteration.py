@@ -16,6 +16,7 @@ from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
+from testbed.prediction.host import Host
 from testbed.prediction.timeline import (
     Span,
     Timeline,
@@ -121,22 +122,33 @@ def _check(trace: Trace, consumers: tuple[tuple[int, ...], ...]) -> None:
                 )
 
 
-def predict(plan: Plan, trace: Trace, link: Link) -> Timeline:
+def predict(plan: Plan, trace: Trace, link: Link, *, launches: bool = False) -> Timeline:
     """The timeline of any plan, by the simulator that its rules need.
+
+    Args:
+        plan: of the same model as the trace.
+        trace: without messages.
+        link: that they travel on.
+        launches: a device computes by itself, see `Host`.
 
     Raises:
         UsageError: the plan belongs to another model, or its rules cannot be simulated together.
     """
     if plan.crosses_iteration or plan.halves or plan.order == "priority":
-        return cross_iteration_timeline(plan, trace, link)
-    return timeline(plan, trace, link)
+        return cross_iteration_timeline(plan, trace, link, launches=launches)
+    return timeline(plan, trace, link, launches=launches)
 
 
-def cross_iteration_timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
+def cross_iteration_timeline(
+    plan: Plan, trace: Trace, link: Link, *, launches: bool = False
+) -> Timeline:
     """The spans of a plan by priority or in halves, and its iteration time.
 
     Forward layer l starts when the layers before it are done and all messages of its tensor have
     ended: F_l = max(F_{l-1}, C_l) + t_f(l), F_0 = end of backward; iteration = F of the last layer.
+    What messages cost the computing thread is charged to compute (`Host`): submitting in backward,
+    taking a result before its first layer; of halves each, and spreads are submitted at the end of
+    backward, before the first layer.
     A plan in halves has two spans for each message, its fold and its spread, with half of the bytes
     each (an odd byte is counted with the fold). All folds end before the first spread starts; the
     spreads then run back to back in forward order, as the engine submits them. (The paper issues
@@ -151,21 +163,23 @@ def cross_iteration_timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
     """
     check_belongs(plan, trace)
     _check_rules(plan)
-    ready_s = message_ready_s(plan, trace)
+    host = Host.of(link, launches=launches)
+    ready_s = host.submitted_s(message_ready_s(plan, trace))
+    backward_s = host.computed_s(max(trace.ready_s(), default=0.0), ready_s)
     if plan.halves:
-        spans, forward_end_s = _in_halves(plan, trace, link, ready_s)
+        spans, forward_s = _in_halves(plan, trace, link, ready_s, host, backward_s)
     else:
-        spans, forward_end_s = _by_rule(plan, trace, link, ready_s)
-    backward_s = max(trace.ready_s(), default=0.0)
-    end_s = max((s.end_s for s in spans), default=0.0)
+        spans = _by_rule(plan, link, ready_s)
+        forward_s = forward_end_s(plan, trace, [s.end_s for s in spans], host, backward_s)
+    end_s = host.landed_s(backward_s, (s.end_s for s in spans))
     if not plan.crosses_iteration:
-        forward_end_s = max(backward_s, end_s) + trace.forward_s
+        forward_s = end_s + trace.forward_s
     return Timeline(
         spans=spans,
         forward_s=trace.forward_s,
         backward_s=backward_s,
-        iteration_s=forward_end_s,
-        exposed_s=None if plan.crosses_iteration else max(0.0, end_s - backward_s),
+        iteration_s=forward_s,
+        exposed_s=None if plan.crosses_iteration else end_s - backward_s,
         lower_bound_s=lower_bound_s(trace, link),
     )
 
@@ -215,21 +229,26 @@ def _may_choose(
     return not under_way if credit_bytes is None else under_way_bytes < credit_bytes
 
 
-def forward_end_s(plan: Plan, trace: Trace, ends_s: Sequence[float]) -> float:
-    """End of the next forward pass, if the plan's messages end then: layers wait for their own."""
-    arrived_s = [0.0] * len(trace.tensors)
-    for message, end_s in zip(plan.messages, ends_s, strict=True):
-        for part in message.parts:
-            arrived_s[part.tensor] = max(arrived_s[part.tensor], end_s)
-    now_s = max(trace.ready_s(), default=0.0)
-    for index in forward_order(trace):
-        now_s = max(now_s, arrived_s[index]) + trace.tensors[index].forward_s
+def forward_end_s(
+    plan: Plan, trace: Trace, ends_s: Sequence[float], host: Host, backward_s: float
+) -> float:
+    """End of the next forward pass, if the plan's messages end then: layers wait for their own.
+
+    Args:
+        plan: of the same model as the trace.
+        trace: without messages.
+        ends_s: of each message.
+        host: that takes their results.
+        backward_s: end of the backward pass.
+    """
+    now_s = backward_s
+    for layer, needed in _needed_first(plan, trace):
+        now_s = host.landed_s(now_s, (ends_s[index] for index in needed))
+        now_s += trace.tensors[layer].forward_s
     return now_s
 
 
-def _by_rule(
-    plan: Plan, trace: Trace, link: Link, ready_s: Sequence[float]
-) -> tuple[tuple[Span, ...], float]:
+def _by_rule(plan: Plan, link: Link, ready_s: Sequence[float]) -> tuple[Span, ...]:
     sizes = [message_bytes(plan, m) for m in plan.messages]
     if plan.order == "fifo":
         times = serial_s(ready_s, sizes, link)
@@ -238,15 +257,19 @@ def _by_rule(
         priorities = [m.priority for m in plan.messages]
         durations_s = [cost_s[size] for size in sizes]
         times = prioritised_s(ready_s, priorities, sizes, durations_s, plan.credit_bytes)
-    spans = tuple(
+    return tuple(
         span_of(plan, index, size, ready_s[index], *moments)
         for index, (size, moments) in enumerate(zip(sizes, times, strict=True))
     )
-    return spans, forward_end_s(plan, trace, [end_s for _, end_s in times])
 
 
 def _in_halves(
-    plan: Plan, trace: Trace, link: Link, ready_s: Sequence[float]
+    plan: Plan,
+    trace: Trace,
+    link: Link,
+    ready_s: Sequence[float],
+    host: Host,
+    backward_s: float,
 ) -> tuple[tuple[Span, ...], float]:
     """Folds in the plan's order, a barrier, then the spreads back to back in forward order.
 
@@ -260,12 +283,17 @@ def _in_halves(
         start_s = max(folded_s, ready)
         folded_s = start_s + half_s[index]
         spans.append(span_of(plan, index, -(-sizes[index] // 2), ready, start_s, folded_s))
-    now_s = spread_s = barrier_s = max(folded_s, max(trace.ready_s(), default=0.0))
+    spread_s = barrier_s = host.landed_s(backward_s, [s.end_s for s in spans])
+    now_s = barrier_s + len(sizes) * host.submit_s
+    submitted = 0
     for layer, needed in _needed_first(plan, trace):
         for index in needed:
-            start_s, spread_s = spread_s, spread_s + half_s[index]
-            spans.append(span_of(plan, index, sizes[index] // 2, barrier_s, start_s, spread_s))
-            now_s = max(now_s, spread_s)
+            submitted += 1
+            asked_s = barrier_s + submitted * host.submit_s
+            start_s = max(spread_s, asked_s)
+            spread_s = start_s + half_s[index]
+            spans.append(span_of(plan, index, sizes[index] // 2, asked_s, start_s, spread_s))
+            now_s = host.landed_s(now_s, [spread_s])
         now_s += trace.tensors[layer].forward_s
     return tuple(spans), now_s
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.base.link import Link, Piece
+from testbed.base.link import PROCESSOR_TIMES, Link, Piece
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, Ring
 
@@ -77,7 +77,7 @@ def extrapolate(
     A node sends what its ranks sum: its interface carries transfers(N) M, for a ring
     2 (N - 1) / N M where a ring through all ranks would put 2 (n - 1) / n M on it. Within one node
     the node's own link is scaled as a ring. Pieces are scaled alike; the law of simultaneous
-    messages is kept.
+    messages is kept, and so is the processor time of a message.
 
     Args:
         link: measured, with two workers or more; with `node` across two nodes or more.
@@ -256,7 +256,8 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
 
     R, D, L are rate, dilation and latency where it was measured, R', D', L' those asked for. A byte
     takes as long as the slowest link needs for it; a start-up is what the hosts need, which do not
-    grow slower with the dilation, and the latency. Slow-downs are ratios and stay.
+    grow slower with the dilation, and the latency. Processor times are of the hosts, too: o' =
+    o D / D'. Slow-downs are ratios and stay.
 
     Raises:
         UsageError: their nodes share this machine's cores in different ways.
@@ -280,8 +281,9 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
         return hosts_s * measured.dilation / asked.dilation + asked.latency_s
 
     slower = measured.rate_bps / asked.rate_bps
-
-    return each_piece(link, lambda a, b: (start_up_s(a), b * slower))
+    found = each_piece(link, lambda a, b: (start_up_s(a), b * slower))
+    times = _processor_times(link, measured.dilation / asked.dilation)
+    return msgspec.structs.replace(found, **times)
 
 
 def _sharing(setting: Setting) -> str:
@@ -336,7 +338,11 @@ def stretched_link(link: Link, factor: float) -> Link:
     if "missing_s" in extra:
         extra["missing_s"] = [time_s * factor for time_s in extra["missing_s"]]
     stretched = each_piece(link, lambda a, b: (a * factor, b * factor))
-    return msgspec.structs.replace(stretched, extra=extra)
+    return msgspec.structs.replace(stretched, extra=extra, **_processor_times(link, factor))
+
+
+def _processor_times(link: Link, factor: float) -> dict[str, float]:
+    return {name: getattr(link, name) * factor for name in PROCESSOR_TIMES}
 
 
 def _row(row: dict[str, Any], factor: float) -> dict[str, Any]:

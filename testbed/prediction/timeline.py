@@ -20,6 +20,7 @@ from testbed.base.link import Link, phases_s
 from testbed.base.plan import Message, Plan
 from testbed.base.trace import Trace
 from testbed.prediction.contention import SharedLink
+from testbed.prediction.host import Host
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tensors: forward indices of the tensors in it; a slice repeats its tensor's index.
         num_bytes: of the message.
-        ready_s: when its last gradient was ready.
+        ready_s: when its last gradient was ready and it had been submitted.
         start_s: when it started.
         end_s: when it ended.
         channel: on which it travelled.
@@ -171,10 +172,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spans: of all messages, in the plan's order.
         forward_s: time of the forward pass.
-        backward_s: end of the backward pass.
+        backward_s: end of the backward pass, with what submitting messages added to it.
         iteration_s: time of one whole iteration in the steady state.
-        exposed_s: end of the last message minus end of backward; None for plans that cross the
-            iteration boundary.
+        exposed_s: when the last result was taken minus end of backward; None for plans that cross
+            the iteration boundary.
         lower_bound_s: no schedule is faster whose messages share the link without gain:
             max(forward + backward, total bytes x seconds_per_byte).
     """
@@ -187,12 +188,19 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     lower_bound_s: float
 
 
-def timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
+def timeline(plan: Plan, trace: Trace, link: Link, *, launches: bool = False) -> Timeline:
     """The spans of a plan's messages and the iteration time, t_f + max(t_b, E).
 
     On one channel the recursion s_k = max(E_{k-1}, c_k), E_k = s_k + T(S_k); on several the events
     of `SharedLink`. The channels are those of the plan: a message waits for the one before it on
-    its own channel only.
+    its own channel only. What messages cost the computing thread is charged to compute (`Host`):
+    backward ends K o later, and each result is taken in o'.
+
+    Args:
+        plan: of the same model as the trace.
+        trace: without messages.
+        link: that they travel on.
+        launches: see `Host`.
 
     Raises:
         UsageError: the plan belongs to another model, or crosses the iteration boundary.
@@ -206,7 +214,8 @@ def timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
             f"plan {plan.scheduler!r} crosses the iteration boundary or overtakes; expected a "
             "first-in-first-out plan within the backward pass; use `predict`"
         )
-    ready_s = message_ready_s(plan, trace)
+    host = Host.of(link, launches=launches)
+    ready_s = host.submitted_s(message_ready_s(plan, trace))
     sizes = [message_bytes(plan, m) for m in plan.messages]
     ticks = ticks_of(plan)
     if plan.num_channels > 1 and ticks is None:
@@ -219,7 +228,7 @@ def timeline(plan: Plan, trace: Trace, link: Link) -> Timeline:
         span_of(plan, index, size, ready, *moments)
         for index, (size, ready, moments) in enumerate(zip(sizes, ready_s, times, strict=True))
     )
-    return _summed_up(spans, trace, link)
+    return _summed_up(spans, trace, link, host)
 
 
 def span_of(
@@ -237,15 +246,16 @@ def span_of(
     )
 
 
-def _summed_up(spans: tuple[Span, ...], trace: Trace, link: Link) -> Timeline:
-    backward_s = max(trace.ready_s(), default=0.0)
-    end_s = max((s.end_s for s in spans), default=0.0)
+def _summed_up(spans: tuple[Span, ...], trace: Trace, link: Link, host: Host) -> Timeline:
+    alone_s = max(trace.ready_s(), default=0.0)
+    backward_s = host.computed_s(alone_s, [s.ready_s for s in spans])
+    end_s = host.landed_s(backward_s, (s.end_s for s in spans))
     return Timeline(
         spans=spans,
         forward_s=trace.forward_s,
         backward_s=backward_s,
-        iteration_s=trace.forward_s + max(backward_s, end_s),
-        exposed_s=max(0.0, end_s - backward_s),
+        iteration_s=trace.forward_s + end_s,
+        exposed_s=end_s - backward_s,
         lower_bound_s=lower_bound_s(trace, link),
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.errors import UsageError
-from testbed.base.link import Link
+from testbed.base.link import PROCESSOR_TIMES, Link
 from testbed.base.types import Op, Request
 from testbed.control.protocol import Control, gather
 from testbed.noise.steady import quietest
@@ -35,6 +35,7 @@ from testbed.profiling.sweep import (
 KEY = "link"
 SHORTEST_S = 1e-7  # between two ends that the clock cannot resolve
 LEAST_ROUNDS = 3  # a median needs more than one
+COST_BYTES, ROW_MESSAGES, COST_ROWS = 1024, 16, 7  # to tell what a message costs the processor
 
 
 def measure_link(
@@ -59,6 +60,9 @@ def measure_link(
     control plane between exchanges, never during one. Of rounds that the host of a virtual machine
     disturbed only the quietest count (`steady.quietest`). The first exchange of each size is not a
     sample: it allocates and connects, and its time only decides what the budget allows.
+
+    Processor times of a message are told by the clocks of threads, not by wall time: rows of small
+    messages are submitted and then waited for, apart from the others (`_Measurement.take_costs`).
 
     Concurrent messages are measured where the backend was opened with several channels; without,
     `Link.concurrency_slowdown` is None: one message at a time is all there is.
@@ -96,9 +100,11 @@ def measure_link(
     rounds = num_rounds(chosen, round_s + measurement.try_stream())
     times = measurement.take_rounds(sizes, rounds)
     streams = [*itertools.chain(*steps, *measurement.take_streams(rounds))]
+    costs = measurement.take_costs()
     link = None
     if backend.rank == 0:
-        link = _fit(name, num_workers, times, streams)
+        fitted = _fit(name, num_workers, times, streams)
+        link = msgspec.structs.replace(fitted, **costs)
         if steps:
             link = _with_missing_s(link, steps)
     told = control.all_gather(
@@ -221,6 +227,30 @@ class _Measurement:
         mine = [every[number][0] for number in self._quiet([share for _, share in every])]
         told = iter(self._gather([time_s for streamed in mine for _, time_s in streamed]))
         return [[(num_bytes, fmean(next(told))) for num_bytes, _ in streamed] for streamed in mine]
+
+    def take_costs(self) -> dict[str, float]:
+        """Processor time of one message, by the name of the link's field: `PROCESSOR_TIMES`.
+
+        Of each rank the median over rows, of the ranks the largest: all wait for the slowest. What
+        the process's other threads take meanwhile is the backend's, a colocated server's included.
+        """
+        self._control.state = "measuring what a message costs the processor"
+        rows = [self._cost_row() for _ in range(COST_ROWS)]
+        mine = [median(column) / ROW_MESSAGES for column in zip(*rows, strict=True)]
+        return dict(zip(PROCESSOR_TIMES, map(max, self._gather(mine)), strict=True))
+
+    def _cost_row(self) -> tuple[float, float, float]:
+        """Seconds of the processor for a row of messages: submitting, taking results, elsewhere."""
+        self._begin()
+        requests = [self._sum(COST_BYTES, f"cost/{i}") for i in range(ROW_MESSAGES)]
+        whole_s, begun_s = time.process_time(), time.thread_time()
+        works = [self._backend.submit(request) for request in requests]
+        submitted_s = time.thread_time()
+        for work in works:
+            work.wait(self._deadline_s)
+        taken_s = time.thread_time()
+        others_s = (time.process_time() - whole_s) - (taken_s - begun_s)
+        return submitted_s - begun_s, taken_s - submitted_s, max(0.0, others_s)
 
     def try_stream(self) -> float:
         """Seconds of a stream behind its first message, on the slowest rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.base.link import Link
+from testbed.base.link import PROCESSOR_TIMES, Link
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes, format_seconds
 
@@ -83,6 +83,7 @@ def link_table(link: Link) -> str:
     for piece in link.pieces or ():
         reach = "beyond" if piece.max_bytes is None else f"up to {format_bytes(piece.max_bytes)}"
         lines.append(f"#   {reach}: {_line(piece.latency_s, piece.seconds_per_byte)}")
+    lines += _processor_lines(link)
     table = link.concurrency_slowdown
     words = "not measured (one channel)" if table is None else ", ".join(f"{s:.2f}" for s in table)
     lines.append(f"# slow-down of 1, 2, ... messages at once: {words}")
@@ -111,6 +112,18 @@ def link_table(link: Link) -> str:
             "measure again when nothing else runs here"
         )
     return "\n".join(lines) + "\n"
+
+
+def _processor_lines(link: Link) -> list[str]:
+    """Processor times of a message, where they were measured."""
+    if not any(getattr(link, name) for name in PROCESSOR_TIMES):
+        return []
+    submit, landing, thread = (format_seconds(getattr(link, name)) for name in PROCESSOR_TIMES)
+    return [
+        f"# processor time of a message: {submit} to submit and {landing} to take its result, on "
+        "the computing thread;",
+        f"#   {thread} on the backend's own threads (part of the start-up, polling included)",
+    ]
 
 
 def _line(latency_s: float, seconds_per_byte: float) -> str:

@@ -61,17 +61,21 @@ class CompressedExchange:
         algorithm: that the backend runs.
         one_core: ranks have no core for each of the threads that encode and decode.
         max_channels: over which fifo messages are spread, see `overlapped`.
+        launches: a device computes by itself, see `prediction.host.Host`.
     """
 
     codec: CodecCost
     algorithm: Algorithm
     one_core: bool = False
     max_channels: int = 1
+    launches: bool = False
 
     def timeline(self, plan: Plan, trace: Trace, link: Link) -> CompressedTimeline:
         """The iteration of a plan whose messages stay on the channels that it names."""
         return compressed_timeline(
-            plan, trace, link, self.algorithm, self.codec, one_core=self.one_core
+            *(plan, trace, link, self.algorithm, self.codec),
+            one_core=self.one_core,
+            launches=self.launches,
         )
 
     def spread(self, plan: Plan) -> Plan:

@@ -85,6 +85,9 @@ def test_all_ranks_get_the_same_link(num_workers):
     assert list(link.concurrency_slowdown) == sorted(link.concurrency_slowdown)
     assert [row["num_bytes"] for row in link.extra["fit"]["sizes"]] == [64, 1024, 16384]
     assert link.time_s(1024) > 0
+    assert link.submit_s > 0
+    assert link.landing_s > 0
+    assert "processor time of a message" in link_table(link)
     assert "slow-down of 1, 2, ... messages at once: 1.00" in link_table(link)
 
 
