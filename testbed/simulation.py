@@ -26,7 +26,7 @@ from testbed.prediction.extrapolate import (
     slowed,
 )
 from testbed.prediction.factors import factors
-from testbed.prediction.nominal import read_link
+from testbed.prediction.nominal import kind_of, read_link
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import (
     BreakEven,
@@ -321,6 +321,7 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
     ]
     compressed, pays = compressed_results(wanted, predictions) if wanted.codecs else (UNSET, UNSET)
     simulation = Simulation(
+        prediction=kind_of(wanted.links[0]),
         results=tuple(results),
         compressed=compressed,
         pays=pays,

@@ -17,7 +17,9 @@ START_S = 120.0  # of a start deadline that nobody gave
 
 Precision = Literal["float32", "float64", "bf16", "fp16"]
 
-LATER: Final = frozenset({"start_deadline", "memory", "budget_mb", "measure_memory", "max_batch"})
+LATER: Final = frozenset(
+    {"start_deadline", "memory", "budget_mb", "measure_memory", "max_batch", "rehearse"}
+)
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
@@ -131,8 +133,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     predict: Annotated[
         bool,
         Setting(
-            "profile first, and predict the step time; where --link gives no link, plans that the "
-            "link decides, by priority or in halves are rehearsed for a few steps of a replay"
+            "profile first, and predict the step time: held-out on the link that --link gives, "
+            "null on nominal numbers, calibrated on one that is measured here without --link"
+        ),
+    ] = False
+    rehearse: Annotated[
+        bool,
+        Setting(
+            "with --predict and without --link: correct the link by the messages of a few steps of "
+            "a replay in this very run; what is then predicted is no forecast"
         ),
     ] = False
     steps: Annotated[
@@ -228,6 +237,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             raise UsageError("--steps and --epochs are both given; give one of them")
         if self.plan is not None and (self.trace or self.link):
             raise UsageError("--plan is a finished plan; leave out --trace and --link")
+        if self.rehearse and (not self.predict or self.link is not None):
+            raise UsageError(
+                "--rehearse corrects the link that a prediction measures; expected --predict and "
+                "no --link beside it"
+            )
         if self.every is not None and self.checkpoint is None:
             raise UsageError("--every needs --checkpoint DIR: where are the checkpoints to go?")
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 
+from testbed.base.link import Link
 from testbed.base.units import format_seconds
+from testbed.prediction.nominal import kind_of
 from testbed.records.simulation import Simulation, compressed_table, pays_table, simulation_table
 from testbed.records.tables import (
     break_even_table,
@@ -73,7 +75,13 @@ def _head(wanted: Wanted) -> str:
             f", {link.num_workers} workers: {format_seconds(link.latency_s)} + "
             f"{link.seconds_per_byte * 1e9:.3g} ns a byte for a message"
         )
-    return text
+    return f"{text}; predictions are {_kind_words(link)}"
+
+
+def _kind_words(link: Link) -> str:
+    """The kind of all predictions, and in words what it stands on."""
+    kind = kind_of(link)
+    return f"{kind} (nominal rate and latency)" if kind == "null" else f"{kind} (a fitted link)"
 
 
 def _timelines(simulation: Simulation, outcomes: Sequence[Outcome]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,9 +28,8 @@ from testbed.noise.rehearsal import (
 )
 from testbed.noise.steal_time import LINK_STOLEN, read_cores, shares_of
 from testbed.prediction.rehearsal_fit import LEAST_AGREEING, agreed, missing_s, ratios
-from testbed.profiling.link import link_of_steps, measure_link
+from testbed.profiling.link import measure_link
 from testbed.profiling.sweep import first_look, quick
-from testbed.scheduling.protocol import needs_profile
 
 PROBE = "probe"  # name of the group in which the link is measured
 PROBE_AGAIN = "probe-again"  # of the second one, if the plan asks for another order or credit
@@ -51,49 +49,6 @@ def from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
     return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
 
 
-class Method(enum.StrEnum):
-    """How the cost of a plan's messages is measured."""
-
-    ROWS = "rows"  # messages of several sizes, one after another
-    STEPS = "steps"  # the messages of rehearsed steps, alone
-    ROWS_AND_STEPS = "rows and steps"
-    RATIO = "ratio"  # how far rehearsed steps are from the link fitted to rows
-    NONE = "none"
-
-
-def first_method(plan: Plan, *, is_final: bool, can_rehearse: bool) -> Method:
-    """How the link is measured before there is a plan; the guessed plan has its order and channels.
-
-    Messages by priority or in halves are decided one by one while gradients arrive; no row of
-    messages tells their cost, so they are rehearsed.
-
-    Args:
-        plan: made for a guessed link.
-        is_final: the link does not change the plan, so that the run executes this one.
-        can_rehearse: steps of it can be rehearsed.
-
-    Example:
-        >>> plan = Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=())
-        >>> str(first_method(plan, is_final=True, can_rehearse=True))
-        'rows'
-    """
-    if not (is_rehearsed(plan) and can_rehearse):
-        return Method.ROWS
-    # Training follows at once: what lies between is time in which the machine may change its speed.
-    return Method.STEPS if is_final and plan.num_channels == 1 else Method.ROWS_AND_STEPS
-
-
-def second_method(plan: Plan, *, is_final: bool, can_rehearse: bool) -> Method:
-    """What is measured once the link has decided the plan: see `first_method`.
-
-    Of several messages at once the slow-down of the link tells the cost, not a rehearsal.
-    """
-    at_once = plan.num_channels > 1 and not is_rehearsed(plan)
-    if is_final or not can_rehearse or at_once:
-        return Method.NONE
-    return Method.STEPS if is_rehearsed(plan) else Method.RATIO
-
-
 class LinkProbe:
     """A backend opened as the run will use it, to measure what its messages cost; collective.
 
@@ -101,7 +56,7 @@ class LinkProbe:
 
         with LinkProbe(...) as probe:
             link = probe.measure()              # the plan is made from it
-            link = probe.refine(plan, link)     # and its messages are rehearsed
+            link = probe.refine(plan, link)     # with --rehearse its messages are rehearsed
         link = probe.with_steal_time(link)      # known once all ranks have closed it
 
     Args:
@@ -131,7 +86,6 @@ class LinkProbe:
             backend=config.backend, num_workers=group.size, latency_s=1e-4, seconds_per_byte=1e-9
         )
         self._guessed = plan_for(config, trace, guess)
-        self._is_final = not needs_profile(config.scheduler)
         self._open(role, replace(group_for(self._guessed, group), name=PROBE))
 
     def __enter__(self) -> LinkProbe:
@@ -152,30 +106,19 @@ class LinkProbe:
 
     def measure(self) -> Link:
         """The link for messages up to all gradients in one, measured beside the workload's load."""
-        guessed = self._guessed
-        method = first_method(
-            guessed, is_final=self._is_final, can_rehearse=self._rehearses(guessed)
-        )
-        steps: Steps = []
-        stream: list[int] = []
-        if method is Method.ROWS:
-            stream = stream_of(guessed, 1 if self._is_plain else PAYLOAD_SHARE)
-        else:
-            steps = self._costs(guessed, NUM_COUNTED if self._is_final else FEW_COUNTED)
-        if method is Method.STEPS:
-            fitted = link_of_steps(self._config.backend, self._of_run.size, steps)
-            if fitted is not None:
-                return fitted
+        stream = stream_of(self._guessed, 1 if self._is_plain else PAYLOAD_SHARE)
         step_s = self._step_s()
-        return self._beside_load(partial(self._measured, stream, steps, step_s), step_s)
+        return self._beside_load(partial(self._measured, stream, step_s), step_s)
 
     def refine(self, plan: Plan, link: Link) -> Link:
-        """The link with what rehearsed steps of the plan took, if the link decided the plan.
+        """The link with what rehearsed steps of the plan took, where `--rehearse` asks for it.
 
-        What a link leaves out of the steps of a plan by priority or in halves is kept as
-        `missing_s`, the factor by which it misses those of any other plan as `in_steps`. A plan in
-        another order or with another credit than the guess is rehearsed on a backend opened as it
-        asks; not with dedicated servers, which expect a single probe.
+        Messages by priority or in halves are decided one by one while gradients arrive; no row of
+        messages tells their cost. What the link leaves out of such steps is kept as `missing_s`,
+        the factor by which it misses those of any other plan as `in_steps`; of several messages at
+        once the slow-down of the link tells the cost, not a rehearsal. A plan in another order or
+        with another credit than the guess is rehearsed on a backend opened as it asks; not with
+        dedicated servers, which expect a single probe. No plan is made from the result.
 
         Args:
             plan: shared by all ranks.
@@ -183,21 +126,24 @@ class LinkProbe:
         """
         asked = group_for(plan, self._of_run)
         reopens = replace(asked, name=PROBE) != self._group
-        possible = self._rehearses(plan) and not (reopens and asked.num_servers)
-        method = second_method(plan, is_final=self._is_final, can_rehearse=possible)
-        if self._is_final:
+        by_message = is_rehearsed(plan)
+        possible = self._config.rehearse and self._rehearses(plan)
+        if (
+            not possible
+            or (reopens and asked.num_servers)
+            or (plan.num_channels > 1 and not by_message)
+        ):
             return link
-        extra = {key: value for key, value in link.extra.items() if key != "missing_s"}
-        if method is not Method.NONE and reopens:
+        if reopens:
             role = self.role
             self._close()
             self._open(role, replace(asked, name=PROBE_AGAIN))
-        if method is Method.STEPS:
-            extra["missing_s"] = missing_s(link, self._costs(plan, NUM_COUNTED))
-        elif method is Method.RATIO:
-            extra["in_steps"] = self._in_steps(plan, link)
-        extra = {key: value for key, value in extra.items() if value != []}
-        return msgspec.structs.replace(link, extra=extra)
+        if by_message:
+            found = {"missing_s": missing_s(link, self._costs(plan, NUM_COUNTED))}
+        else:
+            found = {"in_steps": self._in_steps(plan, link)}
+        seen = {key: values for key, values in found.items() if values}
+        return msgspec.structs.replace(link, extra={**link.extra, **seen})
 
     def with_steal_time(self, link: Link) -> Link:
         """The link with the largest share of steal time of any rank while it was measured."""
@@ -260,14 +206,15 @@ class LinkProbe:
         self._group.control.state = "measuring the link"
         return steps
 
-    def _measured(self, stream: Sequence[int], steps: Steps, step_s: float) -> Link:
-        return measure_link(
+    def _measured(self, stream: Sequence[int], step_s: float) -> Link:
+        link = measure_link(
             self._backend,
             self._group.control,
             num_workers=self._group.size,
             deadline_s=self._group.deadline_s,
             name=self._config.backend,
             sweep=quick(self._trace.num_bytes, self._dilation, stream, step_s),
-            steps=steps,
             device=self._group.device,
         )
+        # Beside a load nobody can tell whose processor time it was.
+        return link if self._rehearsal is None else msgspec.structs.replace(link, thread_s=0.0)

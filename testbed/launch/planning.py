@@ -31,7 +31,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
-from testbed.prediction.nominal import read_link
+from testbed.prediction.nominal import kind_of, read_link
 from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
@@ -50,7 +50,7 @@ class Planned:
         plan: the plan of the first step.
         replan: makes it anew from the order of the first step's gradients; None = it stays.
         trace: what it was made from, if a profile was needed.
-        link: likewise; of a rehearsed plan with what its messages took in those steps.
+        link: likewise; with `--rehearse` corrected by what messages took in steps of the plan.
         fitted: the link without what rehearsed steps added to it; None = they added nothing.
         overhead: what a step does beside what trace and link tell, on this rank.
         micro_batches: forward and backward passes of a step; only the last one's gradients leave.
@@ -58,6 +58,7 @@ class Planned:
         whole: what makes every step wait for the whole mean gradient, see `why_whole`.
         role: with the options that the backend had when its link was measured.
         codec: what the run's compressor costs, if it has one and can be timed.
+        kind: of what is predicted, see `Cell.prediction`.
         launches: a device computes by itself (a replay's): see `prediction.host.Host`.
     """
 
@@ -72,6 +73,7 @@ class Planned:
     whole: str = ""
     role: Role | None = None
     codec: CodecHere | None = None
+    kind: str = ""
     launches: bool = False
 
 
@@ -128,7 +130,7 @@ def _prepare(
     trace, overhead = _trace(config, group, workload, build)
     agree = partial(_agree_on_plan, config, group, trace, dilation)
     if config.link:
-        link = _loaded(config.link, config.backend, group.size)
+        seen = link = _loaded(config.link, config.backend, group.size)
         plan, codec = agree(link, role)
     else:
         rehearsal = rehearsal_of(config, group, workload, build)
@@ -137,7 +139,7 @@ def _prepare(
             plan, codec = agree(stretched_link(measured, 1 / dilation), role)
             measured = probe.refine(plan, measured)
         link = stretched_link(probe.with_steal_time(measured), 1 / dilation)
-    seen = fit_to_rehearsal(link, by_message=is_rehearsed(plan))
+        seen = fit_to_rehearsal(link, by_message=is_rehearsed(plan))
     return Planned(
         plan,
         replan,
@@ -150,6 +152,7 @@ def _prepare(
         why_whole(config),
         role,
         codec,
+        kind_of(link) if config.link else "calibrated",
         isinstance(workload.recorded, Trace),
     )
 

@@ -181,6 +181,7 @@ def _work(
         plan=planned.plan,
         predicted_s=predicted_s,
         unrehearsed_s=unrehearsed_s,
+        prediction="" if predicted_s is None else planned.kind,
         link=planned.link,
         data=workload.data,
         consistency=role.backend.facts.consistency,

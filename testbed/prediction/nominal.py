@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
@@ -139,6 +139,11 @@ def read_link(
     return nominal.link(nominal.backend or backend or "mpi-ring", count, algorithm)
 
 
-def is_nominal(link: Link) -> bool:
-    """Whether nothing of it was measured."""
-    return NOMINAL in link.extra
+def kind_of(link: Link) -> Literal["null", "held-out"]:
+    """What a prediction on a given link is: `null` where nothing of it was measured.
+
+    Example:
+        >>> kind_of(Nominal("10gbit", "50us").link("gloo", 2))
+        'null'
+    """
+    return "null" if NOMINAL in link.extra else "held-out"

@@ -18,7 +18,6 @@ from testbed.control.protocol import Control, gather
 from testbed.noise.steady import quietest
 from testbed.noise.steal_time import StealTime
 from testbed.prediction.fit import fit_link, fit_slowdown
-from testbed.prediction.rehearsal_fit import missing_s
 from testbed.profiling.sweep import (
     LEAD_BYTES,
     Exchange,
@@ -46,7 +45,6 @@ def measure_link(
     deadline_s: float,
     name: str = "unnamed",
     sweep: LinkSweep | None = None,
-    steps: Sequence[Sequence[tuple[int, float]]] = (),
     device: str = "cpu",
 ) -> Link:
     """Start-up and per-byte time of a sum, and how concurrent sums slow each other.
@@ -74,9 +72,6 @@ def measure_link(
         deadline_s: within which an exchange must be done and the ranks must answer.
         name: of the backend, for the link.
         sweep: what to send; None = `quick()`.
-        steps: of steps that were timed already, the bytes and seconds of their messages, the same
-            on all ranks; they count like those of `sweep.stream`, and what the link leaves out of
-            each step is kept in `Link.extra` under `missing_s` (see `rehearsal_fit.with_missing`).
         device: where the tensors are: `cpu`, or `cuda:<index>`.
 
     Returns:
@@ -99,47 +94,16 @@ def measure_link(
     sizes, round_s = measurement.probe()
     rounds = num_rounds(chosen, round_s + measurement.try_stream())
     times = measurement.take_rounds(sizes, rounds)
-    streams = [*itertools.chain(*steps, *measurement.take_streams(rounds))]
+    streams = [*itertools.chain(*measurement.take_streams(rounds))]
     costs = measurement.take_costs()
     link = None
     if backend.rank == 0:
         fitted = _fit(name, num_workers, times, streams)
         link = msgspec.structs.replace(fitted, **costs)
-        if steps:
-            link = _with_missing_s(link, steps)
     told = control.all_gather(
         "link", msgspec.json.encode(link), _fitting_s(deadline_s), members=num_workers
     )
     return msgspec.json.decode(told[0], type=Link)
-
-
-def link_of_steps(
-    name: str, num_workers: int, steps: Sequence[Sequence[tuple[int, float]]]
-) -> Link | None:
-    """The link that explains messages of timed steps, nothing else measured; None of one size.
-
-    What it leaves out of each step is in `Link.extra` under `missing_s`, as `measure_link` has it.
-
-    Args:
-        name: of the backend, for the link.
-        num_workers: two or more.
-        steps: of each step the bytes and seconds of its messages.
-
-    Example:
-        >>> steps = [[(1000, 2e-3), (2000, 3e-3)], [(1000, 2e-3), (2000, 3.5e-3)]]
-        >>> link = link_of_steps("x", 2, steps)
-        >>> f"{link.latency_s:.2g} {[round(1e3 * s, 1) for s in link.extra['missing_s']]}"
-        '0.00075 [-0.1, 0.1]'
-    """
-    streamed = [*itertools.chain(*steps)]
-    if len({num_bytes for num_bytes, _ in streamed}) < 2:
-        return None
-    return _with_missing_s(_fit(name, num_workers, [], streamed), steps)
-
-
-def _with_missing_s(link: Link, steps: Sequence[Sequence[tuple[int, float]]]) -> Link:
-    kept = {**link.extra, "missing_s": missing_s(link, steps)}
-    return msgspec.structs.replace(link, extra=kept)
 
 
 def _fitting_s(deadline_s: float) -> float:

@@ -50,8 +50,9 @@ class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
     """How far predictions lie from measurements in some cells.
 
     Attributes:
-        family: `all cells`, `backend`, `scheduler`, or `link` (what it was fitted to).
-        name: of the backend or scheduler; empty for all cells.
+        family: `all cells`, `kind` (see `Cell.prediction`), `backend`, `scheduler`, or `link` (what
+            it was fitted to).
+        name: of the kind, backend or scheduler; empty for all cells.
         num_cells: cells with a prediction.
         median: of |predicted - measured| / measured.
         worst: (predicted - measured) / measured of the cell that is furthest off.

@@ -252,6 +252,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one `testbed simulate`.
 
     Attributes:
+        prediction: what kind all of it is: `null` on a link of nominal numbers, `held-out` on one
+            from a file.
         results: by number of workers, then in the order in which schedulers were named.
         break_even: where asked for.
         factors: where asked for.
@@ -260,6 +262,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: Literal["testbed.simulation/1"] = SIMULATION_SCHEMA
+    prediction: Literal["null", "held-out"] = "held-out"
     results: tuple[SimulationResult, ...]
     break_even: tuple[BreakEven, ...] | msgspec.UnsetType = msgspec.UNSET
     factors: tuple[FactorsOf, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -7,7 +7,7 @@ import textwrap
 from testbed.base.units import format_bytes, format_seconds
 from testbed.records.cell import Cell, MemoryResult
 from testbed.reporting.cores import core_words
-from testbed.reporting.prediction import was_rehearsed
+from testbed.reporting.prediction import kind_of, was_rehearsed
 from testbed.reporting.work import cluster_words, undilated
 
 LINE_COLUMNS, MARGIN = 100, 16
@@ -41,7 +41,8 @@ def describe_cell(cell: Cell) -> str:
             predicted = format_seconds(cell.predicted_step_time_s)
             how = ", its messages as long as in rehearsed steps" if was_rehearsed(cell) else ""
             lines.append(
-                f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured){how}"
+                f"  predicted     {predicted} ({100 * missed:+.1f} % of what was measured), "
+                f"{kind_of(cell)}{how}"
             )
         if cell.predicted_unrehearsed_s is not None:
             missed = cell.predicted_unrehearsed_s / cell.step_time_s - 1

@@ -15,7 +15,12 @@ from testbed.reporting.compression import (
 )
 from testbed.reporting.cores import describe_again, describe_cores
 from testbed.reporting.naming import short_name
-from testbed.reporting.prediction import describe_errors, describe_memory, prediction_errors
+from testbed.reporting.prediction import (
+    describe_errors,
+    describe_memory,
+    kind_of,
+    prediction_errors,
+)
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -52,8 +57,12 @@ def _notes(cells: Sequence[ReportCell]) -> list[str]:
     """What the reader has to know, each said once with the cells that it is about."""
     about: dict[str, dict[str, None]] = {}
     differ = len({_started(cell) for cell in cells if cell.status == "ok"}) > 1
+    kinds = {cell_kind for cell in cells if (cell_kind := kind_of(cell))}
     for cell in cells:
-        for note in _notes_of(cell) + [_MEMORY.format(_started(cell))] * differ:
+        told = _notes_of(cell) + [_MEMORY.format(_started(cell))] * differ
+        if len(kinds) > 1 and kind_of(cell):
+            told.append(f"predicted: {kind_of(cell)}")
+        for note in told:
             about.setdefault(note, {})[short_name(cell)] = None
     return [f"{', '.join(names)}: {note}" for note, names in about.items()]
 

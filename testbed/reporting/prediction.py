@@ -12,6 +12,22 @@ REHEARSED = "rehearsed steps"
 BEFORE = "those plans before rehearsing"
 
 
+def kind_of(cell: Cell) -> str:
+    """`null`, `held-out` or `calibrated`, see `Cell.prediction`; empty without a prediction.
+
+    Records of before do not say. Without `--link` they measured the link in the cell itself.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> kind_of(Cell(backend="gloo", workload="w", num_workers=2, config=RunConfig(),
+        ...              predicted_step_time_s=1.5))
+        'calibrated'
+    """
+    if cell.predicted_step_time_s is None:
+        return ""
+    return cell.prediction or ("calibrated" if cell.config.link is None else "held-out")
+
+
 def prediction_error(cell: Cell) -> float | None:
     """(predicted - measured) / measured step time; negative where the model is too fast.
 
@@ -58,7 +74,7 @@ def describe_memory(cells: Iterable[ReportCell]) -> list[str]:
 
 
 def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
-    """JobResult all predicted cells, then by backend and by scheduler (without their options).
+    """All predicted cells, then by kind, backend and scheduler (without their options).
 
     Where some links were brought to messages of rehearsed steps, also by what the link was fitted
     to: there less is left to predict; and what the model says of those cells without rehearsing, as
@@ -70,6 +86,7 @@ def prediction_errors(cells: Iterable[ReportCell]) -> list[PredictionError]:
         return []
     rows = [_sum_up("all cells", "", known)]
     families: dict[str, Callable[[ReportCell], str]] = {
+        "kind": kind_of,
         "backend": lambda cell: _name(cell.backend),
         "scheduler": lambda cell: _name(cell.scheduler),
     }

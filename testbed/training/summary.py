@@ -69,6 +69,7 @@ def make_cell(
     plan: Plan,
     predicted_s: float | None,
     unrehearsed_s: float | None = None,
+    prediction: str = "",
     link: Link | None,
     data: str,
     consistency: str,
@@ -84,6 +85,7 @@ def make_cell(
         plan: that was carried out.
         predicted_s: step time that the model gives; None = no profile.
         unrehearsed_s: the same without what rehearsed steps added to the link; None = nothing.
+        prediction: its kind, see `Cell.prediction`.
         link: that it was given; None = no profile.
         data: where the samples came from.
         consistency: of the backend.
@@ -140,6 +142,7 @@ def make_cell(
         plan_reason=plan.reason,
         predicted_step_time_s=predicted_s,
         predicted_unrehearsed_s=unrehearsed_s,
+        prediction=prediction,
         link=None if link is None else _described(link),
         compression=_compression(outcomes),
         memory=first.memory,

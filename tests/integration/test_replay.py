@@ -83,12 +83,13 @@ def test_the_link_of_a_plan_by_priority_or_in_halves_is_fitted_to_rehearsed_step
     tmp_path: Path, trace: Path, backend: str, scheduler: str, more: tuple[str, ...]
 ) -> None:
     given = ("--backend", backend, "--predict", *more)
-    rehearsed = run(tmp_path, trace, "--scheduler", scheduler, *given)
+    rehearsed = run(tmp_path, trace, "--scheduler", scheduler, *given, "--rehearse")
     in_a_row = run(tmp_path, trace, "--scheduler", "wfbp", *given)
     assert rehearsed.link is not None
     assert in_a_row.link is not None
     assert len(rehearsed.link["missing_s"]) >= 1
     assert "missing_s" not in in_a_row.link
+    assert (rehearsed.prediction, in_a_row.prediction) == ("calibrated", "calibrated")
     assert rehearsed.predicted_step_time_s is not None
     assert rehearsed.identical_work  # what was rehearsed left nothing behind in what is trained
 
@@ -111,12 +112,11 @@ def test_steps_that_await_what_they_would_have_left_to_the_next_are_told(
 def test_a_plan_that_the_link_decides_is_rehearsed_once_it_is_known(
     tmp_path: Path, trace: Path
 ) -> None:
-    given = ("--backend", "mpi-ring", "--predict", "--scheduler")
+    given = ("--backend", "mpi-ring", "--predict", "--rehearse", "--scheduler")
     decided = run(tmp_path, trace, *given, "pace")
     given_at_once = run(tmp_path, trace, *given, "p3")
     assert decided.link is not None
     assert given_at_once.link is not None
-    # The steps of the guessed plan were fewer; those of the plan that ran have taken their place.
     assert len(decided.link["missing_s"]) == len(given_at_once.link["missing_s"]) > FEW_COUNTED
     assert decided.identical_work
 
@@ -125,8 +125,8 @@ def test_a_plan_in_its_order_that_the_link_decides_stretches_the_link_by_what_it
     tmp_path: Path, trace: Path
 ) -> None:
     given = ("--backend", "mpi-ring", "--predict", "--scheduler")
-    decided = run(tmp_path, trace, *given, "bucket:mib=0.1,timeout_ms=1000")
-    guessed = run(tmp_path, trace, *given, "wfbp")  # its row was part of the fit
+    decided = run(tmp_path, trace, *given, "bucket:mib=0.1,timeout_ms=1000", "--rehearse")
+    guessed = run(tmp_path, trace, *given, "bucket:mib=0.1,timeout_ms=1000")
     assert decided.link is not None
     assert guessed.link is not None
     assert decided.num_messages > 1

@@ -27,13 +27,13 @@ def test_the_prediction_stands_beside_the_measured_step() -> None:
     words = describe_cell(
         cell(step_time_s=2.0, compute_s=1.0, predicted_step_time_s=1.9, dilation=10.0)
     )
-    assert "  predicted     190 ms (-5.0 % of what was measured)\n" in words
+    assert "  predicted     190 ms (-5.0 % of what was measured), calibrated\n" in words
     assert "predicted" not in describe_cell(cell(step_time_s=2.0, compute_s=1.0))
     # The scheduler's own figure, in its reason, is one of before the rehearsal.
     link = {"latency_s": 1e-3, "missing_s": [1e-4]}
     known = {"step_time_s": 2.0, "compute_s": 1.0, "predicted_step_time_s": 2.0}
     words = describe_cell(cell(**known, link=link))
-    assert "what was measured), its messages as long as in rehearsed steps\n" in words
+    assert "what was measured), calibrated, its messages as long as in rehearsed steps\n" in words
     # Rehearsed steps that did not agree changed nothing, and are not said to have.
     ignored = {"latency_s": 1e-3, "in_steps": [1.2, 1.9, 1.5, 2.3]}
     assert "rehearsed" not in describe_cell(cell(**known, link=ignored))

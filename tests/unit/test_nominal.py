@@ -12,7 +12,7 @@ from testbed.base.errors import TestbedError, UsageError
 from testbed.base.files import save_link
 from testbed.commands.checks import check_inputs
 from testbed.commands.simulate import simulate
-from testbed.prediction.nominal import HEADERS, is_nominal, parse_nominal, read_link
+from testbed.prediction.nominal import HEADERS, kind_of, parse_nominal, read_link
 from tests.unit.crossing_cases import LINK_A
 
 TEXT = "rate=10gbit,latency=50us"
@@ -23,7 +23,7 @@ def test_a_ring_pays_each_hop_and_the_headers_of_what_it_moves() -> None:
     assert (link.backend, link.num_workers) == ("gloo", 4)
     assert link.latency_s == pytest.approx(6 * 50e-6)
     assert link.seconds_per_byte == pytest.approx(1.5 * 1538 / 1448 * 8 / 10e9)
-    assert is_nominal(link)
+    assert kind_of(link) == "null"
     assert round(HEADERS, 4) == 1.0622
 
 
@@ -68,7 +68,7 @@ def test_a_file_is_still_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rate=10gbit.json"
     save_link(LINK_A, path)
     assert read_link(path) == LINK_A
-    assert not is_nominal(read_link(str(path)))
+    assert kind_of(read_link(str(path))) == "held-out"
     check_inputs(RunConfig(link=TEXT), 2)
 
 
@@ -77,7 +77,11 @@ def test_a_simulation_needs_no_file_of_a_link(capsys: pytest.CaptureFixture[str]
     simulate(link=TEXT, workers="4,8", **given)
     both = json.loads(capsys.readouterr().out)["results"]
     simulate(link=f"{TEXT},workers=8", **given)
-    alone = json.loads(capsys.readouterr().out)["results"]
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["prediction"] == "null"
+    simulate(**{**given, "json": None}, link=TEXT, workers="4,8")
+    told = capsys.readouterr().out
+    assert "are null (nominal rate and latency)" in told
     of_8 = [r["iteration_s"] for r in both if r["num_workers"] == 8]
-    assert of_8 == pytest.approx([r["iteration_s"] for r in alone])
+    assert of_8 == pytest.approx([r["iteration_s"] for r in alone["results"]])
     assert len(both) == 4

@@ -49,6 +49,7 @@ def test_errors_are_summed_up_over_all_by_backend_and_by_scheduler() -> None:
     bucket = "gloo, bucket:mib=25"
     assert found == {
         ("all cells", ""): (3, pytest.approx(0.02), pytest.approx(-0.1), bucket),
+        ("kind", "calibrated"): (3, pytest.approx(0.02), pytest.approx(-0.1), bucket),
         ("backend", "gloo"): (2, pytest.approx(0.06), pytest.approx(-0.1), bucket),
         ("backend", "zmq-ps"): (
             1,
@@ -79,6 +80,20 @@ def test_the_report_tells_them_in_words() -> None:
     text = to_markdown(make_report(Collected(CELLS, ())))
     assert "prediction error of 3 cells: median 2.0 %, worst -10.0 %" in text
     assert "gloo 6.0 % / -10.0 %, zmq-ps 1.0 % / +1.0 %" in text
+
+
+def test_kinds_of_prediction_are_named_and_told_apart() -> None:
+    held_out = cell("gloo", "wfbp", 1.0, 1.1)
+    held_out.cell.prediction = "held-out"
+    null, before = cell("mpi", "wfbp", 1.0, 0.8), cell("mpi", "dear", 1.0, 1.2)
+    null.cell.prediction = "null"
+    before.cell.config = RunConfig(backend="mpi", link="link.json")
+    text = to_markdown(make_report(Collected((*CELLS, held_out, null, before), ())))
+    assert "by kind, median / worst: " in text
+    for words in ("calibrated 2.0 % / -10.0 %", "held-out 15.0 % / +20.0 %", "null 20.0 % / -20.0"):
+        assert words in text
+    assert "replay:resnet50-v100/mpi/4: predicted: null" in text
+    assert "predicted: null" not in to_markdown(make_report(Collected((null,), ())))
 
 
 def test_a_single_prediction_needs_no_summary() -> None:

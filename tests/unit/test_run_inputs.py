@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +27,13 @@ def test_what_is_not_there_is_refused_by_name(given: dict[str, str], words: str)
     config = msgspec.structs.replace(RunConfig(), **given)
     with pytest.raises(UsageError, match=words):
         check_inputs(config, 2)
+
+
+@pytest.mark.parametrize("given", [{}, {"predict": True, "link": "link.json"}])
+def test_a_rehearsal_is_of_a_prediction_that_measures_its_link(given: dict[str, Any]) -> None:
+    assert RunConfig(predict=True, rehearse=True).rehearse
+    with pytest.raises(UsageError, match="expected --predict and no --link beside it"):
+        RunConfig(rehearse=True, **given)
 
 
 def test_what_is_there_is_taken(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def simulated(files, capsys, scheduler):
 
 def test_json_has_the_keys_of_the_schema(files, capsys):
     record = simulated(files, capsys, "all")
-    assert list(record) == ["schema", "results"]
+    assert list(record) == ["schema", "prediction", "results"]
+    assert record["prediction"] == "held-out"
     assert record["schema"] == "testbed.simulation/1"
     assert [r["scheduler"] for r in record["results"]] == list(scheduler_specs("all"))
     for result in record["results"]:
