@@ -13,6 +13,7 @@ import typer
 from testbed.base.errors import TestbedError, UsageError
 from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
+from testbed.commands.forecast import forecast
 from testbed.commands.list import list_parts
 from testbed.commands.profile import profile
 from testbed.commands.report import report
@@ -36,6 +37,7 @@ def make_app() -> typer.Typer:
     app.callback()(_whole)
     app.command()(run)
     app.command()(sweep)
+    app.command()(forecast)
     app.command()(report)
     app.command(name="list")(list_parts)
     app.command()(comm)

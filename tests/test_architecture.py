@@ -89,6 +89,7 @@ LAZY = {
     "testbed.commands.checks": NO_TORCH,
     "testbed.commands.comm": NO_TORCH,
     "testbed.commands.comm_fit": NO_TORCH,
+    "testbed.commands.forecast": NO_TORCH,
     "testbed.commands.profile": NO_TORCH,
     "testbed.commands.run": NO_TORCH,
     "testbed.commands.simulate_memory": NO_TORCH,

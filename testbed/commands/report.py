@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from testbed.records.cell import Cell
+from testbed.records.forecast import load_forecast
 from testbed.records.report import encode_report
-from testbed.records.store import write_atomically
+from testbed.records.store import Store, cell_key, write_atomically
 from testbed.reporting.aggregate import collect_cells
+from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
@@ -28,6 +33,19 @@ class Format(StrEnum):
     LATEX = "latex"
 
 
+def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
+    """The finished runs of sweeps' folders, each with the key of its cell without a repeat.
+
+    Raises:
+        UsageError: a folder is no sweep's.
+    """
+    for store in map(Store, dict.fromkeys(directories)):
+        plan, cells = store.read_plan(), store.read_cells()
+        for key, index, _ in plan.order:
+            if key in cells:
+                yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
+
+
 def report(
     directories: Annotated[
         list[Path], typer.Argument(help="folders of sweeps, as runs/results/quick-...")
@@ -35,6 +53,10 @@ def report(
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[
         Path | None, typer.Option(help="write to this file instead of the terminal")
+    ] = None,
+    forecast: Annotated[
+        Path | None,
+        typer.Option(help="hold this testbed.forecast/1 file against the cells: error and skill"),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="json: with all samples and the environment")
@@ -46,8 +68,14 @@ def report(
         testbed report runs/results/quick-20250101-120000
 
         testbed report runs/results/quick-* --format csv --output quick.csv
+
+        testbed report runs/results/emulated-* --forecast forecast.json
     """
-    made = make_report(collect_cells(directories))
+    foreseen = None if forecast is None else load_forecast(forecast)
+    collected = collect_cells(directories)
+    made = make_report(
+        collected, None if foreseen is None else compare(foreseen, runs_of(directories))
+    )
     if format is Format.TABLE:
         if output is None:
             print_report(made, sys.stdout)

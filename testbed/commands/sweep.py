@@ -154,7 +154,7 @@ def sweep(
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
-    wanted = _wanted(recipe, axes, {k: v for k, v in changes.items() if v is not None})
+    wanted = wanted_sweep(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
         store = _store_to_resume(wanted, folder, name, again)
         if dry_run:
@@ -221,7 +221,7 @@ def _sort_out(
     return recipe, folder
 
 
-def _wanted(
+def wanted_sweep(
     recipe: str | None, axes: Mapping[str, tuple[Any, ...]], changes: Mapping[str, Any]
 ) -> Sweep | None:
     """The sweep that the command line describes; None if it names neither recipe nor axis."""

@@ -31,7 +31,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
-from testbed.prediction.nominal import kind_of, read_link
+from testbed.prediction.nominal import kind_of, link_among, read_link
 from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
@@ -175,8 +175,8 @@ def _agree_on_plan(
 
 
 def _loaded(text: str, backend: str, num_workers: int) -> Link:
-    """The link given; one that was measured on another emulated cluster is carried to this."""
-    link = read_link(text, backend, num_workers)
+    """The link given, among these workers; carried here from another emulated cluster."""
+    link = link_among(read_link(text, backend, num_workers), num_workers, backend)
     here, there = find_facts(), link.extra.get("cluster")
     if here is None or there is None or there == here.record:
         return link

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import msgspec
 import torch
@@ -139,6 +140,7 @@ def _work(
     group: Group,
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
     config = without_own_momentum(config)
     group.control.state = "building the workload"
     make = build or (lambda: _build(config))
@@ -188,6 +190,7 @@ def _work(
         num_servers=role.num_servers,
         num_machines=len(set(group.hosts)) or 1,
         environment=describe_environment(
+            began=began,
             launcher=role.identity.launcher,
             started=" and ".join(sorted({o.started for o in outcomes})),
             launcher_variables=dict(role.identity.variables),

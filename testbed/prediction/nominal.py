@@ -11,13 +11,16 @@ from math import inf
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.files import load_link
 from testbed.base.link import Link
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
-from testbed.prediction.algorithms import parse_algorithm
+from testbed.prediction.algorithms import algorithm_of, parse_algorithm
+from testbed.prediction.extrapolate import extrapolate
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
 # Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.
@@ -137,6 +140,23 @@ def read_link(
             f"link is {str(text)!r}, which does not say among how many workers; add workers=4"
         )
     return nominal.link(nominal.backend or backend or "mpi-ring", count, algorithm)
+
+
+def link_among(link: Link, num_workers: int, backend: str) -> Link:
+    """The link among another number of workers, by the algorithm that it runs (`extrapolate`).
+
+    Args:
+        link: measured or nominal.
+        num_workers: n.
+        backend: whose algorithm counts where the link's own backend is not known here.
+
+    Raises:
+        UsageError: the algorithm is not known, or the link was measured among one worker.
+    """
+    if num_workers in (link.num_workers, 1):
+        return msgspec.structs.replace(link, num_workers=num_workers)
+    known = link.backend if BACKENDS.find(link.backend) is not None else backend
+    return extrapolate(link, parse_algorithm(algorithm_of(known)), num_workers)
 
 
 def kind_of(link: Link) -> Literal["null", "held-out"]:

@@ -67,6 +67,60 @@ class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
     worst_cell: str
 
 
+class ForecastRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell beside its forecast; seconds are real ones.
+
+    Attributes:
+        name: workload, backend, scheduler and workers.
+        backend: without options.
+        plan_class: see `ForecastCell`.
+        held_out_s: foreseen on a fitted link.
+        null_s: on nominal numbers; null: none were given.
+        measured_s: geometric mean over runs of their median step.
+        num_runs: of the cell.
+        spread: standard deviation of ln(median step) over runs; null: one run.
+    """
+
+    name: str
+    backend: str
+    plan_class: str
+    held_out_s: float
+    null_s: float | None
+    measured_s: float
+    num_runs: int
+    spread: float | None
+
+
+class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
+    """How a forecast did in a group of cells; the formulas stand in `reporting.forecast`.
+
+    Attributes:
+        plan_class: of the group; empty: all.
+        backend: likewise.
+        num_cells: in the group.
+        median: of |held-out / measured - 1|.
+        p90: its 90th percentile.
+        null_median: of |null / measured - 1|; null: no nominal numbers.
+        null_p90: its 90th percentile.
+        skill: of held-out over null; null: no nominal numbers, or these are exact.
+        skill_low: lower end of its 95 % interval; null: fewer than three cells.
+        skill_high: upper end.
+        spread: median of the cells' own; null: one run each.
+    """
+
+    plan_class: str
+    backend: str
+    num_cells: int
+    median: float
+    p90: float
+    null_median: float | None
+    null_p90: float | None
+    skill: float | None
+    skill_low: float | None
+    skill_high: float | None
+    spread: float | None
+
+
 class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Where a compressor should pay, and whether it did.
 
@@ -128,6 +182,8 @@ class Report(msgspec.Struct, kw_only=True):
     Attributes:
         cells: one per configuration.
         prediction_errors: over all cells, by backend and by scheduler.
+        forecast: how a forecast did, by class of plan and backend; empty without `--forecast`.
+        forecast_cells: each cell beside it.
         compression: of the compressed cells that have a dense one beside them and a fitted link.
         break_evens: of compressors that ran at several rates of one emulated cluster.
         notes: what the reader of the table has to know, one line each.
@@ -137,6 +193,8 @@ class Report(msgspec.Struct, kw_only=True):
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
     prediction_errors: list[PredictionError] = []
+    forecast: list[ForecastScore] = []
+    forecast_cells: list[ForecastRow] = []
     compression: list[CompressionVerdict] = []
     break_evens: list[CompressorBreakEven] = []
     notes: list[str] = []

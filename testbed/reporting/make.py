@@ -14,6 +14,7 @@ from testbed.reporting.compression import (
     describe_verdicts,
 )
 from testbed.reporting.cores import describe_again, describe_cores
+from testbed.reporting.forecast import Compared, describe, scores
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import (
     describe_errors,
@@ -27,20 +28,26 @@ _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of th
 _MEMORY = "processes were {}: compare peak memory only with those that were started alike"
 
 
-def make_report(collected: Collected) -> Report:
-    """The report of all cells that were read."""
+def make_report(collected: Collected, compared: Compared | None = None) -> Report:
+    """The report of all cells that were read, and how a forecast of them did."""
     cells = sort_cells(judge(aggregate(collected.cells)))
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)
     runs = [found.cell for found in collected.cells]
+    rows = () if compared is None else compared.rows
+    forecast = scores(rows)
     return Report(
         cells=cells,
         prediction_errors=errors,
+        forecast=forecast,
+        forecast_cells=list(rows),
         compression=verdicts,
         break_evens=evens,
         notes=[
             *describe_errors(errors),
+            *(() if compared is None else compared.notes),
+            *describe(rows, forecast),
             *describe_memory(cells),
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),

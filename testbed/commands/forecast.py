@@ -1,0 +1,114 @@
+"""`testbed forecast`: what the cells of a sweep will take, written down before any of them runs."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.base.errors import UsageError
+from testbed.base.files import encode_link
+from testbed.commands.settings import lists_of, takes_lists
+from testbed.commands.simulate import check_output
+from testbed.commands.sweep import cluster_axes, wanted_sweep
+from testbed.prediction.nominal import parse_nominal, read_link
+from testbed.records.environment import source_commit
+from testbed.records.forecast import Forecast, ForecastCell, encode_forecast, sealed
+from testbed.records.store import write_atomically
+from testbed.records.text import aligned, time_text
+
+
+@takes_lists
+def forecast(
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="write it to this new file (testbed.forecast/1)"),
+    ],
+    recipe: Annotated[
+        str | None, typer.Argument(help="a recipe's name, or a TOML file", show_default=False)
+    ] = None,
+    link: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="testbed.link/1 file, fitted before; one for each backend, for cells whose recipe "
+            "names none"
+        ),
+    ] = None,
+    null: Annotated[
+        str | None,
+        typer.Option(
+            help="nominal numbers of the null model: rate=10gbit,latency=50us",
+            show_default="those of each cell's emulated cluster; latency 50us if it has none",
+        ),
+    ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(help="as of testbed sweep; may be given several times", show_default="none"),
+    ] = None,
+    **given: Any,
+) -> None:
+    """Predict every cell of a sweep before it runs: held-out on fitted links, and null.
+
+    Nothing is measured. The file has a digest and the time of writing; `testbed report --forecast`
+    checks both against the cells and tells error and skill. A forecast is never written over.
+
+    Cells plan as foreseen where their recipe names the link (`link = ...`); others plan on a link
+    of their own, and the report tells whose plan differed.
+
+    Examples:
+        testbed forecast emulated --link gloo.json --link mpi-ring.json -o forecast.json
+
+        testbed forecast runs/unseen/unseen.toml -o forecast.json
+    """
+    if output.exists():
+        raise UsageError(f"{output} exists; a forecast is not written over: give a new name")
+    check_output("--output", output)
+    axes = lists_of(given)
+    axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
+    wanted = wanted_sweep(recipe, axes, {})
+    if wanted is None:
+        raise UsageError("nothing to forecast; give a recipe, a TOML file or axes, as for sweep")
+    nominal = None if null is None else parse_nominal(null)
+    if null is not None and nominal is None:
+        raise UsageError(f"--null is {null!r}; expected nominal numbers: rate=10gbit,latency=50us")
+    links = {str(path): read_link(path) for path in link or ()}
+
+    from testbed.launch.held_out import foresee
+
+    cells = foresee(wanted.cells, links, nominal)
+    for named in dict.fromkeys(c.link for c in wanted.cells if c.link is not None):
+        if parse_nominal(named) is None:
+            links[named] = read_link(named)
+    made = sealed(
+        Forecast(
+            name=wanted.name,
+            written=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            commit=source_commit(),
+            links={
+                name: hashlib.sha256(encode_link(one)).hexdigest()[:32]
+                for name, one in links.items()
+            },
+            cells=tuple(cells),
+        )
+    )
+    write_atomically(output, encode_forecast(made))
+    sys.stdout.write(f"{_table(cells)}\n\n{output}: digest {made.digest}, written {made.written}\n")
+
+
+def _table(cells: Sequence[ForecastCell]) -> str:
+    rows = [("cell", "class of plan", "held-out", "null")]
+    rows += [
+        (cell.name, cell.plan_class or "-", _time(cell.held_out_s), _time(cell.null_s))
+        for cell in cells
+    ]
+    silent = [f"{cell.name}: {cell.why_not}" for cell in cells if cell.why_not]
+    return "\n".join([aligned(rows), *silent])
+
+
+def _time(time_s: float | None) -> str:
+    return "-" if time_s is None else time_text(time_s)

@@ -1,0 +1,205 @@
+"""What cells will take, before any of them runs: on links that were fitted elsewhere or nominal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from testbed.base.axes import BACKENDS, COMPRESSORS
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
+from testbed.base.units import parse_rate
+from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
+from testbed.launch.plan_options import plan_for, why_whole
+from testbed.launch.planning import Planned, predicted_step_s
+from testbed.prediction.extrapolate import Setting, carried, setting_of
+from testbed.prediction.nominal import Nominal, link_among, read_link
+from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
+from testbed.records.store import cell_key
+from testbed.workloads.load import load_workload
+
+# Of an emulated cluster that says nothing of latency: TCP on Ethernet, as data sheets have it.
+USUAL_LATENCY: Final = "50us"
+# A shaper counts Ethernet's header of 14 bytes and none of checksum, preamble and gap.
+SHAPED_HEADERS: Final = 1514 / 1448
+
+
+def foresee(
+    configs: Sequence[RunConfig], links: Mapping[str, Link], null: Nominal | None
+) -> list[ForecastCell]:
+    """The forecast of each cell; what cannot be foreseen says why.
+
+    Args:
+        configs: cells of a sweep.
+        links: fitted before, by the name of their file; a cell that names a link has that one.
+        null: nominal numbers; None = those of a cell's own emulated cluster.
+    """
+    traces: dict[tuple[str, str | None], Trace | None] = {}
+    return [_foresee(config, links, null, traces) for config in configs]
+
+
+def _foresee(
+    config: RunConfig,
+    links: Mapping[str, Link],
+    null: Nominal | None,
+    traces: dict[tuple[str, str | None], Trace | None],
+) -> ForecastCell:
+    cell = ForecastCell(
+        key=cell_key(msgspec.structs.replace(config, repeat=0)),
+        name=f"{config.workload}, {config.backend}, {config.scheduler}, {config.workers} workers",
+        backend=BACKENDS.resolve(config.backend).name,
+    )
+    try:
+        trace = _trace(config, traces)
+        held_out = link_for(config, links)
+    except UsageError as error:
+        return msgspec.structs.replace(cell, why_not=str(error))
+    plan = _plan(config, trace, held_out)
+    nominal = null or nominal_of(config.cluster)
+    null_s = None
+    if nominal is not None:
+        null_s = _step_s(config, plan, trace, nominal.link(config.backend, config.workers))
+    return msgspec.structs.replace(
+        cell,
+        plan_class=plan_class(plan),
+        plan_digest=plan.digest(),
+        held_out_s=_step_s(config, plan, trace, held_out),
+        null_s=null_s,
+        why_not="" if nominal is not None else "no emulated cluster and no --null: no nominal rate",
+    )
+
+
+def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]) -> Trace:
+    """Of a replay, whose times are known before it runs.
+
+    Raises:
+        UsageError: the workload really computes; the cell is under a compressor.
+    """
+    if not COMPRESSORS.is_default(config):
+        raise UsageError(
+            f"what compressor {config.compressor!r} costs is measured when the cell runs"
+        )
+    what = (config.workload, config.data)
+    if what not in traces:
+        workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+        recorded = workload.recorded
+        traces[what] = recorded if isinstance(recorded, Trace) else None
+    found = traces[what]
+    if found is None:
+        raise UsageError(f"what {config.workload} computes is measured when the cell runs")
+    return found
+
+
+def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
+    """The link of a cell's backend among as many workers on the cell's cluster, in its own time.
+
+    Args:
+        config: of the cell; its own link counts first.
+        links: fitted before, by the name of their file.
+
+    Raises:
+        UsageError: there is none, or it cannot be carried over.
+    """
+    if config.link is not None:
+        found = read_link(config.link, config.backend, config.workers)
+    else:
+        found = _closest(config, links)
+    there = found.extra.get("cluster")
+    if config.cluster is not None and there is not None:
+        measured = setting_of(there)
+        found = carried(found, measured, _setting(parse_cluster(config.cluster), measured))
+    return link_among(found, config.workers, config.backend)
+
+
+def _closest(config: RunConfig, links: Mapping[str, Link]) -> Link:
+    """Of the backend with the same options if there is one, else without; of as many workers."""
+    wanted = BACKENDS.resolve(config.backend)
+    same = [one for one in links.values() if BACKENDS.today(one.backend) == wanted.text]
+    alike = [
+        one
+        for one in links.values()
+        if (known := BACKENDS.find(one.backend)) is not None and known.name == wanted.name
+    ]
+    fitting = same or alike
+    if not fitting:
+        raise UsageError(
+            f"no link of {config.backend} was given (there is "
+            f"{', '.join(one.backend for one in links.values()) or 'none'}); fit one with `testbed "
+            "comm --fit` and give it with --link, or name one in the recipe"
+        )
+    return next((one for one in fitting if one.num_workers == config.workers), fitting[0])
+
+
+def _setting(spec: ClusterSpec, like: Setting) -> Setting:
+    """A cluster that is not up yet; what it decides by this machine is as it was measured."""
+    return Setting(
+        lowest_bps(spec),
+        spec.dilation,
+        spec.latency_s,
+        spec.cpu_policy,
+        like.cores if spec.cores == "auto" else spec.cores,
+        like.awake and spec.awake == "auto",
+    )
+
+
+def lowest_bps(spec: ClusterSpec) -> float:
+    """Bits per second of the slowest link of a cluster.
+
+    Example:
+        >>> lowest_bps(parse_cluster("nodes=2,rate=10gbit,up.2=1gbit"))
+        1000000000.0
+    """
+    return min([spec.rate_bps, *(parse_rate(rate) for *_, rate in spec.links)])
+
+
+def nominal_of(cluster: str | None) -> Nominal | None:
+    """The numbers that an emulated cluster is asked for; None without one.
+
+    Example:
+        >>> nominal_of("nodes=2,rate=10gbit,dilation=10").latency
+        '50us'
+    """
+    if cluster is None:
+        return None
+    spec = parse_cluster(cluster)
+    latency = spec.latency if spec.latency_s > 0 else USUAL_LATENCY
+    return Nominal(f"{lowest_bps(spec):.0f}bit", latency, SHAPED_HEADERS)
+
+
+def plan_class(plan: Plan) -> str:
+    """Which kind of plan it is, by what makes it hard to predict.
+
+    Example:
+        >>> plan_class(Plan(scheduler="x", names=(), num_elements=(), dtypes=(), messages=()))
+        'few messages'
+    """
+    if plan.order == "priority" or plan.halves or plan.crosses_iteration:
+        return OVERTAKING
+    return MANY if 2 * len(plan.messages) > max(len(plan.names), 2) else FEW
+
+
+def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
+    own = BACKENDS.resolve(config.backend).facts.schedule
+    if own is None:
+        return plan_for(config, trace, link)
+    plan = plan_for(msgspec.structs.replace(config, scheduler=own.like), trace, link)
+    return msgspec.structs.replace(plan, scheduler=own.name)
+
+
+def _step_s(config: RunConfig, plan: Plan, trace: Trace, link: Link) -> float | None:
+    return predicted_step_s(
+        Planned(
+            plan,
+            trace=trace,
+            link=link,
+            micro_batches=config.accumulate,
+            dilation=dilation_of(config.cluster),
+            whole=why_whole(config),
+            launches=True,
+        )
+    )

@@ -1,0 +1,103 @@
+"""`testbed.forecast/1`: step times of a sweep's cells, written down before any of them ran."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from testbed.base.errors import UsageError
+from testbed.base.files import read_file, read_object, to_json
+
+FORECAST_SCHEMA: Final = "testbed.forecast/1"
+FEW, MANY, OVERTAKING = "few messages", "wfbp", "priority and halves"
+
+
+class ForecastCell(msgspec.Struct, frozen=True, kw_only=True):
+    """What is foreseen of one cell.
+
+    Attributes:
+        key: of the cell without a repeat, see `records.store.cell_key`.
+        name: workload, backend, scheduler and workers, for people.
+        backend: name of the part, without options.
+        plan_class: `few messages`; `wfbp` (about one for each tensor, in the order in which they
+            are ready); `priority and halves`; empty without a plan.
+        plan_digest: of the plan that the times are of.
+        held_out_s: step time on a link that was fitted before; null: none is foreseen.
+        null_s: step time on nominal numbers; null: none were given.
+        why_not: why a time is null; empty if none is.
+    """
+
+    key: str
+    name: str
+    backend: str
+    plan_class: str = ""
+    plan_digest: str = ""
+    held_out_s: float | None = None
+    null_s: float | None = None
+    why_not: str = ""
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The forecast of a sweep. Times are real ones, as those of cells are.
+
+    Attributes:
+        name: of the sweep.
+        written: when, UTC, as ISO 8601 has it.
+        commit: of the source tree.
+        links: digest of each link that times are of, by the name of its file.
+        cells: one for each of the sweep.
+        digest: of all of the above, see `digest_of`.
+    """
+
+    schema: Literal["testbed.forecast/1"] = FORECAST_SCHEMA
+    name: str
+    written: str
+    commit: str | None = None
+    links: dict[str, str] = {}
+    cells: tuple[ForecastCell, ...]
+    digest: str = ""
+
+
+def digest_of(forecast: Forecast) -> str:
+    """SHA-256 of what a forecast holds without its digest, 32 hexadecimal digits.
+
+    Example:
+        >>> one = Forecast(name="x", written="2026-01-01T00:00:00+00:00", cells=())
+        >>> digest_of(one) == digest_of(sealed(one)), sealed(one).digest == digest_of(one)
+        (True, True)
+    """
+    content = msgspec.json.encode(msgspec.structs.replace(forecast, digest=""))
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def sealed(forecast: Forecast) -> Forecast:
+    """The forecast with its digest."""
+    return msgspec.structs.replace(forecast, digest=digest_of(forecast))
+
+
+def encode_forecast(forecast: Forecast) -> bytes:
+    """The forecast as indented JSON."""
+    return to_json(forecast)
+
+
+def load_forecast(path: Path) -> Forecast:
+    """A forecast from a file.
+
+    Raises:
+        UsageError: no such file, no forecast, or it was changed after it was written.
+    """
+    data = read_file(path)
+    read_object(data, FORECAST_SCHEMA, str(path))
+    try:
+        found = msgspec.json.decode(data, type=Forecast)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no {FORECAST_SCHEMA}: {error}") from error
+    if digest_of(found) != found.digest:
+        raise UsageError(
+            f"{path} has the digest {found.digest!r}, and what it holds has {digest_of(found)!r}: "
+            "it was changed after it was written; take it as `testbed forecast` wrote it"
+        )
+    return found

@@ -1,0 +1,234 @@
+"""How a forecast did: error and skill over nominal numbers, by class of plan and backend."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from testbed.records.cell import Cell
+from testbed.records.forecast import Forecast, ForecastCell
+from testbed.records.report import ForecastRow, ForecastScore
+from testbed.statistics.summary import quantile
+
+BEGAN = "began"  # key of a cell's environment
+RESAMPLES = 2000
+LEAST_CELLS = 3  # fewer say nothing of an interval
+MISS_SPREADS = 3.0  # a miss of more than so many times the cell's own spread is named
+
+FORMULA = (
+    "error = |predicted / measured - 1|; skill = 1 - sum |ln(held-out / measured)| / "
+    "sum |ln(null / measured)| over the cells that have both: 1 = no error, 0 = no better than "
+    "nominal numbers, [95 % bootstrap over cells]; spread = standard deviation of ln(median step) "
+    "over the runs of a cell"
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a forecast can be held against.
+
+    Attributes:
+        rows: one for each cell that began after the forecast was written.
+        notes: what was checked, and which cells are left out for which reason.
+    """
+
+    rows: tuple[ForecastRow, ...]
+    notes: tuple[str, ...]
+
+
+def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
+    """The cells that a forecast speaks of, beside it.
+
+    Cells that began before it was written, or do not tell when they did, are left out and told; so
+    are those that it does not hold: other settings than those of the sweep that it was made for.
+
+    Args:
+        forecast: with a digest that was checked (`load_forecast`).
+        runs: key without a repeat and record of each finished run.
+    """
+    foreseen = {cell.key: cell for cell in forecast.cells}
+    written = datetime.fromisoformat(forecast.written)
+    groups: dict[str, list[Cell]] = {}
+    unknown: list[str] = []
+    early: list[str] = []
+    undated: list[str] = []
+    for key, cell in runs:
+        began = cell.environment.get(BEGAN)
+        if key not in foreseen:
+            unknown.append(_name(cell))
+        elif began is None:
+            undated.append(_name(cell))
+        elif datetime.fromisoformat(str(began)) <= written:
+            early.append(_name(cell))
+        elif cell.step_time_s:
+            groups.setdefault(key, []).append(cell)
+    rows = [row for key, cells in groups.items() if (row := _row(foreseen[key], cells))]
+    notes = [
+        f"forecast {forecast.digest} of {forecast.name}, written {forecast.written}: unchanged "
+        f"since, and older than each of the {len(rows)} cells that it is held against"
+    ]
+    left_out = {
+        "began before it was written": early,
+        "do not tell when they began": undated,
+        "are not in it (other settings than those of the sweep that it was made for)": unknown,
+    }
+    notes += [
+        f"{len(names)} runs {why} and are left out: {_listed(names)}"
+        for why, names in left_out.items()
+        if names
+    ]
+    others = [
+        _name(cell)
+        for key, cells in groups.items()
+        for cell in cells[:1]
+        if cell.plan_digest and cell.plan_digest != foreseen[key].plan_digest
+    ]
+    if others:
+        notes.append(
+            f"{len(others)} cells ran another plan than the one that the forecast is of (they "
+            f"planned on a link of their own): {_listed(others)}"
+        )
+    silent = [cell for cell in forecast.cells if cell.held_out_s is None]
+    notes += [f"not foreseen: {cell.name}: {cell.why_not}" for cell in silent]
+    lacking = sum(cell.held_out_s is not None for cell in forecast.cells) - len(rows)
+    notes += [f"{lacking} foreseen cells have not run after it"] if lacking > 0 else []
+    return Compared(tuple(rows), tuple(notes))
+
+
+def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
+    if foreseen.held_out_s is None:
+        return None
+    logs = [math.log(cell.step_time_s) for cell in cells if cell.step_time_s]
+    return ForecastRow(
+        name=foreseen.name,
+        backend=foreseen.backend,
+        plan_class=foreseen.plan_class,
+        held_out_s=foreseen.held_out_s,
+        null_s=foreseen.null_s,
+        measured_s=math.exp(statistics.fmean(logs)),
+        num_runs=len(logs),
+        spread=statistics.stdev(logs) if len(logs) > 1 else None,
+    )
+
+
+def scores(rows: Sequence[ForecastRow]) -> list[ForecastScore]:
+    """All cells, each class of plan, each backend, and each class on each backend."""
+    families: Sequence[Callable[[ForecastRow], tuple[str, str]]] = (
+        lambda row: ("", ""),
+        lambda row: (row.plan_class, ""),
+        lambda row: ("", row.backend),
+        lambda row: (row.plan_class, row.backend),
+    )
+    found: dict[tuple[str, str], list[ForecastRow]] = {}
+    for family in families:
+        of_family: dict[tuple[str, str], list[ForecastRow]] = {}
+        for row in rows:
+            of_family.setdefault(family(row), []).append(row)
+        found |= of_family
+    return [_score(*names, of_group) for names, of_group in found.items()]
+
+
+def _score(plan_class: str, backend: str, rows: Sequence[ForecastRow]) -> ForecastScore:
+    errors = [abs(row.held_out_s / row.measured_s - 1) for row in rows]
+    nulls = [abs(row.null_s / row.measured_s - 1) for row in rows if row.null_s]
+    misses = [pair for row in rows if (pair := _misses(row)) is not None]
+    spreads = [row.spread for row in rows if row.spread is not None]
+    low, high = _interval(misses)
+    return ForecastScore(
+        plan_class=plan_class,
+        backend=backend,
+        num_cells=len(rows),
+        median=statistics.median(errors),
+        p90=quantile(errors, 0.9),
+        null_median=statistics.median(nulls) if nulls else None,
+        null_p90=quantile(nulls, 0.9) if nulls else None,
+        skill=skill(misses),
+        skill_low=low,
+        skill_high=high,
+        spread=statistics.median(spreads) if spreads else None,
+    )
+
+
+def _misses(row: ForecastRow) -> tuple[float, float] | None:
+    """|ln(held-out / measured)| and the same of null; None without null."""
+    if not row.null_s:
+        return None
+    held_out = abs(math.log(row.held_out_s / row.measured_s))
+    return held_out, abs(math.log(row.null_s / row.measured_s))
+
+
+def skill(misses: Sequence[tuple[float, float]]) -> float | None:
+    """1 - sum |ln(held-out / measured)| / sum |ln(null / measured)|; None where null is exact.
+
+    Args:
+        misses: the two absolute log ratios of each cell.
+
+    Example:
+        >>> skill([(0.1, 0.2), (0.0, 0.2)]), skill([])
+        (0.75, None)
+
+    Reference:
+        Murphy, 1988, Monthly Weather Review (skill score). Departs: absolute log ratios instead of
+        squares, so that one cell does not decide.
+    """
+    null = sum(of_null for _, of_null in misses)
+    return None if null == 0 else 1 - sum(held_out for held_out, _ in misses) / null
+
+
+def _interval(misses: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """95 % percentile bootstrap over cells."""
+    if len(misses) < LEAST_CELLS:
+        return None, None
+    draw = random.Random(0)
+    drawn = [skill(draw.choices(misses, k=len(misses))) for _ in range(RESAMPLES)]
+    known = [each for each in drawn if each is not None]
+    return (quantile(known, 0.025), quantile(known, 0.975)) if known else (None, None)
+
+
+def describe(rows: Sequence[ForecastRow], found: Sequence[ForecastScore]) -> list[str]:
+    """Lines for people: the formulas, one line for each group, and the misses."""
+    if not rows:
+        return []
+    lines = [FORMULA, *(_line(score) for score in found)]
+    return lines + [
+        f"missed by more than {MISS_SPREADS:g} times the cell's own spread: {row.name}: "
+        f"{_percent(row.held_out_s / row.measured_s - 1, '+')}, spread {_percent(row.spread)}"
+        for row in rows
+        if row.spread is not None and _is_miss(row, row.spread)
+    ]
+
+
+def _is_miss(row: ForecastRow, spread: float) -> bool:
+    return abs(math.log(row.held_out_s / row.measured_s)) > MISS_SPREADS * spread
+
+
+def _line(score: ForecastScore) -> str:
+    what = ", ".join(filter(None, (score.plan_class, score.backend))) or "all cells"
+    text = (
+        f"forecast of {what} ({score.num_cells}): held-out {_percent(score.median)} in the median, "
+        f"{_percent(score.p90)} at the 90th percentile"
+    )
+    if score.null_median is not None and score.null_p90 is not None:
+        text += f"; null {_percent(score.null_median)}, {_percent(score.null_p90)}"
+    if score.skill is not None:
+        text += f"; skill {score.skill:.2f}"
+    if score.skill_low is not None and score.skill_high is not None:
+        text += f" [{score.skill_low:.2f}, {score.skill_high:.2f}]"
+    spread = "one run each" if score.spread is None else f"spread {_percent(score.spread)}"
+    return f"{text}; {spread}"
+
+
+def _percent(share: float, sign: str = "") -> str:
+    return f"{share:{sign}.1%}".replace("%", " %")
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.workload}, {cell.backend}, {cell.config.scheduler}, {cell.num_workers} workers"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(names))

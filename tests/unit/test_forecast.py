@@ -1,0 +1,232 @@
+"""Forecasts: what is written before cells run, and how they are held against it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.launch.held_out import foresee, link_for, nominal_of
+from testbed.prediction.cross_iteration import predict
+from testbed.prediction.nominal import parse_nominal
+from testbed.records.cell import Cell
+from testbed.records.forecast import (
+    Forecast,
+    ForecastCell,
+    encode_forecast,
+    load_forecast,
+    sealed,
+)
+from testbed.records.report import ForecastRow
+from testbed.records.store import cell_key
+from testbed.reporting.aggregate import Collected, Found
+from testbed.reporting.forecast import Compared, compare, describe, scores
+from testbed.reporting.formats import to_markdown
+from testbed.reporting.make import make_report
+from testbed.scheduling.protocol import make_plan
+from testbed.workloads.load import load_workload
+
+BEFORE, WRITTEN, AFTER = (f"2026-01-01T0{hour}:00:00.000+00:00" for hour in (1, 2, 3))
+
+
+def foreseen(key: str, held_out_s: float | None, null_s: float | None = None) -> ForecastCell:
+    return ForecastCell(
+        key=key,
+        name=f"cell {key}",
+        backend="gloo",
+        plan_class="wfbp",
+        plan_digest="p",
+        held_out_s=held_out_s,
+        null_s=null_s,
+        why_not="" if held_out_s else "unknown",
+    )
+
+
+def ran(step_s: float, began: str | None = AFTER, plan: str = "p") -> Cell:
+    return Cell(
+        backend="gloo",
+        workload="w",
+        num_workers=2,
+        step_time_s=step_s,
+        plan_digest=plan,
+        environment={} if began is None else {"began": began},
+        config=RunConfig(backend="gloo"),
+    )
+
+
+def forecast_of(*cells: ForecastCell) -> Forecast:
+    return sealed(Forecast(name="toy", written=WRITTEN, cells=cells))
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "forecast.json"
+    made = forecast_of(foreseen("a", 1.0))
+    path.write_bytes(encode_forecast(made))
+    assert load_forecast(path) == made
+    better = msgspec.structs.replace(made, cells=(foreseen("a", 1.01),))
+    path.write_bytes(encode_forecast(better))
+    with pytest.raises(UsageError, match="it was changed after it was written"):
+        load_forecast(path)
+    path.write_bytes(encode_forecast(sealed(better)))
+    assert load_forecast(path).digest != made.digest
+    path.write_text("{}")
+    with pytest.raises(UsageError, match=r"expected 'testbed\.forecast/1'"):
+        load_forecast(path)
+
+
+def test_only_younger_cells_of_the_same_settings_count() -> None:
+    made = forecast_of(foreseen("a", 1.0), foreseen("b", 1.0), foreseen("c", None))
+    runs = [("a", ran(1.0)), ("a", ran(1.0, plan="q")), ("b", ran(1.0, BEFORE))]
+    runs += [("b", ran(1.0, WRITTEN)), ("b", ran(1.0, None)), ("z", ran(1.0)), ("c", ran(1.0))]
+    found = compare(made, runs)
+    assert [(row.name, row.num_runs) for row in found.rows] == [("cell a", 2)]
+    text = "\n".join(found.notes)
+    assert f"forecast {made.digest} of toy, written {WRITTEN}" in text
+    assert "2 runs began before it was written and are left out: w, gloo, wfbp, 2 workers" in text
+    assert "1 runs do not tell when they began" in text
+    assert "1 runs are not in it (other settings" in text
+    assert "not foreseen: cell c: unknown" in text
+    assert "1 foreseen cells have not run after it" in text
+    assert "another plan" not in text
+    assert "1 cells ran another plan" in "\n".join(compare(made, runs[1:2]).notes)
+
+
+def row(
+    plan_class: str, backend: str, errors: tuple[float, float | None], spread: float | None = None
+) -> ForecastRow:
+    held_out, null = errors
+    return ForecastRow(
+        name=f"{plan_class} {backend}",
+        backend=backend,
+        plan_class=plan_class,
+        held_out_s=math.exp(held_out),
+        null_s=None if null is None else math.exp(null),
+        measured_s=1.0,
+        num_runs=1 if spread is None else 5,
+        spread=spread,
+    )
+
+
+def test_error_and_skill_over_null_by_class_and_backend() -> None:
+    rows = [
+        row("few messages", "gloo", (0.02, 0.02), 0.01),
+        row("wfbp", "gloo", (-0.05, -0.2), 0.01),
+        row("wfbp", "mpi-ring", (0.1, -0.4)),
+        row("wfbp", "mpi-ring", (0.0, -0.2)),
+    ]
+    found = {(s.plan_class, s.backend): s for s in scores(rows)}
+    assert set(found) == {
+        *(("", ""), ("few messages", ""), ("wfbp", ""), ("", "gloo"), ("", "mpi-ring")),
+        *(("few messages", "gloo"), ("wfbp", "gloo"), ("wfbp", "mpi-ring")),
+    }
+    whole = found["", ""]
+    assert whole.num_cells == 4
+    assert whole.skill == pytest.approx(1 - 0.17 / 0.82)
+    assert whole.median == pytest.approx((math.expm1(0.02) - math.expm1(-0.05)) / 2)
+    assert whole.skill_low is not None
+    assert whole.skill_high is not None
+    assert whole.skill_low < whole.skill < whole.skill_high
+    assert whole.spread == pytest.approx(0.01)
+    assert found["few messages", "gloo"].skill == pytest.approx(0.0)
+    assert found["wfbp", "mpi-ring"].skill == pytest.approx(1 - 0.1 / 0.6)
+    assert found["wfbp", "mpi-ring"].spread is None
+    assert found["wfbp", "mpi-ring"].skill_low is None
+    text = "\n".join(describe(rows, scores(rows)))
+    assert "skill = 1 - sum |ln(held-out / measured)| / sum |ln(null / measured)|" in text
+    assert "forecast of wfbp, mpi-ring (2): held-out 5.3 % in the median" in text
+    assert "skill 0.83; one run each" in text
+    assert "times the cell's own spread: wfbp gloo: -4.9 %, spread 1.0 %" in text
+    assert "spread: few messages gloo" not in text
+
+
+def test_without_nominal_numbers_there_is_no_skill() -> None:
+    (score, *_) = scores([row("wfbp", "gloo", (0.1, None))])
+    assert (score.null_median, score.skill) == (None, None)
+    assert "null" not in describe([], [])
+    (_, line, *_) = describe([row("wfbp", "gloo", (0.1, None))], [score])
+    assert line.endswith("at the 90th percentile; one run each")
+
+
+def test_runs_of_a_cell_are_put_together_in_the_report() -> None:
+    made = forecast_of(foreseen("a", 1.1, 2.0))
+    cells = [ran(1.0), ran(1.21)]
+    compared = compare(made, [("a", cell) for cell in cells])
+    (found,) = compared.rows
+    assert found.measured_s == pytest.approx(1.1)
+    assert found.spread == pytest.approx(math.log(1.21) / math.sqrt(2))
+    collected = Collected(tuple(Found("here", "a", cell) for cell in cells), ())
+    report = make_report(collected, compared)
+    assert report.forecast_cells == [found]
+    assert report.forecast[0].skill == pytest.approx(1.0)
+    assert "unchanged since, and older than each of the 1 cells" in to_markdown(report)
+    assert make_report(collected, Compared((), ())).forecast == []
+
+
+CONFIG = RunConfig(
+    workload="replay:resnet50-v100",
+    backend="gloo",
+    workers=4,
+    cluster="nodes=4,rate=10gbit,dilation=10",
+    predict=True,
+)
+LINK = Link(
+    backend="gloo",
+    num_workers=4,
+    latency_s=1e-3,
+    seconds_per_byte=1.3e-9,
+    submit_s=1e-4,
+    landing_s=1e-4,
+)
+
+
+def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
+    (found,) = foresee([CONFIG], {"link.json": LINK}, None)
+    trace = load_workload(CONFIG.workload, seed=1).recorded
+    plan = make_plan("wfbp", trace, LINK)  # type: ignore[arg-type]
+    expected_s = predict(plan, trace, LINK, launches=True).iteration_s  # type: ignore[arg-type]
+    assert found.key == cell_key(CONFIG)
+    assert (found.plan_class, found.plan_digest) == ("wfbp", plan.digest())
+    assert found.held_out_s == pytest.approx(10 * expected_s)
+    nominal = nominal_of(CONFIG.cluster)
+    assert nominal is not None
+    null = nominal.link("gloo", 4)
+    null_s = 10 * predict(plan, trace, null, launches=True).iteration_s  # type: ignore[arg-type]
+    assert found.null_s == pytest.approx(null_s)
+    assert found.why_not == ""
+
+
+def test_what_cannot_be_known_before_says_why() -> None:
+    def why(config: RunConfig, link: Link = LINK) -> str:
+        return foresee([config], {"l": link}, None)[0].why_not
+
+    def changed(**values: object) -> RunConfig:
+        return msgspec.structs.replace(CONFIG, **values)
+
+    assert "no link of mpi-ring was given (there is gloo)" in why(changed(backend="mpi-ring"))
+    assert "measured when the cell runs" in why(changed(compressor="fp16"))
+    assert "digits-mlp computes is measured" in why(changed(workload="digits-mlp", cluster=None))
+    assert "no nominal rate" in why(changed(cluster=None))
+    given = parse_nominal("rate=1gbit,latency=1ms")
+    assert foresee([changed(cluster=None)], {"l": LINK}, given)[0].null_s is not None
+
+
+def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell() -> None:
+    ways = {"node": 1, "up_bps": 10e9, "down_bps": 10e9}
+    there = {"links": [ways], "dilation": 10.0, "latency": "none", "cpu_policy": "batch"}
+    there |= {"cores": "pinned", "cores_awake": "yes"}
+    link = msgspec.structs.replace(LINK, extra={"cluster": there})
+    config = msgspec.structs.replace(
+        CONFIG, cluster="nodes=8,rate=5gbit,dilation=20", workers=8, scheduler="mg-wfbp"
+    )
+    found = link_for(config, {"other": LINK, "link": link, "last": link} | {"other": link})
+    assert found.num_workers == 8
+    assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2)
+    assert found.seconds_per_byte == pytest.approx(1.3e-9 * 2 * (1.75 / 1.5))
+    assert found.submit_s == pytest.approx(1e-4 / 2)
+    (cell,) = foresee([config], {"link": link}, None)
+    assert cell.plan_class == "few messages"
