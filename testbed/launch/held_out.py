@@ -136,14 +136,15 @@ def _closest(config: RunConfig, links: Mapping[str, Link]) -> Link:
 
 
 def _setting(spec: ClusterSpec, like: Setting) -> Setting:
-    """A cluster that is not up yet; what it decides by this machine is as it was measured."""
+    """A cluster that is not up yet; what it leaves to this machine is as it was measured."""
+    usual = ClusterSpec()
     return Setting(
         lowest_bps(spec),
         spec.dilation,
         spec.latency_s,
         spec.cpu_policy,
-        like.cores if spec.cores == "auto" else spec.cores,
-        like.awake and spec.awake == "auto",
+        like.cores if spec.cores == usual.cores else spec.cores,
+        like.awake and spec.awake == usual.awake,
     )
 
 

@@ -124,7 +124,7 @@ def read_link(
 
     Args:
         text: what `--link` was given.
-        backend: that nominal numbers are for; None = they say, or mpi-ring.
+        backend: that nominal numbers are for; None = they say, or the default one.
         num_workers: likewise.
         algorithm: that nominal numbers are for; None = the backend's.
 
@@ -139,7 +139,7 @@ def read_link(
         raise UsageError(
             f"link is {str(text)!r}, which does not say among how many workers; add workers=4"
         )
-    return nominal.link(nominal.backend or backend or "mpi-ring", count, algorithm)
+    return nominal.link(nominal.backend or backend or BACKENDS.default, count, algorithm)
 
 
 def link_among(link: Link, num_workers: int, backend: str) -> Link:

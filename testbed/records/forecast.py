@@ -12,7 +12,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import read_file, read_object, to_json
 
 FORECAST_SCHEMA: Final = "testbed.forecast/1"
-FEW, MANY, OVERTAKING = "few messages", "wfbp", "priority and halves"
+FEW, MANY, OVERTAKING = "few messages", "a message per tensor", "priority and halves"
 
 
 class ForecastCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class ForecastCell(msgspec.Struct, frozen=True, kw_only=True):
         key: of the cell without a repeat, see `records.store.cell_key`.
         name: workload, backend, scheduler and workers, for people.
         backend: name of the part, without options.
-        plan_class: `few messages`; `wfbp` (about one for each tensor, in the order in which they
+        plan_class: `few messages`; `a message per tensor` (or nearly, in the order in which they
             are ready); `priority and halves`; empty without a plan.
         plan_digest: of the plan that the times are of.
         held_out_s: step time on a link that was fitted before; null: none is foreseen.

@@ -14,7 +14,7 @@ from tests.harness.runs import answer, testbed
 
 ROOT = Path(__file__).parents[2]
 # Started as processes by the tests beside this one, for what they do needs ranks or nodes.
-STARTED_BESIDE = {"run", "comm", "profile", "cluster"}
+STARTED_BESIDE = {"run", "comm", "profile", "cluster", "forecast"}
 VERBS = {
     "sweep": ("quick", "--dry-run"),
     "list": ("backends",),

@@ -16,6 +16,7 @@ from testbed.prediction.cross_iteration import predict
 from testbed.prediction.nominal import parse_nominal
 from testbed.records.cell import Cell
 from testbed.records.forecast import (
+    MANY,
     Forecast,
     ForecastCell,
     encode_forecast,
@@ -39,7 +40,7 @@ def foreseen(key: str, held_out_s: float | None, null_s: float | None = None) ->
         key=key,
         name=f"cell {key}",
         backend="gloo",
-        plan_class="wfbp",
+        plan_class=MANY,
         plan_digest="p",
         held_out_s=held_out_s,
         null_s=null_s,
@@ -115,14 +116,14 @@ def row(
 def test_error_and_skill_over_null_by_class_and_backend() -> None:
     rows = [
         row("few messages", "gloo", (0.02, 0.02), 0.01),
-        row("wfbp", "gloo", (-0.05, -0.2), 0.01),
-        row("wfbp", "mpi-ring", (0.1, -0.4)),
-        row("wfbp", "mpi-ring", (0.0, -0.2)),
+        row(MANY, "gloo", (-0.05, -0.2), 0.01),
+        row(MANY, "mpi-ring", (0.1, -0.4)),
+        row(MANY, "mpi-ring", (0.0, -0.2)),
     ]
     found = {(s.plan_class, s.backend): s for s in scores(rows)}
     assert set(found) == {
-        *(("", ""), ("few messages", ""), ("wfbp", ""), ("", "gloo"), ("", "mpi-ring")),
-        *(("few messages", "gloo"), ("wfbp", "gloo"), ("wfbp", "mpi-ring")),
+        *(("", ""), ("few messages", ""), (MANY, ""), ("", "gloo"), ("", "mpi-ring")),
+        *(("few messages", "gloo"), (MANY, "gloo"), (MANY, "mpi-ring")),
     }
     whole = found["", ""]
     assert whole.num_cells == 4
@@ -133,22 +134,22 @@ def test_error_and_skill_over_null_by_class_and_backend() -> None:
     assert whole.skill_low < whole.skill < whole.skill_high
     assert whole.spread == pytest.approx(0.01)
     assert found["few messages", "gloo"].skill == pytest.approx(0.0)
-    assert found["wfbp", "mpi-ring"].skill == pytest.approx(1 - 0.1 / 0.6)
-    assert found["wfbp", "mpi-ring"].spread is None
-    assert found["wfbp", "mpi-ring"].skill_low is None
+    assert found[MANY, "mpi-ring"].skill == pytest.approx(1 - 0.1 / 0.6)
+    assert found[MANY, "mpi-ring"].spread is None
+    assert found[MANY, "mpi-ring"].skill_low is None
     text = "\n".join(describe(rows, scores(rows)))
     assert "skill = 1 - sum |ln(held-out / measured)| / sum |ln(null / measured)|" in text
-    assert "forecast of wfbp, mpi-ring (2): held-out 5.3 % in the median" in text
+    assert "forecast of a message per tensor, mpi-ring (2): held-out 5.3 % in the median" in text
     assert "skill 0.83; one run each" in text
-    assert "times the cell's own spread: wfbp gloo: -4.9 %, spread 1.0 %" in text
+    assert "times the cell's own spread: a message per tensor gloo: -4.9 %, spread 1.0 %" in text
     assert "spread: few messages gloo" not in text
 
 
 def test_without_nominal_numbers_there_is_no_skill() -> None:
-    (score, *_) = scores([row("wfbp", "gloo", (0.1, None))])
+    (score, *_) = scores([row(MANY, "gloo", (0.1, None))])
     assert (score.null_median, score.skill) == (None, None)
     assert "null" not in describe([], [])
-    (_, line, *_) = describe([row("wfbp", "gloo", (0.1, None))], [score])
+    (_, line, *_) = describe([row(MANY, "gloo", (0.1, None))], [score])
     assert line.endswith("at the 90th percentile; one run each")
 
 
@@ -190,7 +191,7 @@ def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
     plan = make_plan("wfbp", trace, LINK)  # type: ignore[arg-type]
     expected_s = predict(plan, trace, LINK, launches=True).iteration_s  # type: ignore[arg-type]
     assert found.key == cell_key(CONFIG)
-    assert (found.plan_class, found.plan_digest) == ("wfbp", plan.digest())
+    assert (found.plan_class, found.plan_digest) == (MANY, plan.digest())
     assert found.held_out_s == pytest.approx(10 * expected_s)
     nominal = nominal_of(CONFIG.cluster)
     assert nominal is not None

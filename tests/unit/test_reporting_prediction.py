@@ -83,7 +83,7 @@ def test_the_report_tells_them_in_words() -> None:
 
 
 def test_kinds_of_prediction_are_named_and_told_apart() -> None:
-    held_out = cell("gloo", "wfbp", 1.0, 1.1)
+    held_out = cell("gloo", "mg-wfbp", 1.0, 1.1)
     held_out.cell.prediction = "held-out"
     null, before = cell("mpi", "wfbp", 1.0, 0.8), cell("mpi", "dear", 1.0, 1.2)
     null.cell.prediction = "null"
