@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 325
-MAX_CODE_LINES = 34_700
+MAX_FILES = 328
+MAX_CODE_LINES = 35_000
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`
