@@ -15,6 +15,7 @@ from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
 from testbed.commands.forecast import forecast
 from testbed.commands.list import list_parts
+from testbed.commands.plan import plan
 from testbed.commands.profile import profile
 from testbed.commands.report import report
 from testbed.commands.run import run
@@ -43,6 +44,7 @@ def make_app() -> typer.Typer:
     app.command()(comm)
     app.command()(cluster)
     app.command()(profile)
+    app.command()(plan)
     app.command()(simulate)
     return app
 

@@ -13,7 +13,23 @@ from typing import Any, Final
 
 from testbed.base.config import RunConfig
 from testbed.base.parts import Axis, Registry
+from testbed.base.plan import Plan
 from testbed.base.types import NOTHING_MOVES
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What another framework makes of a plan.
+
+    Attributes:
+        plan: what it carries out.
+        setting: what the framework is told to make it do so.
+        differences: from the plan that was given, in words; none = it carries out that plan.
+    """
+
+    plan: Plan
+    setting: str
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,10 +39,17 @@ class OwnSchedule:
     Attributes:
         name: what tables show as its scheduler.
         like: the scheduler that describes it best, for predictions.
+        plan_file: of the plan that it was told to carry out; empty: none.
+        takes: what it makes of a plan, raises UsageError where it can make nothing of it; None = it
+            takes no plans.
+        compresses: what it sends is smaller than gradients, so that nothing is predicted.
     """
 
     name: str
     like: str
+    plan_file: str = ""
+    takes: Callable[[Plan], Taken] | None = None
+    compresses: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,8 @@ class BackendFacts:
     @property
     def exact(self) -> bool:
         """Whether workers train what one process with all samples would."""
-        return self.consistency == "bsp"
+        compresses = self.schedule is not None and self.schedule.compresses
+        return self.consistency == "bsp" and not compresses
 
     @property
     def exchanges(self) -> bool:

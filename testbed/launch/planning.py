@@ -102,9 +102,16 @@ def prepare(
         plan, replan = overlapped(planned.plan, planned.replan, most)
         return replace(planned, plan=plan, replan=replan)
     _check_latency(own, group)
-    like = msgspec.structs.replace(config, scheduler=own.like)
-    planned = _prepare(like, role, group, workload, build)
+    like = msgspec.structs.replace(
+        config, scheduler=own.like, predict=config.predict and not own.compresses
+    )
+    given = load_plan(Path(own.plan_file)) if own.plan_file else None
+    planned = _prepare(like, role, group, workload, build, given)
     reason = f"{own.name} decides for itself; predicted as {own.like}"
+    if given is not None:
+        reason = f"{own.name} carries out {own.plan_file}: {given.reason}"
+    if own.compresses:
+        reason = f"{own.name} decides for itself; what it compresses is not predicted"
     plan = msgspec.structs.replace(planned.plan, scheduler=own.name, reason=reason)
     return replace(planned, plan=plan, replan=None)
 
@@ -118,17 +125,24 @@ def _check_latency(own: OwnSchedule, group: Group) -> None:
 
 
 def _prepare(
-    config: RunConfig, role: Role, group: Group, workload: Workload, build: Callable[[], Workload]
+    config: RunConfig,
+    role: Role,
+    group: Group,
+    workload: Workload,
+    build: Callable[[], Workload],
+    given: Plan | None = None,
 ) -> Planned:
+    """See `prepare`; `given` is carried out whatever the scheduler would plan."""
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
         return Planned(load_plan(Path(config.plan)))
     replan = None if needs_profile(config.scheduler) else replanner(config.scheduler, named)
     if replan is not None and not config.predict:
-        return Planned(replan([name for name, _ in reversed(named)]), replan)
+        return Planned(given or replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)
     trace, overhead = _trace(config, group, workload, build)
-    agree = partial(_agree_on_plan, config, group, trace, dilation)
+    make = partial(plan_for, config, trace) if given is None else lambda link: given
+    agree = partial(_agree_on_plan, config, group, trace, dilation, make)
     if config.link:
         seen = link = _loaded(config.link, config.backend, group.size)
         plan, codec = agree(link, role)
@@ -158,10 +172,15 @@ def _prepare(
 
 
 def _agree_on_plan(
-    config: RunConfig, group: Group, trace: Trace, dilation: float, link: Link, role: Role
+    config: RunConfig,
+    group: Group,
+    trace: Trace,
+    dilation: float,
+    make: Callable[[Link], Plan],
+    link: Link,
+    role: Role,
 ) -> tuple[Plan, CodecHere | None]:
     """Rank 0's plan on all ranks, and what the run's compressor costs here, if it has one."""
-    make = partial(plan_for, config, trace)
     codec = None
     if not COMPRESSORS.is_default(config):
         num_elements = sum(tensor.num_elements for tensor in trace.tensors)

@@ -17,56 +17,10 @@ of another cannot run beside them, ranks can wait for each other for ever. One c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from testbed.backends.protocol import Backend, Group
-from testbed.base.axes import BackendFacts, OwnSchedule
-from testbed.base.errors import UsageError
+from testbed.backends.torch_groups.ddp_options import DdpOptions, refuses, schedule
+from testbed.base.axes import BackendFacts
 from testbed.base.parts import Part, installed
-
-# What DistributedDataParallel takes where it is given no size of a bucket; a test asks torch.
-BUCKET_MIB, FIRST_BUCKET_MIB = 25, 1
-
-
-@dataclass(frozen=True)
-class DdpOptions:
-    """`ddp`: PyTorch's DistributedDataParallel over Gloo, in place of a plan and its exchange.
-
-        for bucket k in the order of the backward pass: when its last gradient is ready, all-reduce
-
-    Each bucket of M bytes is predicted as a ring's all-reduce over n ranks, T(M) = 2 (n - 1) (alpha
-    + beta M / n) with alpha in s and beta in s/byte, the buckets as those of the scheduler `bucket`
-    with the same sizes.
-
-    Attributes:
-        bucket_mib: size of every bucket (`bucket_cap_mb`) in MiB; None = torch's own: 25, and 1 for
-            the first bucket, so that sending begins early.
-        bucket_view: gradients are views into the buckets (`gradient_as_bucket_view`), which saves
-            their memory once and a copy each way.
-
-    Raises:
-        UsageError: a size that is not above 0; a scheduler or a compressor is given, too.
-        Unavailable: torch is not installed, or was built without Gloo.
-        RankLost, DeadlineExceeded: in a step: a rank was lost, or is late.
-
-    Example:
-        >>> _schedule(DdpOptions()).like, _schedule(DdpOptions(bucket_mib=10)).like
-        ('bucket:mib=25,first_mib=1', 'bucket:mib=10,first_mib=10')
-
-    Reference:
-        Li et al., 2020, VLDB (PyTorch Distributed). Departs: only by process groups of its own, so
-        that the user's default group is left alone.
-    """
-
-    bucket_mib: float | None = None
-    bucket_view: bool = False
-
-    def __post_init__(self) -> None:
-        if self.bucket_mib is not None and not self.bucket_mib > 0:
-            raise UsageError(
-                f"ddp: bucket_mib is {self.bucket_mib:g}; expected a size above 0, or none for "
-                "torch's own"
-            )
 
 
 def _open_gloo(group: Group, options: object) -> Backend:
@@ -142,20 +96,13 @@ def _open_ddp(group: Group, options: object) -> Backend:
     from testbed.backends.torch_groups.ddp import DdpBackend
 
     assert isinstance(options, DdpOptions)
-    return DdpBackend(group, options.bucket_mib, options.bucket_view)
+    return DdpBackend(group, options)
 
 
 def _probe_nccl() -> tuple[str, str] | None:
     from testbed.backends.torch_groups.nccl import probe_nccl
 
     return probe_nccl()
-
-
-def _schedule(options: object) -> OwnSchedule:
-    """As `bucket`: torch's sizes, or one size for all."""
-    assert isinstance(options, DdpOptions)
-    size, first = options.bucket_mib or BUCKET_MIB, options.bucket_mib or FIRST_BUCKET_MIB
-    return OwnSchedule("ddp", f"bucket:mib={size:g},first_mib={first:g}")
 
 
 _PROBE_GLOO = installed("torch", "pip install torch")
@@ -178,9 +125,11 @@ NCCL = Part(
 
 DDP = Part(
     name="ddp",
-    summary="PyTorch's DistributedDataParallel over Gloo, as it comes",
+    summary="PyTorch's DistributedDataParallel over Gloo, as it comes (bucket_mib, bucket_view=1, "
+    "static_graph=1, hook=fp16|bf16|powersgd, plan=FILE)",
     build=_open_ddp,
     options=DdpOptions,
-    facts=lambda options: BackendFacts(algorithm="ring", schedule=_schedule(options)),
+    facts=lambda options: BackendFacts(algorithm="ring", schedule=schedule(options)),
     probe=_PROBE_GLOO,
+    refuses=refuses,
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.backends.protocol import Group
@@ -16,6 +19,10 @@ from testbed.backends.torch_groups.backend import (
     make_gloo,
     refuse_without_gloo,
 )
+from testbed.backends.torch_groups.ddp_options import DdpOptions, exact_plan
+from testbed.backends.torch_groups.ddp_plan import limits_mib, limits_of
+from testbed.base.errors import Unavailable, UsageError
+from testbed.base.plan import Plan, check_plan
 from testbed.base.types import Traffic
 
 
@@ -27,22 +34,30 @@ class DdpBackend(TorchBackend):
 
     Args:
         group: the job.
-        bucket_mib: size of every bucket; None = torch's own sizes.
-        bucket_view: gradients are views into the buckets.
+        options: what the wrapper is told.
 
     Raises:
-        Unavailable: this torch has no Gloo.
+        Unavailable: this torch has no Gloo, or its wrapper takes no list of sizes.
+        UsageError: the plan's file cannot be read, or DDP cannot carry the plan out as it is.
 
     Reference:
         Li et al., 2020, VLDB (PyTorch Distributed).
     """
 
-    def __init__(self, group: Group, bucket_mib: float | None, bucket_view: bool) -> None:
+    def __init__(self, group: Group, options: DdpOptions) -> None:
         refuse_without_gloo("ddp")
+        self._plan = None if options.plan is None else exact_plan(options.plan)
+        known = inspect.signature(DistributedDataParallel).parameters
+        if self._plan is not None and "bucket_cap_mb_list" not in known:
+            reason = f"torch {torch.__version__} takes no bucket_cap_mb_list, which plan= needs"
+            raise Unavailable("backend", "ddp", reason, "install torch 2.13 or later")
         super().__init__(group, "ddp", "cpu", make_gloo)
         self._group = group
-        self._bucket_mib, self._bucket_view = bucket_mib, bucket_view
+        self._options = options
         self._wrapped: DistributedDataParallel | None = None
+        self._low_rank: Any = None
+        self._sent_low_rank = 0
+        self._built: list[int] | None = None
         self._gloo: Any = None
         self._exchanged = Traffic()
 
@@ -58,14 +73,36 @@ class DdpBackend(TorchBackend):
         process_group._register_backend(torch.device("cpu"), kind, self._gloo)
         process_group._set_default_backend(kind)
         wrapper: Any = DistributedDataParallel
+        sizes = {}
+        if self._plan is not None:
+            named = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad]
+            check_plan(self._plan, [n for n, _ in named], [size for _, size in named])
+            sizes["bucket_cap_mb_list"] = limits_mib(limits_of(self._plan))
         # Any number here, even its default of 25, would be the first bucket's size too.
         self._wrapped = wrapper(
             model,
             process_group=process_group,
-            bucket_cap_mb=self._bucket_mib,
-            gradient_as_bucket_view=self._bucket_view,
+            bucket_cap_mb=self._options.bucket_mib,
+            gradient_as_bucket_view=self._options.bucket_view,
+            static_graph=self._options.static_graph,
+            **sizes,
         )
+        self._hook(process_group)
         return self._wrapped
+
+    def _hook(self, process_group: Any) -> None:
+        """Torch's own hook, with torch's own defaults but for what the options say."""
+        assert self._wrapped is not None
+        casts = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        if self._options.hook in casts:
+            self._wrapped.register_comm_hook(process_group, casts[self._options.hook])
+        elif self._options.hook == "powersgd":
+            self._low_rank = PowerSGDState(  # type: ignore[no-untyped-call]
+                process_group,
+                matrix_approximation_rank=self._options.rank,
+                start_powerSGD_iter=self._options.start,
+            )
+            self._wrapped.register_comm_hook(self._low_rank, powerSGD_hook)
 
     def hold_back(self) -> AbstractContextManager[None]:
         """See `ExternalFramework.hold_back`."""
@@ -82,11 +119,48 @@ class DdpBackend(TorchBackend):
         return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
     def count_step(self) -> None:
-        """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of Gloo's is."""
-        assert self._wrapped is not None
-        sizes = [p.numel() * p.element_size() for p in self._wrapped.parameters()]
-        moved = 2 * (self.size - 1) * sum(sizes) // self.size
+        """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of Gloo's is.
+
+        Raises:
+            UsageError: DDP has built other buckets than the plan's.
+        """
+        moved = 2 * (self.size - 1) * self._step_bytes() // self.size
         self._exchanged += Traffic(moved, moved)
+        if self._plan is not None and self._built is None:
+            self._check_buckets(self._plan)
+
+    def _step_bytes(self) -> int:
+        """What the step's all-reduces summed, after the hook's compression."""
+        assert self._wrapped is not None
+        trained = [p for p in self._wrapped.parameters() if p.requires_grad]
+        if self._options.hook in ("fp16", "bf16"):
+            return sum(2 * p.numel() for p in trained)
+        if self._low_rank is not None:
+            sent: int = self._low_rank.total_numel_after_compression
+            sent, self._sent_low_rank = sent - self._sent_low_rank, sent
+            if sent:
+                return sent * max(p.element_size() for p in trained)
+        return sum(p.numel() * p.element_size() for p in trained)
+
+    def _check_buckets(self, plan: Plan) -> None:
+        """DDP tells its buckets a few steps after it has built them anew."""
+        assert self._wrapped is not None
+        told = self._wrapped._get_ddp_logging_data().get("rebuilt_bucket_sizes")  # type: ignore[no-untyped-call]
+        if not told:
+            return
+        self._built = [int(size) for size in told.split(",")]
+        of = dict(self._wrapped.module.named_parameters())
+        wanted = [
+            sum(of[plan.names[part.tensor]].nbytes for part in message.parts)
+            for message in plan.messages
+        ]
+        if self._built != wanted:
+            raise UsageError(
+                f"ddp:plan={self._options.plan}: DDP built buckets of {told} bytes, and the plan's "
+                f"messages have {','.join(map(str, wanted))}: gradients became ready in another "
+                "order than in the plan's trace; record a trace of this model (testbed profile) "
+                "and plan from it"
+            )
 
     def traffic(self) -> Traffic:
         """See `Backend.traffic`."""

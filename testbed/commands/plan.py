@@ -1,0 +1,102 @@
+"""`testbed plan`: a plan for a framework that schedules by itself; nothing is executed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.base.axes import Taken
+from testbed.base.errors import UsageError
+from testbed.base.files import find_trace, load_link
+from testbed.base.plan import encode_plan, load_plan
+from testbed.commands.simulate import check_output, scheduler_specs
+from testbed.records.store import write_atomically
+from testbed.records.text import aligned, time_text
+from testbed.scheduling.for_framework import Fitted, fastest, fit, framework_of, plans_for
+
+
+def plan(
+    backend: Annotated[
+        str, typer.Option("--for", help="the framework: ddp", metavar="BACKEND", show_default=False)
+    ],
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="this plan (testbed.plan/1), instead of --scheduler", show_default=False
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100"),
+    ] = None,
+    link: Annotated[
+        Path | None, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="the fastest of these: name[:key=value,...],name,...",
+            metavar="LIST",
+            show_default="the framework's own schedule, and what auto tries in the backward pass",
+        ),
+    ] = None,
+    plan_out: Annotated[
+        Path | None, typer.Option(help="save what the framework carries out (testbed.plan/1)")
+    ] = None,
+) -> None:
+    """Make a framework's own schedule do what a plan says, as far as it can.
+
+    Prints the setting that makes stock PyTorch DDP build the buckets of a plan, for any plan that
+    stays in the backward pass. Among several schedulers the one is chosen whose buckets are
+    predicted to be fastest. Where limits of buckets alone cannot give the plan's messages, the
+    nearest buckets are printed and called so. The saved file runs as `--backend ddp:plan=FILE`.
+
+    Exit status: 0 fine, 2 asked for wrongly, or a plan that the framework cannot carry out.
+
+    Examples:
+        testbed plan --for ddp --trace resnet50-v100 --link link.json --plan-out ddp.json
+
+        testbed plan --for ddp --trace trace.json --link link.json --scheduler mg-wfbp,optimal
+
+        testbed plan plan.json --for ddp
+    """
+    own = framework_of(backend)
+    if plan_out is not None:
+        check_output("--plan-out", plan_out)
+    if file is not None and scheduler is not None:
+        raise UsageError(f"{file} is a finished plan; leave out --scheduler")
+    recorded = None if trace is None else find_trace(trace)
+    measured = None if link is None else load_link(link)
+    specs = None if scheduler is None else scheduler_specs(scheduler)
+    if file is not None:
+        found = [fit(own, load_plan(file), recorded, measured)]
+    elif recorded is not None and measured is not None:
+        found = plans_for(own, recorded, measured, specs)
+    else:
+        raise UsageError("expected --trace and --link, or the file of a plan")
+    best = fastest(found)
+    assert best.taken is not None
+    if plan_out is not None:
+        write_atomically(plan_out, encode_plan(best.taken.plan))
+    sys.stdout.write(_text(own.name, own.like, found, best, best.taken))
+
+
+def _text(name: str, stock: str, found: list[Fitted], best: Fitted, taken: Taken) -> str:
+    rows = [("plan", "buckets", "as planned", "iteration")]
+    for each in sorted((f for f in found if f.taken), key=lambda f: f.iteration_s or 0.0):
+        assert each.taken is not None
+        title = f"{name} itself ({stock})" if each.scheduler == stock else each.scheduler
+        as_planned = "nearest" if each.taken.differences else "yes"
+        time = "-" if each.iteration_s is None else time_text(each.iteration_s)
+        rows.append((title, str(len(each.taken.plan.messages)), as_planned, time))
+    lines = [aligned(rows)]
+    lines += [f"left out {each.scheduler}: {each.why}" for each in found if not each.taken]
+    lines += [
+        "",
+        f"chosen: {best.scheduler}" + (f": {taken.plan.reason}" * bool(taken.plan.reason)),
+    ]
+    lines += [f"nearest only: {difference}" for difference in taken.differences]
+    return "\n".join([*lines, taken.setting]) + "\n"
