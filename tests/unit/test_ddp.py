@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.control.inproc import InprocHub
 from testbed.scheduling.bucket import BucketOptions
+from tests.harness.ddp_ranks import SHAPES, STEPS, Trained
 
 # Eight tensors of 4.008 MiB, in four layers of 1.002 MiB.
 LAYERS, WIDTH = 4, 512
@@ -76,60 +78,36 @@ def test_the_name_that_it_once_had_still_means_it():
     assert BACKENDS.today("peerless:ddp") == "peerless:ddp"
 
 
-# Hooks and a static graph, on two ranks that are threads of this process.
-
-STEPS = 5
-SHAPES = ((32, 64), (64, 48), (48, 8))
+# Hooks and a static graph, on two ranks.
 
 
-def trained(**options: object) -> list[tuple[torch.Tensor, int]]:
-    """Of each rank: the parameters after a few steps on its own samples, and bytes sent."""
-    hub = InprocHub(2)
-
-    def rank(number: int) -> tuple[torch.Tensor, int]:
-        backend = DDP.build(Group(number, 2, hub.member(number)), DDP.options(**options))
-        assert isinstance(backend, ExternalFramework)
-        generator = torch.Generator().manual_seed(1)
-        model = torch.nn.Sequential(*(torch.nn.Linear(*shape) for shape in SHAPES))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        samples = torch.randn(2, STEPS, 16, SHAPES[0][0], generator=generator)[number]
-        try:
-            wrapped = backend.wrap(model, timeout_s=30.0)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for batch in samples:
-                optimizer.zero_grad()
-                wrapped(batch).square().mean().backward()
-                optimizer.step()
-                backend.count_step()
-            return torch.cat([p.detach().flatten() for p in model.parameters()]), int(
-                backend.traffic().sent_bytes
-            )
-        finally:
-            backend.close()
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(rank, range(2)))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What two ranks trained with each setting; torch keeps the last one's connections open."""
+    results = tmp_path_factory.mktemp("ddp") / "trained.pt"
+    subprocess.run(
+        [sys.executable, "-m", "tests.harness.ddp_ranks", str(results)], check=True, timeout=100
+    )
+    found: Trained = torch.load(results)
+    return found
 
 
-def test_a_static_graph_trains_the_same():
-    assert torch.equal(trained(static_graph=True)[0][0], trained()[0][0])
+def test_a_static_graph_trains_the_same(trained: Trained):
+    assert torch.equal(trained["static_graph"][0][0], trained["plain"][0][0])
 
 
-@pytest.mark.parametrize("hook", ["fp16", "bf16"])
-def test_a_hook_that_casts_halves_bytes_and_trains_alike(hook: str):
-    (plain, plain_bytes), _ = trained()
-    (ours, our_bytes), (theirs, _) = trained(hook=hook)
+def test_a_hook_that_casts_halves_bytes_and_trains_alike(trained: Trained):
+    (plain, plain_bytes), _ = trained["plain"]
+    (ours, our_bytes), (theirs, _) = trained["fp16"]
     assert torch.equal(ours, theirs)
     assert not torch.equal(ours, plain)
     torch.testing.assert_close(ours, plain, atol=2e-3, rtol=0)
     assert 2 * our_bytes == plain_bytes
 
 
-def test_powersgd_sends_less_from_its_first_step_on():
-    (_, plain_bytes), _ = trained()
-    (ours, our_bytes), (theirs, _) = trained(hook="powersgd", start=2, rank=1)
+def test_powersgd_sends_less_from_its_first_step_on(trained: Trained):
+    (_, plain_bytes), _ = trained["plain"]
+    (ours, our_bytes), (theirs, _) = trained["powersgd"]
     torch.testing.assert_close(ours, theirs)
     vectors = sum(rows for _, rows in SHAPES)
     factors = sum(columns + rows for columns, rows in SHAPES)

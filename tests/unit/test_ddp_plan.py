@@ -42,7 +42,8 @@ def trace_of(model: torch.nn.Module) -> Trace:
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
     model(torch.ones(1, WIDTHS[0])).sum().backward()
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    trace = Trace.from_backward([1e-3] * 8, BACKWARD_S, num_elements=[sizes[n] for n in ready])
+    elements = [sizes[name] for name in ready]
+    trace = Trace.from_backward(BACKWARD_S, elements, dtypes=["float32"] * len(elements))
     tensors = [
         msgspec.structs.replace(tensor, name=name)
         for tensor, name in zip(trace.tensors, reversed(ready), strict=True)
@@ -98,6 +99,12 @@ def test_a_plan_for_another_model_is_refused(tmp_path: Path):
     (tmp_path / "plan.json").write_bytes(encode_plan(make_plan("wfbp", trace, LINK)))
     with pytest.raises(UsageError, match="another model"):
         built(tmp_path / "plan.json")
+    trace = trace_of(layers())
+    half = tuple(msgspec.structs.replace(t, dtype="float16") for t in trace.tensors)
+    plan = make_plan("wfbp", msgspec.structs.replace(trace, tensors=half), LINK)
+    (tmp_path / "plan.json").write_bytes(encode_plan(plan))
+    with pytest.raises(UsageError, match="float16 in the plan and float32 in the model"):
+        built(tmp_path / "plan.json")
 
 
 def test_the_rule_is_torchs():
@@ -134,13 +141,12 @@ def test_what_limits_cannot_do_is_called_nearest():
     plan = plan_of_dtypes([["a", "b"], ["c"]], {"a": "float64", "b": "float64", "c": "float64"})
     assert taken(plan).differences == ()
     # Of each dtype the first bucket has to close at another size, with one limit for both.
-    dtypes = {"a": "float32", "b": "float64", "c": "float64", "d": "float32", "e": "float32"}
-    plan = plan_of_dtypes([["b"], ["c"], ["a", "d"], ["e"]], dtypes)
+    dtypes = dict.fromkeys("adef", "float32") | dict.fromkeys("bc", "float64")
+    plan = plan_of_dtypes([["b"], ["c"], ["a", "d", "f"], ["e"]], dtypes)
     found = taken(plan)
-    assert "limits alone give 3 buckets in place of 4 messages" in found.differences[0]
+    assert "4 buckets in place of 4 messages, 2 of them equal" in found.differences[0]
     buckets = [{plan.names[part.tensor] for part in m.parts} for m in found.plan.messages]
-    assert buckets != [{"b"}, {"c"}, {"a", "d"}, {"e"}]
-    assert sorted(name for bucket in buckets for name in bucket) == sorted(plan.names)
+    assert buckets == [{"b"}, {"c"}, {"a", "d"}, {"f", "e"}]
 
 
 def plan_of_dtypes(groups: list[list[str]], dtypes: dict[str, str]) -> Plan:
@@ -163,12 +169,19 @@ def plan_of_dtypes(groups: list[list[str]], dtypes: dict[str, str]) -> Plan:
         ("p3", "next forward pass"),
         ("pace", "next forward pass"),
         ("bytescheduler", "next forward pass"),
-        ("sequential", "nothing before the backward pass has ended"),
     ],
 )
 def test_what_ddp_cannot_do_is_refused(scheduler: str, why: str):
     plan = make_plan(scheduler, Trace.from_backward([1, 1], num_elements=[9, 9]), LINK)
     with pytest.raises(UsageError, match=why):
+        taken(plan)
+
+
+def test_what_waits_for_the_end_of_the_backward_pass():
+    trace = Trace.from_backward([1, 1], num_elements=[9, 9])
+    assert taken(make_plan("sequential", trace, LINK)).differences == ()  # one bucket
+    plan = msgspec.structs.replace(make_plan("wfbp", trace, LINK), after_backward=True)
+    with pytest.raises(UsageError, match="nothing before the backward pass has ended"):
         taken(plan)
 
 

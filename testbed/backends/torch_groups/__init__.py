@@ -126,7 +126,7 @@ NCCL = Part(
 DDP = Part(
     name="ddp",
     summary="PyTorch's DistributedDataParallel over Gloo, as it comes (bucket_mib, bucket_view=1, "
-    "static_graph=1, hook=fp16|bf16|powersgd, plan=FILE)",
+    "static_graph=1, hook=fp16|powersgd, plan=FILE)",
     build=_open_ddp,
     options=DdpOptions,
     facts=lambda options: BackendFacts(algorithm="ring", schedule=schedule(options)),

@@ -75,8 +75,7 @@ class DdpBackend(TorchBackend):
         wrapper: Any = DistributedDataParallel
         sizes = {}
         if self._plan is not None:
-            named = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad]
-            check_plan(self._plan, [n for n, _ in named], [size for _, size in named])
+            _check_model(self._plan, model)
             sizes["bucket_cap_mb_list"] = limits_mib(limits_of(self._plan))
         # Any number here, even its default of 25, would be the first bucket's size too.
         self._wrapped = wrapper(
@@ -93,11 +92,10 @@ class DdpBackend(TorchBackend):
     def _hook(self, process_group: Any) -> None:
         """Torch's own hook, with torch's own defaults but for what the options say."""
         assert self._wrapped is not None
-        casts = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        if self._options.hook in casts:
-            self._wrapped.register_comm_hook(process_group, casts[self._options.hook])
+        if self._options.hook == "fp16":
+            self._wrapped.register_comm_hook(process_group, default_hooks.fp16_compress_hook)
         elif self._options.hook == "powersgd":
-            self._low_rank = PowerSGDState(  # type: ignore[no-untyped-call]
+            self._low_rank = PowerSGDState(
                 process_group,
                 matrix_approximation_rank=self._options.rank,
                 start_powerSGD_iter=self._options.start,
@@ -133,7 +131,7 @@ class DdpBackend(TorchBackend):
         """What the step's all-reduces summed, after the hook's compression."""
         assert self._wrapped is not None
         trained = [p for p in self._wrapped.parameters() if p.requires_grad]
-        if self._options.hook in ("fp16", "bf16"):
+        if self._options.hook == "fp16":
             return sum(2 * p.numel() for p in trained)
         if self._low_rank is not None:
             sent: int = self._low_rank.total_numel_after_compression
@@ -170,3 +168,16 @@ class DdpBackend(TorchBackend):
         """See `Backend.close`."""
         self._wrapped = self._gloo = None
         super().close(timeout_s)
+
+
+def _check_model(plan: Plan, model: torch.nn.Module) -> None:
+    """Sizes of buckets are in bytes: dtypes have to be those of the plan, too."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    check_plan(plan, list(trained), [p.numel() for p in trained.values()])
+    for name, planned in zip(plan.names, plan.dtypes, strict=True):
+        found = str(trained[name].dtype).removeprefix("torch.")
+        if found != planned:
+            raise UsageError(
+                f"plan of {plan.scheduler!r}: tensor {name!r} is {planned} in the plan and {found} "
+                "in the model; make the plan from this model's own trace"
+            )

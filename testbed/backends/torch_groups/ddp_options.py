@@ -35,8 +35,9 @@ class DdpOptions:
         bucket_view: gradients are views into the buckets (`gradient_as_bucket_view`), which saves
             their memory once and a copy each way.
         static_graph: the same parameters are used in every step (`static_graph`).
-        hook: torch's own communication hook: `fp16` or `bf16` (each bucket is cast, all-reduced and
-            cast back), `powersgd` (`PowerSGDState` with torch's defaults but for the two below).
+        hook: torch's own communication hook: `fp16` (each bucket is cast, all-reduced and cast
+            back), `powersgd` (`PowerSGDState` with torch's defaults but for the two below). Torch's
+            `bf16` needs NCCL and is no option here.
         rank: with `powersgd`: columns of P and Q (`matrix_approximation_rank`).
         start: with `powersgd`: the first step that compresses (`start_powerSGD_iter`); before it
             buckets are all-reduced whole.
@@ -62,7 +63,7 @@ class DdpOptions:
     bucket_mib: float | None = None
     bucket_view: bool = False
     static_graph: bool = False
-    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    hook: Literal["none", "fp16", "powersgd"] = "none"
     rank: int = 1
     start: int = POWERSGD_START
     plan: str | None = None
