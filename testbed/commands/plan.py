@@ -10,9 +10,10 @@ import typer
 
 from testbed.base.axes import Taken
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace, load_link
+from testbed.base.files import find_trace
 from testbed.base.plan import encode_plan, load_plan
 from testbed.commands.simulate import check_output, scheduler_specs
+from testbed.prediction.nominal import read_link
 from testbed.records.store import write_atomically
 from testbed.records.text import aligned, time_text
 from testbed.scheduling.for_framework import Fitted, fastest, fit, framework_of, plans_for
@@ -33,7 +34,11 @@ def plan(
         typer.Option(help="testbed.trace/1 file, or a shipped trace such as resnet50-v100"),
     ] = None,
     link: Annotated[
-        Path | None, typer.Option(help="testbed.link/1 file, as testbed comm --fit writes")
+        str | None,
+        typer.Option(
+            help="testbed.link/1 file, as testbed comm --fit writes, or nominal numbers: "
+            "rate=10gbit,latency=50us,workers=8"
+        ),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -69,7 +74,7 @@ def plan(
     if file is not None and scheduler is not None:
         raise UsageError(f"{file} is a finished plan; leave out --scheduler")
     recorded = None if trace is None else find_trace(trace)
-    measured = None if link is None else load_link(link)
+    measured = None if link is None else read_link(link, backend)
     specs = None if scheduler is None else scheduler_specs(scheduler)
     if file is not None:
         found = [fit(own, load_plan(file), recorded, measured)]

@@ -11,7 +11,7 @@ from testbed.base.axes import BACKENDS, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.plan import Plan
+from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
 from testbed.base.units import parse_rate
 from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
@@ -84,6 +84,9 @@ def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]
         raise UsageError(
             f"what compressor {config.compressor!r} costs is measured when the cell runs"
         )
+    own = BACKENDS.resolve(config.backend).facts.schedule
+    if own is not None and own.compresses:
+        raise UsageError(f"what backend {config.backend!r} compresses is not predicted")
     what = (config.workload, config.data)
     if what not in traces:
         workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
@@ -188,7 +191,10 @@ def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
     own = BACKENDS.resolve(config.backend).facts.schedule
     if own is None:
         return plan_for(config, trace, link)
-    plan = plan_for(msgspec.structs.replace(config, scheduler=own.like), trace, link)
+    if own.plan_file:
+        plan = load_plan(own.plan_file)
+    else:
+        plan = plan_for(msgspec.structs.replace(config, scheduler=own.like), trace, link)
     return msgspec.structs.replace(plan, scheduler=own.name)
 
 
