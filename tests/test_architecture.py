@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 331
-MAX_CODE_LINES = 35_600
+MAX_FILES = 335
+MAX_CODE_LINES = 36_000
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`
@@ -105,6 +105,7 @@ LAZY = {
     "testbed.profiling.shipped": OPTIONAL,
     "testbed.replay.kind": "a trace is checked without torch",
     "testbed.simulation": NO_TORCH,
+    "testbed.statistics.runs": "scipy takes longer to load than most commands take",
     "testbed.workloads.user_file": NO_TORCH,
 }
 

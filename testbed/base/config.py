@@ -152,7 +152,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     ] = None
     warmup: Annotated[
         int | None,
-        Setting("first steps that are not measured", unset="5, or a quarter if few", least=0),
+        Setting("first steps that are not measured", unset="5, or half if few", least=0),
     ] = None
     batch_size: Annotated[
         int | None,

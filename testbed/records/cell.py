@@ -150,7 +150,9 @@ class Cell(msgspec.Struct, kw_only=True):
         num_processes: all processes that did work for the cell, colocated servers included.
         num_machines: distinct hosts.
         step_time_s: median over measured steps that count (see `StepSamples.cores_stolen`); of them
-            p5 and p95, too, and a bootstrap 95 % interval.
+            p5 and p95, too. Low and high: 95 % interval over runs; null of one run (older records
+            hold one over its steps, which says nothing of other runs).
+        step_time_unfiltered_s: the same with the steps that were disturbed from outside.
         samples_per_s: all workers together, from the median step.
         compute_s: median compute time of a step.
         exposed_comm_s: median time per step that communication was not hidden.
@@ -219,6 +221,7 @@ class Cell(msgspec.Struct, kw_only=True):
     steps: int = 0
     batch_size: int = 0
     step_time_s: float | None = None
+    step_time_unfiltered_s: float | None = None
     step_time_p5_s: float | None = None
     step_time_p95_s: float | None = None
     step_time_low_s: float | None = None

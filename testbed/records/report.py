@@ -18,13 +18,23 @@ BULK = ("samples", "accuracy_curve", "environment")
 class ReportCell(Cell, kw_only=True):
     """A cell's keys over all its repeats, and what it is worth beside the others.
 
-    Times are medians over the pooled steps of the finished repeats, the interval is bootstrapped
-    over repeats and steps; peak memory and staleness are the largest, other figures medians over
-    repeats. `samples` pools the repeats; `environment` and `accuracy_curve` are the first one's.
+    The step time is the geometric mean of the repeats' medians, its interval Student's over them
+    (see `testbed.statistics.runs`); p5 and p95 are of the pooled steps. Peak memory and staleness
+    are the largest, other figures medians over repeats. `samples` pools the repeats; `environment`
+    and `accuracy_curve` are the first one's.
 
     Attributes:
         source: folder that the cell was read from.
-        repeats: finished repeats.
+        repeats: finished repeats, each a run of its own.
+        counted_steps: measured steps that count, of all of them.
+        run_medians_s: median step of each repeat, as measured, not undilated.
+        step_time_smallest_s: the least of them.
+        step_time_largest_s: the largest of them.
+        step_time_spread: standard deviation of their logarithms; null of one repeat.
+        family: number of the family that it was compared in (`Report.families`); null: none.
+        rank: 1 + how many cells of the family are significantly faster; null: not ranked.
+        rank_note: `tied` if a ranked cell does not differ significantly, `unstable` if its repeats
+            spread too much to be ranked.
         failed_repeats: repeats that failed; `status` is `failed` if no repeat finished.
         efficiency: step time of the no-communication cell of the same work over this one's; null
             without such a cell.
@@ -38,12 +48,44 @@ class ReportCell(Cell, kw_only=True):
 
     source: str = ""
     repeats: int = 1
+    counted_steps: int = 0
+    run_medians_s: list[float] = []
+    step_time_smallest_s: float | None = None
+    step_time_largest_s: float | None = None
+    step_time_spread: float | None = None
+    family: int | None = None
+    rank: int | None = None
+    rank_note: Literal["", "tied", "unstable"] = ""
     failed_repeats: int = 0
     efficiency: float | None = None
     comparable: bool | None = None
     comparable_note: str = ""
     same_parameters_note: str = ""
     memory_error: float | None = None
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells that were compared with each other, all pairs at once.
+
+    Attributes:
+        number: that its cells have.
+        name: of what they have in common.
+        num_ranked: cells that are ranked.
+        num_unstable: cells that are not, because their repeats spread too much.
+        num_runs: fewest repeats of a ranked cell.
+        spread: pooled standard deviation of the logarithms of the runs' medians; null: none ranked.
+        degrees_of_freedom: of that.
+        resolves: smallest difference that is significant, as a share; null: none ranked.
+    """
+
+    number: int
+    name: str
+    num_ranked: int
+    num_unstable: int
+    num_runs: int = 0
+    spread: float | None = None
+    degrees_of_freedom: int = 0
+    resolves: float | None = None
 
 
 class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +223,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     Attributes:
         cells: one per configuration.
+        families: cells that were compared, and which difference each comparison resolves.
         prediction_errors: over all cells, by backend and by scheduler.
         forecast: how a forecast did, by class of plan and backend; empty without `--forecast`.
         forecast_cells: each cell beside it.
@@ -192,6 +235,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
+    families: list[Family] = []
     prediction_errors: list[PredictionError] = []
     forecast: list[ForecastScore] = []
     forecast_cells: list[ForecastRow] = []

@@ -17,7 +17,8 @@ from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamp
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan
 from testbed.reporting.prediction import memory_error, was_rehearsed
-from testbed.statistics.summary import bootstrap_median, median_of_known, quantile
+from testbed.statistics.runs import estimate
+from testbed.statistics.summary import median_of_known, quantile
 
 # Reads the cells of a folder; one that cannot be read is named, not passed over in silence.
 
@@ -179,9 +180,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
-        pooled = [*itertools.chain(*(_counted_s(c.samples, name) for c in ok))]
-        own = median_of_known(getattr(cell, name) for cell in ok)
-        values[name] = statistics.median(pooled) if pooled else own
+        values[name] = median_of_known(_median_s(cell, name) for cell in ok)
     values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
     values["memory"] = found = _memory([c.memory for c in ok if c.memory])
@@ -221,32 +220,58 @@ def _memory(each: Sequence[MemoryResult]) -> MemoryResult | None:
     )
 
 
-def _step_time(ok: Sequence[Cell]) -> dict[str, float | None]:
-    repeats = [_counted_s(cell.samples, "step_time_s") for cell in ok if cell.samples.step_time_s]
-    pooled = list(itertools.chain.from_iterable(repeats))
-    if not pooled:
-        names = ["step_time_s", "step_time_p5_s", "step_time_p95_s", "samples_per_s"]
-        names += ["step_time_low_s", "step_time_high_s"] if len(ok) == 1 else []
-        nothing = dict.fromkeys(("step_time_low_s", "step_time_high_s"))
-        return nothing | {n: median_of_known(getattr(cell, n) for cell in ok) for n in names}
-    median = statistics.median(pooled)
-    interval = bootstrap_median(repeats)
-    # Samples of one step are the same in all repeats; the speed follows from the pooled median.
+def _step_time(ok: Sequence[Cell]) -> dict[str, Any]:
+    """The step time over runs, and the quantiles of their steps.
+
+    A run whose record holds no steps enters with its median.
+    """
+    counted = [_counted_s(cell.samples, "step_time_s") for cell in ok]
+    medians = [
+        quantile(steps, 0.5) if steps else cell.step_time_s
+        for cell, steps in zip(ok, counted, strict=True)
+    ]
+    known = [median for median in medians if median]
+    found, pooled = estimate(known), list(itertools.chain.from_iterable(counted))
+    if found is None:
+        return dict.fromkeys(("step_time_low_s", "step_time_high_s"))
+    # Samples of one step are the same in all repeats; the speed follows from the step time.
     per_step = median_of_known(
         c.samples_per_s * c.step_time_s for c in ok if c.samples_per_s and c.step_time_s
     )
+    unfiltered = estimate([m for cell in ok if (m := _unfiltered_s(cell))])
+    quantiles = {"step_time_p5_s": 0.05, "step_time_p95_s": 0.95}
     return {
-        "step_time_s": median,
-        "step_time_p5_s": quantile(pooled, 0.05),
-        "step_time_p95_s": quantile(pooled, 0.95),
-        "step_time_low_s": interval.low if interval else None,
-        "step_time_high_s": interval.high if interval else None,
-        "samples_per_s": per_step / median if per_step else None,
+        "step_time_s": found.time,
+        "step_time_low_s": found.low,
+        "step_time_high_s": found.high,
+        "step_time_smallest_s": found.smallest,
+        "step_time_largest_s": found.largest,
+        "step_time_spread": found.spread,
+        "step_time_unfiltered_s": unfiltered.time if unfiltered else None,
+        "run_medians_s": known,
+        "counted_steps": len(pooled),
+        "samples_per_s": per_step / found.time if per_step else None,
+    } | {
+        name: quantile(pooled, share)
+        if pooled
+        else median_of_known(getattr(cell, name) for cell in ok)
+        for name, share in quantiles.items()
     }
+
+
+def _unfiltered_s(cell: Cell) -> float | None:
+    """Median of a run's steps, those that were disturbed included."""
+    steps = steady_steps(cell.samples.step_time_s, (), cell.samples.unsteady)
+    return quantile(steps, 0.5) if steps else cell.step_time_unfiltered_s
 
 
 def _counted_s(samples: StepSamples, name: str) -> list[float]:
     return steady_steps(getattr(samples, name), samples.cores_stolen, samples.unsteady)
+
+
+def _median_s(cell: Cell, name: str) -> float | None:
+    counted = _counted_s(cell.samples, name)
+    return quantile(counted, 0.5) if counted else getattr(cell, name)
 
 
 def _work(ok: Sequence[Cell]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ def describe_cell(cell: Cell) -> str:
     if cell.step_time_s is not None and cell.compute_s is not None:
         exposed_s = cell.exposed_comm_s or 0.0
         spread = ""
-        if cell.step_time_low_s is not None and cell.step_time_high_s is not None:
-            low, high = format_seconds(cell.step_time_low_s), format_seconds(cell.step_time_high_s)
-            spread = f" [{low} .. {high}]"
+        if cell.step_time_p5_s is not None and cell.step_time_p95_s is not None:
+            low, high = format_seconds(cell.step_time_p5_s), format_seconds(cell.step_time_p95_s)
+            spread = f" (90 % of steps {low} .. {high})"
         lines.append(
             f"  step time     {format_seconds(cell.step_time_s)}{spread}: "
             f"compute {format_seconds(cell.compute_s)}, "

@@ -122,6 +122,11 @@ def _figure(
     return Column(title, key, value, text, wide=wide)
 
 
+def _wide_ms(title: str, key: str, value: Callable[[ReportCell], float | None]) -> Column:
+    """A time that the terminal has no room for."""
+    return _figure(title, key, value, scale=1e3, wide=True)
+
+
 def rounded(figure: float) -> str:
     """Three digits that count, never an exponent, never fewer digits than the whole part has.
 
@@ -140,13 +145,30 @@ def rounded(figure: float) -> str:
     return f"{figure:.{places}f}"
 
 
+def _of_runs(cell: ReportCell, figure: float | None) -> float | None:
+    """A figure over runs, of a cell that has several."""
+    return figure if len(cell.run_medians_s) > 1 else None
+
+
+def _counted_text(cell: ReportCell) -> str:
+    return str(cell.counted_steps or "")
+
+
 def _step_text(cell: ReportCell) -> str:
     if cell.step_time_s is None:
         return ""
     text = rounded(cell.step_time_s * 1e3)
-    if cell.step_time_low_s is None or cell.step_time_high_s is None:
-        return text
-    return f"{text} [{rounded(cell.step_time_low_s * 1e3)}, {rounded(cell.step_time_high_s * 1e3)}]"
+    if cell.step_time_low_s is not None and cell.step_time_high_s is not None:
+        low, high = rounded(cell.step_time_low_s * 1e3), rounded(cell.step_time_high_s * 1e3)
+        return f"{text} [{low}, {high}]"
+    if cell.step_time_p5_s is not None and cell.step_time_p95_s is not None:
+        low, high = rounded(cell.step_time_p5_s * 1e3), rounded(cell.step_time_p95_s * 1e3)
+        return f"{text} ({low}-{high})"
+    return text
+
+
+def _rank_text(cell: ReportCell) -> str:
+    return " ".join(filter(None, ("" if cell.rank is None else str(cell.rank), cell.rank_note)))
 
 
 def _workers_text(cell: ReportCell) -> str:
@@ -191,13 +213,22 @@ _FIGURES = (
     Column("work-\ners", "num_workers", lambda c: c.num_workers, _workers_text),
     _hidden("num_servers", lambda c: c.num_servers),
     Column("step ms\n[95 %]", "step_time_s", lambda c: c.step_time_s, _step_text),
+    Column("rank", "rank", lambda c: c.rank, _rank_text),
+    _hidden("rank_note", lambda c: c.rank_note),
+    _hidden("family", lambda c: c.family),
+    Column("runs", "repeats", lambda c: c.repeats, lambda c: str(c.repeats or "")),
+    Column("coun-\nted", "counted_steps", lambda c: c.counted_steps, lambda c: _counted_text(c)),
     _figure("pred.\nms", "predicted_step_time_s", lambda c: c.predicted_step_time_s, scale=1e3),
     _figure("pred.\nerr %", "prediction_error", lambda c: prediction_error(c), scale=100),
     _hidden("num_messages", lambda c: c.num_messages),
     _hidden("step_time_low_s", lambda c: c.step_time_low_s),
     _hidden("step_time_high_s", lambda c: c.step_time_high_s),
-    _figure("p5 ms", "step_time_p5_s", lambda c: c.step_time_p5_s, scale=1e3, wide=True),
-    _figure("p95 ms", "step_time_p95_s", lambda c: c.step_time_p95_s, scale=1e3, wide=True),
+    _wide_ms("min\nms", "step_time_smallest_s", lambda c: _of_runs(c, c.step_time_smallest_s)),
+    _wide_ms("max\nms", "step_time_largest_s", lambda c: _of_runs(c, c.step_time_largest_s)),
+    _hidden("step_time_spread", lambda c: c.step_time_spread),
+    _wide_ms("p5 ms", "step_time_p5_s", lambda c: c.step_time_p5_s),
+    _wide_ms("p95 ms", "step_time_p95_s", lambda c: c.step_time_p95_s),
+    _wide_ms("unfil-\ntered ms", "step_time_unfiltered_s", lambda c: c.step_time_unfiltered_s),
     _figure("samples\n/s", "samples_per_s", lambda c: c.samples_per_s),
     _figure("comp.\nms", "compute_s", lambda c: c.compute_s, scale=1e3),
     _figure("exp.\nms", "exposed_comm_s", lambda c: c.exposed_comm_s, scale=1e3),
@@ -267,14 +298,13 @@ _MEMORY = (
 )
 
 _ENDING = (
-    Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text),
+    Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text, wide=True),
     _hidden("num_processes", lambda c: c.num_processes),
     Column("dil.", "dilation", lambda c: c.dilation, lambda c: _dilation_text(c)),
     _hidden("cluster", lambda c: c.config.cluster),
     _words("same_work", lambda c: same_work(c)[0], "same\nwork"),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
     _hidden("comparable", lambda c: c.comparable),
-    _hidden("repeats", lambda c: c.repeats),
     _hidden("failed_repeats", lambda c: c.failed_repeats),
     Column("status", "status", lambda c: c.status, lambda c: _status(c), numeric=False),
     _hidden("error", lambda c: c.error),

@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.records.report import Report, ReportCell, encode_report
 from testbed.reporting.columns import Column, columns_for
+from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound, undilated
 
 _LATEX = {
@@ -54,7 +55,7 @@ def to_markdown(report: Report) -> str:
         _markdown_row(["---:" if column.numeric else "---" for column in columns]),
         *(_markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
     ]
-    notes = [f"- {_markdown_text(note)}" for note in report.notes]
+    notes = [f"- {_markdown_text(note)}" for note in below(report)]
     lines += ["", *notes] if notes else []
     lines += ["", _markdown_text(report.provenance)] if report.provenance else []
     return "\n".join(lines) + "\n"
@@ -79,8 +80,8 @@ def to_latex(report: Report) -> str:
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    below = [*report.notes, *([report.provenance] if report.provenance else [])]
-    return "\n".join([*table, *(rf"\par {_latex_text(line)}" for line in below)]) + "\n"
+    ends = [*below(report), *([report.provenance] if report.provenance else [])]
+    return "\n".join([*table, *(rf"\par {_latex_text(line)}" for line in ends)]) + "\n"
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {
@@ -94,6 +95,11 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
 def as_shown(report: Report) -> Report:
     """The report with the times of the clusters that were emulated."""
     return msgspec.structs.replace(report, cells=[undilated(cell) for cell in report.cells])
+
+
+def below(report: Report) -> list[str]:
+    """What stands under a table of all cells: what each comparison resolves, then the notes."""
+    return [*map(describe_family, report.families), *report.notes]
 
 
 def shown(column: Column, cell: ReportCell) -> str:

@@ -22,6 +22,7 @@ from testbed.reporting.prediction import (
     kind_of,
     prediction_errors,
 )
+from testbed.reporting.ranking import describe_runs, rank
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -30,7 +31,7 @@ _MEMORY = "processes were {}: compare peak memory only with those that were star
 
 def make_report(collected: Collected, compared: Compared | None = None) -> Report:
     """The report of all cells that were read, and how a forecast of them did."""
-    cells = sort_cells(judge(aggregate(collected.cells)))
+    cells, families = rank(sort_cells(judge(aggregate(collected.cells))))
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)
@@ -39,12 +40,14 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     forecast = scores(rows)
     return Report(
         cells=cells,
+        families=families,
         prediction_errors=errors,
         forecast=forecast,
         forecast_cells=list(rows),
         compression=verdicts,
         break_evens=evens,
         notes=[
+            *describe_runs(cells),
             *describe_errors(errors),
             *(() if compared is None else compared.notes),
             *describe(rows, forecast),

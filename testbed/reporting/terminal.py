@@ -14,6 +14,7 @@ from rich.text import Text
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.columns import Column, columns_for, compression_columns, memory_columns
 from testbed.reporting.formats import as_shown, shown
+from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound
 
 _WIDTH = 120
@@ -43,8 +44,13 @@ def print_report(report: Report, out: TextIO) -> None:
     ):
         workers = f"{num_workers} worker{'s' if num_workers != 1 else ''}"
         heading = f"{workload}, {workers}" + (f", {words}" if words else "")
+        shown_cells = list(cells)
         console.print(Text(heading, style="bold"))
-        console.print(_table(columns, list(cells), report.cells))
+        console.print(_table(columns, shown_cells, report.cells))
+        numbers = {cell.family for cell in shown_cells}
+        for family in report.families:
+            if family.number in numbers:
+                console.print(Text(describe_family(family)))
         console.print()
     compressed = [cell for cell in report.cells if cell.compression is not None]
     if compressed:
@@ -97,7 +103,9 @@ def _lines(column: Column, cell: ReportCell) -> str:
     """A cell's text, broken where it reads best."""
     text = shown(column, cell)
     if column.key == "step_time_s":
-        return text.replace(" [", "\n[")
+        return text.replace(" [", "\n[").replace(" (", "\n(")
+    if column.key == "rank":
+        return text.replace(" ", "\n").replace("unstable", "un-\nstable")
     if column.key == "backend" and is_upper_bound(cell):
         return text.replace(" (", "\n(")
     if column.key == "backend":

@@ -19,6 +19,9 @@ C = TypeVar("C", bound=Cell)
 
 _TIMES = (
     "step_time_s",
+    "step_time_unfiltered_s",
+    "step_time_smallest_s",
+    "step_time_largest_s",
     "step_time_p5_s",
     "step_time_p95_s",
     "step_time_low_s",
@@ -48,7 +51,7 @@ def undilated(cell: C) -> C:
     factor = cell.dilation
     if factor == 1:
         return cell
-    times = {name: value / factor for name in _TIMES if (value := getattr(cell, name)) is not None}
+    times = {name: value / factor for name in _TIMES if (value := getattr(cell, name, None))}
     reached = {
         target: None if time_s is None else time_s / factor
         for target, time_s in cell.time_to_accuracy_s.items()
@@ -135,18 +138,18 @@ def is_upper_bound(cell: ReportCell) -> bool:
 
 def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:
     """The cells with `efficiency`, `comparable` and `comparable_note` filled in."""
-    bounds: dict[_Key, float | None] = {}
+    bounds: dict[Key, float | None] = {}
     for cell in cells:
         if cell.status == "ok" and is_upper_bound(cell):
-            bounds.setdefault(_step_key(cell), cell.step_time_s)
-    peers: dict[_Key, list[ReportCell]] = {}
+            bounds.setdefault(step_key(cell), cell.step_time_s)
+    peers: dict[Key, list[ReportCell]] = {}
     for cell in cells:
         peers.setdefault(_work_key(cell), []).append(cell)
     plain = {_exact_key(cell): cell for cell in cells if cell.config.memory == MEMORY.default}
     judged = []
     for cell in cells:
         comparable, note = _compare(cell, peers[_work_key(cell)])
-        share = efficiency(bounds.get(_step_key(cell)), cell.step_time_s)
+        share = efficiency(bounds.get(step_key(cell)), cell.step_time_s)
         judged.append(
             msgspec.structs.replace(
                 cell,
@@ -190,20 +193,21 @@ def same_work(cell: ReportCell) -> tuple[str, str]:
     return "yes", cell.identical_work_note
 
 
-_Key = tuple[RunConfig, str]  # settings, and how nodes of an emulated cluster share cores
+Key = tuple[RunConfig, str]  # settings, and how nodes of an emulated cluster share cores
 
 
-def _work_key(cell: ReportCell) -> _Key:
+def _work_key(cell: ReportCell) -> Key:
     return _without(cell, _EXCHANGE + _RECORD), sharing_of(cell.cluster)
 
 
-def _step_key(cell: ReportCell) -> _Key:
+def step_key(cell: ReportCell) -> Key:
+    """What cells have in common whose steps take equally long without communication."""
     kept = {"slow", "budget_mb", *(axis.what for axis in AXES if not axis.same_step)}
     levelled = tuple(n for n in _EXCHANGE if n not in kept) + _RECORD + _LENGTH
     return _without(cell, levelled), sharing_of(cell.cluster)
 
 
-def _exact_key(cell: ReportCell) -> _Key:
+def _exact_key(cell: ReportCell) -> Key:
     """What decides which parameters a run ends with, bit for bit."""
     return _without(cell, (*_MEMORY, *_RECORD)), sharing_of(cell.cluster)
 

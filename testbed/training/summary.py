@@ -16,7 +16,7 @@ from testbed.base.types import NOTHING_MOVES
 from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, MemoryResult, StepSamples
-from testbed.statistics.summary import bootstrap_median, quantile
+from testbed.statistics.summary import quantile
 from testbed.training.sampling import RunningDigest
 
 # What one rank brings home.
@@ -97,7 +97,6 @@ def make_cell(
     samples = _samples(outcomes, consistency)
     stolen, unsteady = samples.cores_stolen, samples.unsteady
     steps_s = steady_steps(samples.step_time_s, stolen, unsteady)
-    interval = bootstrap_median([steps_s])
     median_s = quantile(steps_s, 0.5)
     identical, note = judge(config, outcomes, consistency)
     helpers = sum(o.num_helper_processes for o in outcomes)
@@ -112,10 +111,9 @@ def make_cell(
         steps=first.steps,
         batch_size=first.batch_size,
         step_time_s=median_s,
+        step_time_unfiltered_s=quantile(steady_steps(samples.step_time_s, (), unsteady), 0.5),
         step_time_p5_s=quantile(steps_s, 0.05),
         step_time_p95_s=quantile(steps_s, 0.95),
-        step_time_low_s=interval.low if interval is not None else None,
-        step_time_high_s=interval.high if interval is not None else None,
         samples_per_s=_samples_per_s(outcomes, consistency, median_s),
         compute_s=quantile(steady_steps(samples.compute_s, stolen, unsteady), 0.5),
         exposed_comm_s=quantile(steady_steps(samples.exposed_comm_s, stolen, unsteady), 0.5),

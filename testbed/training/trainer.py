@@ -103,8 +103,8 @@ def train(run: Run, workload: Workload) -> Outcome:
 
 
 def num_warmup(config: RunConfig, total: int) -> int:
-    """First steps that are not measured."""
-    return min(5, total // 4) if config.warmup is None else config.warmup
+    """First steps that are not measured: five, or half of so few that five would leave less."""
+    return min(5, total // 2) if config.warmup is None else config.warmup
 
 
 class Measurement(Observer):

@@ -109,7 +109,7 @@ def known_cells():
 
 def report_of(cells):
     def group(c):
-        settings = (c.config.seed, c.config.batch_size, c.config.memory)
+        settings = (c.config.seed, c.config.batch_size, c.config.memory, c.config.scheduler)
         return repr((c.backend, c.workload, *settings))
 
     return make_report(Collected(tuple(Found("folder", group(c), c) for c in cells), ()))
@@ -126,13 +126,25 @@ def table(report):
     return out.getvalue()
 
 
+def ranked_cells():
+    """Four methods of one backend with five runs each: one fastest, two alike, one unstable."""
+    times = {"mg-wfbp": 25.0, "wfbp": 30.0, "bucket": 30.2, "p3": 33.0}
+    usual = {name: (1.0, 0.995, 1.006, 1.002, 0.991) for name in times}
+    factors = {**usual, "bucket": (0.992, 1.004, 1.0, 1.008, 0.996), "p3": (1, 0.9, 1.1, 1.3, 0.8)}
+    return [
+        cell("gloo", ms * factors[name][r], r, scheduler=name, config={"scheduler": name})
+        for name, ms in times.items() for r in range(5)
+    ]  # fmt: skip
+
+
 def golden_texts():
-    report = report_of(known_cells())
+    report, ranked = report_of(known_cells()), report_of(ranked_cells())
     texts = {f"report.{name}": write(report) for name, write in FORMATS.items()}
-    return {**texts, "report.txt": table(report)}
+    own = {"report_ranked.md": to_markdown(ranked), "report_ranked.txt": table(ranked)}
+    return {**texts, "report.txt": table(report), **own}
 
 
-@pytest.mark.parametrize("name", ["report.txt", *(f"report.{name}" for name in FORMATS)])
+@pytest.mark.parametrize("name", sorted(golden_texts()))
 def test_golden(name):
     assert golden_texts()[name] == (GOLDEN / name).read_text(), "see the top of this file"
 
@@ -143,16 +155,83 @@ def test_table_fits_120_columns():
     assert not any("…" in line for line in lines)
 
 
-def test_repeats_are_pooled():
+def test_repeats_are_put_together_by_their_medians():
     cells = [cell("gloo", 30), cell("gloo", 31, 1)]
     made = row(report_of(cells), "gloo")
     pooled = [t for c in cells for t in c.samples.step_time_s]
-    assert made.repeats == 2
-    assert made.step_time_s == quantile(pooled, 0.5)
+    assert (made.repeats, made.counted_steps) == (2, 80)
+    assert made.run_medians_s == [c.step_time_s for c in cells]
+    assert made.step_time_s == pytest.approx((cells[0].step_time_s * cells[1].step_time_s) ** 0.5)
     assert made.step_time_p95_s == quantile(pooled, 0.95)
-    assert made.step_time_low_s <= made.step_time_s <= made.step_time_high_s
+    assert (made.step_time_smallest_s, made.step_time_largest_s) == tuple(made.run_medians_s)
+    assert made.step_time_low_s < made.step_time_smallest_s
+    assert made.step_time_largest_s < made.step_time_high_s
     assert made.samples_per_s == pytest.approx(128 / made.step_time_s)
     assert made.config.repeat == 0
+
+
+def test_one_run_has_no_interval_whatever_an_old_record_holds():
+    old = cell("gloo", 30, step_time_low_s=0.0299, step_time_high_s=0.0301)
+    for made in report_of([old]).cells, report_of([without_steps(old)]).cells:
+        assert made[0].step_time_low_s is made[0].step_time_high_s is None
+        assert made[0].step_time_s == old.step_time_s
+        assert (made[0].rank, made[0].rank_note) == (None, "")
+
+
+def without_steps(one):
+    return msgspec.structs.replace(one, samples=StepSamples())
+
+
+def test_runs_without_steps_enter_with_their_medians():
+    cells = [without_steps(cell("gloo", ms, r)) for r, ms in enumerate((30, 31, 32))]
+    (made,) = report_of(cells).cells
+    assert (made.repeats, made.counted_steps) == (3, 0)
+    assert made.step_time_low_s < 0.031 < made.step_time_high_s
+
+
+def test_methods_of_a_backend_are_ranked_tied_or_unstable():
+    report = report_of(ranked_cells())
+    found = {c.scheduler: (c.rank, c.rank_note) for c in report.cells}
+    assert found == {
+        "mg-wfbp": (1, ""),
+        "wfbp": (2, "tied"),
+        "bucket": (2, "tied"),
+        "p3": (None, "unstable"),
+    }
+    (family,) = report.families
+    assert (family.num_ranked, family.num_unstable, family.num_runs) == (3, 1, 5)
+    assert 0 < family.resolves < 0.02
+    assert {c.family for c in report.cells} == {family.number}
+
+
+def families_of(*cells):
+    return [{c.backend for c in cells_of} for cells_of in by_family(report_of(cells)).values()]
+
+
+def by_family(report):
+    members = {}
+    for one in report.cells:
+        if one.family is not None:
+            members.setdefault(one.family, []).append(one)
+    return members
+
+
+def runs(backend, step_ms, **changes):
+    return [cell(backend, step_ms, repeat, **changes) for repeat in range(2)]
+
+
+def test_a_family_is_one_backend_or_one_method_on_each():
+    mine = {"scheduler": "p3", "config": {"scheduler": "p3"}}
+    several = [*runs("gloo", 30), *runs("gloo", 40, **mine), *runs("mpi", 35), *runs("none", 20)]
+    assert families_of(*several) == [{"gloo"}]
+    assert families_of(*runs("gloo", 30), *runs("mpi", 35), *runs("none", 20)) == [{"gloo", "mpi"}]
+    alone = [*runs("gloo", 30), *runs("mpi", 35, config={"batch_size": 8}, batch_size=8)]
+    assert families_of(*alone) == []
+
+
+def test_other_work_is_not_ranked():
+    other = runs("mpi", 25, identical_work=False)
+    assert families_of(*runs("gloo", 30), *runs("zmq-ps", 31), *other) == [{"gloo", "zmq-ps"}]
 
 
 def test_efficiency_is_against_no_communication_of_the_same_work():

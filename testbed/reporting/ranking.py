@@ -1,0 +1,115 @@
+"""Which cells of a family differ by more than their runs do, and what a table cannot tell apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from testbed.records.report import Family, ReportCell
+from testbed.reporting.work import is_upper_bound, step_key
+from testbed.statistics.runs import STABLE, Comparison, compare
+
+
+def rank(cells: Sequence[ReportCell]) -> tuple[list[ReportCell], list[Family]]:
+    """The cells with `family`, `rank` and `rank_note`, and the families.
+
+    A family is the methods of one backend on the same work, measured in one sweep, whose runs are
+    interleaved. Where every backend has one method, the backends are the family. Whoever did other
+    work, exchanged nothing or failed is not compared; one cell alone is no family.
+    """
+    ranked, families = list(cells), list[Family]()
+    for places in _families(cells):
+        members = {str(place): cells[place] for place in places}
+        found = compare({name: cell.run_medians_s for name, cell in members.items()})
+        if not (found.ranks or found.unstable):
+            continue
+        number = len(families) + 1
+        families.append(_family(number, members, found))
+        for name, place in zip(members, places, strict=True):
+            note = "unstable" if name in found.unstable else "tied" if found.tied.get(name) else ""
+            ranked[place] = msgspec.structs.replace(
+                cells[place], family=number, rank=found.ranks.get(name), rank_note=note
+            )
+    return ranked, families
+
+
+def describe_family(family: Family) -> str:
+    """What a comparison can tell, in a line.
+
+    Example:
+        >>> describe_family(Family(number=1, name="mpi-ring", num_ranked=12, num_unstable=0,
+        ...     num_runs=5, spread=0.01, degrees_of_freedom=48, resolves=0.0218))
+        'mpi-ring: resolves 2.2 % (12 compared, at least 5 runs each, spread between runs 1.0 %)'
+    """
+    left_out = f"; {family.num_unstable} unstable, not ranked" if family.num_unstable else ""
+    if family.resolves is None or family.spread is None:
+        return f"{family.name}: resolves nothing{left_out}"
+    return (
+        f"{family.name}: resolves {100 * family.resolves:.1f} % ({family.num_ranked} compared, "
+        f"at least {family.num_runs} runs each, spread between runs {100 * family.spread:.1f} %"
+        f"{left_out})"
+    )
+
+
+def describe_runs(cells: Sequence[ReportCell]) -> list[str]:
+    """Notes of a report: what the words of the ranking mean, and which cells have no interval."""
+    notes = []
+    if any(cell.rank is not None for cell in cells):
+        notes.append(
+            "rank: 1 + how many of the family are significantly faster (all pairs at 95 %, Tukey); "
+            "tied: does not differ significantly from another one; what a family resolves is the "
+            "smallest difference that is significant"
+        )
+    if any(cell.rank_note == "unstable" for cell in cells):
+        notes.append(
+            f"unstable: runs spread by {100 * STABLE:.0f} % or more (standard deviation), so that "
+            "the cell is not ranked; measure it again, or with longer runs"
+        )
+    once = [cell for cell in cells if cell.status == "ok" and len(cell.run_medians_s) == 1]
+    if once:
+        notes.append(
+            f"{len(once)} cells ran once: (a-b) are the 5th and 95th percentile of that run's "
+            "steps, no interval, and such cells are not ranked; use --repeats 5"
+        )
+    return notes
+
+
+def _families(cells: Sequence[ReportCell]) -> list[list[int]]:
+    """Places of the cells of each family of two or more."""
+    alike: dict[object, dict[str, list[int]]] = {}
+    for place, cell in enumerate(cells):
+        if _is_compared(cell):
+            backends = alike.setdefault((cell.source, step_key(cell)), {})
+            backends.setdefault(cell.backend, []).append(place)
+    families: list[list[int]] = []
+    for backends in alike.values():
+        alone = all(len(places) == 1 for places in backends.values())
+        together = [list(itertools.chain.from_iterable(backends.values()))]
+        families += together if alone else backends.values()
+    return [places for places in families if len(places) > 1]
+
+
+def _is_compared(cell: ReportCell) -> bool:
+    did_the_work = cell.comparable is not False and cell.identical_work is not False
+    return cell.status == "ok" and did_the_work and not is_upper_bound(cell)
+
+
+def _family(number: int, members: Mapping[str, ReportCell], found: Comparison) -> Family:
+    first = next(iter(members.values()))
+    of_one = len({cell.backend for cell in members.values()}) == 1
+    backend = first.backend if of_one else "backends"
+    name = f"{first.workload}, {backend}, {first.num_workers} workers"
+    if first.config.cluster is not None:
+        name += f" on {first.config.cluster}"
+    return Family(
+        number=number,
+        name=name,
+        num_ranked=len(found.ranks),
+        num_unstable=len(found.unstable),
+        num_runs=min((len(members[n].run_medians_s) for n in found.ranks), default=0),
+        spread=found.spread,
+        degrees_of_freedom=found.degrees_of_freedom,
+        resolves=found.resolves,
+    )

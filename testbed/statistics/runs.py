@@ -1,0 +1,228 @@
+"""Runs as the unit of measurement: the time of a cell with its interval, and methods compared.
+
+Steps of one run are not independent: neighbours are correlated, and all share a placement, a start
+and a time of day. An interval over steps says nothing of the next run. Each run gives one number,
+the logarithm of its median step after the warm-up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+CONFIDENCE: Final = 0.95
+STABLE: Final = 0.03  # a cell whose runs spread by less is compared with others
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The time of a cell over its runs, in the unit of the medians.
+
+    Attributes:
+        time: geometric mean of the runs' medians.
+        low: lower end of the interval; None with fewer than two runs.
+        high: upper end; None with fewer than two runs.
+        smallest: median of the fastest run.
+        largest: median of the slowest run.
+        spread: standard deviation of the logarithms, so about a share of the time; None with fewer
+            than two runs.
+        num_runs: runs that it is made from.
+    """
+
+    time: float
+    low: float | None
+    high: float | None
+    smallest: float
+    largest: float
+    spread: float | None
+    num_runs: int
+
+
+def estimate(medians: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
+    """The time of a cell and Student's interval for it, from the median step of each run.
+
+        x_i = ln m_i,   exp(mean x -+ t(n - 1, (1 + confidence) / 2) s / sqrt(n))
+
+    Args:
+        medians: median step of each run, above 0.
+        confidence: probability with which the interval is meant to hold the cell's time.
+
+    Returns:
+        None of no runs. One run has no interval: nothing tells how far another would be off.
+
+    Raises:
+        ValueError: a median that is not above 0, or a confidence outside 0 .. 1.
+
+    Example:
+        >>> found = estimate([1.00, 1.02, 0.99, 1.01, 1.03])
+        >>> round(found.time, 3), round(found.low, 3), round(found.high, 3)
+        (1.01, 0.99, 1.03)
+        >>> estimate([1.0]).low is None
+        True
+
+    Reference:
+        Student, 1908, Biometrika; runs as the unit: Kalibera and Jones, 2013, ISMM. Departs: the
+        levels below the run enter through the run's median alone.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; expected 0 < confidence < 1, as 0.95")
+    if not medians:
+        return None
+    logs, n = _logs(medians), len(medians)
+    mean, spread = statistics.fmean(logs), _spread(logs)
+    smallest, largest = min(medians), max(medians)
+    if spread is None:
+        return Estimate(medians[0], None, None, smallest, largest, None, n)
+    half = _student(n - 1, confidence) * spread / math.sqrt(n)
+    time, low, high = (math.exp(mean + d) for d in (0.0, -half, half))
+    return Estimate(time, low, high, smallest, largest, spread, n)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the runs of a family of cells tell of their order.
+
+    Attributes:
+        ranks: of each cell that is ranked: 1 + how many are significantly faster.
+        tied: of each cell that is ranked, those from which it does not differ significantly.
+        unstable: cells whose own spread is too large; they are not ranked.
+        spread: pooled standard deviation of the logarithms; None: nothing is ranked.
+        degrees_of_freedom: of the pooled spread.
+        resolves: smallest ratio less 1 between two ranked cells that is significant, for the two
+            with the fewest runs; None: nothing is ranked.
+    """
+
+    ranks: Mapping[str, int]
+    tied: Mapping[str, tuple[str, ...]]
+    unstable: tuple[str, ...]
+    spread: float | None = None
+    degrees_of_freedom: int = 0
+    resolves: float | None = None
+
+
+def compare(
+    runs: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE, stable: float = STABLE
+) -> Comparison:
+    """Which cells of a family differ: all pairs at once, by Tukey's studentized range.
+
+        s^2 = sum (n_i - 1) s_i^2 / df,   df = sum (n_i - 1),   over the k cells with s_i < stable
+        i and j differ if |mean x_i - mean x_j| > q(k, df) s sqrt((1 / n_i + 1 / n_j) / 2)
+
+    with x the logarithms of the runs' medians and q the quantile of the studentized range: with
+    this probability no two cells that are alike are called different. Cells with one run are left
+    out: nothing tells their spread.
+
+    Args:
+        runs: name of each cell -> median step of each of its runs, above 0.
+        confidence: for all pairs of the family together.
+        stable: cells of a larger spread are called unstable and do not enter the pooled one.
+
+    Raises:
+        ValueError: a median that is not above 0.
+
+    Example:
+        >>> found = compare({
+        ...     "a": [1.00, 1.01, 0.99], "b": [1.01, 1.00, 1.02], "c": [1.20, 1.21, 1.19],
+        ...     "d": [1.00, 1.50, 1.25], "e": [1.00],
+        ... })
+        >>> dict(found.ranks), found.tied["a"], found.unstable
+        ({'a': 1, 'b': 1, 'c': 3}, ('b',), ('d',))
+        >>> round(found.resolves, 3)
+        0.024
+
+    Reference:
+        Tukey, 1953; for unequal numbers of runs Kramer, 1956, Biometrics. Departs: cells above
+        the limit of spread are left out, for the rule takes all to spread alike.
+    """
+    logs = {name: _logs(medians) for name, medians in runs.items()}
+    spreads = {name: s for name, x in logs.items() if (s := _spread(x)) is not None}
+    unstable = tuple(name for name, s in spreads.items() if s >= stable)
+    ranked = {name: logs[name] for name, s in spreads.items() if s < stable}
+    if len(ranked) < 2:
+        return Comparison({}, {}, unstable)
+    freedom = sum(len(x) - 1 for x in ranked.values())
+    pooled = sum((len(x) - 1) * spreads[name] ** 2 for name, x in ranked.items()) / freedom
+    spread = math.sqrt(pooled)
+    limit = _studentized_range(len(ranked), freedom, confidence) * spread
+    means = {name: statistics.fmean(x) for name, x in ranked.items()}
+
+    def margin(one: int, other: int) -> float:
+        return limit * math.sqrt((1 / one + 1 / other) / 2)
+
+    faster = dict.fromkeys(ranked, 0)
+    tied: dict[str, list[str]] = {name: [] for name in ranked}
+    for one, other in itertools.combinations(ranked, 2):
+        apart = means[other] - means[one]
+        if abs(apart) > margin(len(ranked[one]), len(ranked[other])):
+            faster[other if apart > 0 else one] += 1
+        else:
+            tied[one].append(other)
+            tied[other].append(one)
+    return Comparison(
+        ranks={name: 1 + number for name, number in faster.items()},
+        tied={name: tuple(others) for name, others in tied.items()},
+        unstable=unstable,
+        spread=spread,
+        degrees_of_freedom=freedom,
+        resolves=math.expm1(margin(*sorted(map(len, ranked.values()))[:2])),
+    )
+
+
+def autocorrelation(samples: Sequence[float]) -> float | None:
+    """Correlation of neighbouring samples of one run.
+
+        r = sum (x_i - m) (x_(i+1) - m) / sum (x_i - m)^2
+
+    Args:
+        samples: steps of one run, in their order.
+
+    Returns:
+        None where there are fewer than three samples, or all are equal.
+
+    Example:
+        >>> autocorrelation([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
+        -0.8333333333333334
+
+    Reference:
+        Box and Jenkins, 1970, Time Series Analysis: biased towards 0 by about (1 + 3 r) / n.
+    """
+    values = np.asarray(samples, dtype=float)
+    deviations = values - values.mean() if len(values) else values
+    whole = float(deviations @ deviations)
+    if len(values) < 3 or whole == 0:
+        return None
+    return float(deviations[:-1] @ deviations[1:]) / whole
+
+
+def _logs(medians: Sequence[float]) -> list[float]:
+    for median in medians:
+        if not (math.isfinite(median) and median > 0):
+            raise ValueError(
+                f"median of a run is {median}; expected a time above 0; leave failed runs out"
+            )
+    return [math.log(median) for median in medians]
+
+
+def _spread(logs: Sequence[float]) -> float | None:
+    return statistics.stdev(logs) if len(logs) > 1 else None
+
+
+@functools.cache
+def _student(degrees_of_freedom: int, confidence: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
+
+
+@functools.cache
+def _studentized_range(num_cells: int, degrees_of_freedom: int, confidence: float) -> float:
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(confidence, num_cells, degrees_of_freedom))
