@@ -326,6 +326,7 @@ STUDIES: Final = Registry(
         "paper-shapes": "testbed.studies.published.study:PAPER_SHAPES",
         "laysa": "testbed.studies.laysa:LAYSA",
         "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
+        "aa": "testbed.studies.aa:AA",
     },
     "testbed.studies",
 )
