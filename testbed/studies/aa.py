@@ -149,7 +149,7 @@ def split_bank(
 
     Example:
         >>> split_bank([1.0, 1.01, 0.99, 1.0, 1.01, 0.99], each=3, splits=10, seed=1)[:2]
-        (0, 0)
+        (2, 0)
     """
     draw = random.Random(seed)
     winners, unstable, resolves = 0, 0, []
