@@ -9,10 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.files import encode_link
+from testbed.base.link import Link
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.simulate import check_output
 from testbed.commands.sweep import cluster_axes, wanted_sweep
@@ -33,17 +36,17 @@ def forecast(
         str | None, typer.Argument(help="a recipe's name, or a TOML file", show_default=False)
     ] = None,
     link: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="testbed.link/1 file, fitted before; one for each backend, for cells whose recipe "
-            "names none"
+            help="testbed.link/1 file, fitted before, for cells whose recipe names none; one for "
+            "each backend; ddp=gloo.json: one backend's link for another's cells"
         ),
     ] = None,
     null: Annotated[
         str | None,
         typer.Option(
             help="nominal numbers of the null model: rate=10gbit,latency=50us",
-            show_default="those of each cell's emulated cluster; latency 50us if it has none",
+            show_default="those that each cell's emulated cluster is asked for",
         ),
     ] = None,
     cluster: Annotated[
@@ -61,7 +64,7 @@ def forecast(
     of their own, and the report tells whose plan differed.
 
     Examples:
-        testbed forecast emulated --link gloo.json --link mpi-ring.json -o forecast.json
+        testbed forecast emulated --link gloo.json --link ddp=gloo.json -o forecast.json
 
         testbed forecast runs/unseen/unseen.toml -o forecast.json
     """
@@ -76,7 +79,7 @@ def forecast(
     nominal = None if null is None else parse_nominal(null)
     if null is not None and nominal is None:
         raise UsageError(f"--null is {null!r}; expected nominal numbers: rate=10gbit,latency=50us")
-    links = {str(path): read_link(path) for path in link or ()}
+    links = dict(map(_given_link, link or ()))
 
     from testbed.launch.held_out import foresee
 
@@ -98,6 +101,14 @@ def forecast(
     )
     write_atomically(output, encode_forecast(made))
     sys.stdout.write(f"{_table(cells)}\n\n{output}: digest {made.digest}, written {made.written}\n")
+
+
+def _given_link(text: str) -> tuple[str, Link]:
+    """What to call a link, and the link: of the backend named before `=`, else of its own."""
+    backend, equals, path = text.partition("=")
+    if not equals or BACKENDS.find(backend) is None:
+        return text, read_link(text)
+    return text, msgspec.structs.replace(read_link(path), backend=backend)
 
 
 def _table(cells: Sequence[ForecastCell]) -> str:

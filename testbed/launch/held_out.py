@@ -23,8 +23,6 @@ from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
 from testbed.records.store import cell_key
 from testbed.workloads.load import load_workload
 
-# Of an emulated cluster that says nothing of latency: TCP on Ethernet, as data sheets have it.
-USUAL_LATENCY: Final = "50us"
 # A shaper counts Ethernet's header of 14 bytes and none of checksum, preamble and gap.
 SHAPED_HEADERS: Final = 1514 / 1448
 
@@ -164,15 +162,17 @@ def lowest_bps(spec: ClusterSpec) -> float:
 def nominal_of(cluster: str | None) -> Nominal | None:
     """The numbers that an emulated cluster is asked for; None without one.
 
+    Latency is counted for each hop of the algorithm, as netem makes it. Where none is asked for it
+    is 0: any other number would be a guess that makes the null model easier to beat.
+
     Example:
         >>> nominal_of("nodes=2,rate=10gbit,dilation=10").latency
-        '50us'
+        '0'
     """
     if cluster is None:
         return None
     spec = parse_cluster(cluster)
-    latency = spec.latency if spec.latency_s > 0 else USUAL_LATENCY
-    return Nominal(f"{lowest_bps(spec):.0f}bit", latency, SHAPED_HEADERS)
+    return Nominal(f"{lowest_bps(spec):.0f}bit", spec.latency, SHAPED_HEADERS)
 
 
 def plan_class(plan: Plan) -> str:

@@ -67,6 +67,12 @@ def test_a_forecast_is_held_against_the_cells_that_ran_after_it(tmp_path: Path) 
     assert [row["num_runs"] for row in both] == [2, 2]
     assert all(row["spread"] is not None and row["null_s"] > 0 for row in both)
 
+    other = ("forecast", "--backend", "ddp", "--workload", f"replay:{trace}", "--workers", "2")
+    ddp = answer(*other, "--link", f"ddp={link}", "-o", str(tmp_path / "ddp.json"))
+    assert "few messages" in ddp.out
+    none = answer(*other, "--link", str(link), "-o", str(tmp_path / "none.json"))
+    assert "no link of ddp was given (there is gloo)" in none.out
+
     late = tmp_path / "late.json"
     assert answer(*written[:-1], str(late)).status == 0
     after = answer("report", str(folder), "--forecast", str(late), "--format", "md")
