@@ -96,7 +96,7 @@ LAZY = {
     "testbed.compression.none": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",
-    "testbed.memory.bounds": "scipy takes longer to load than most commands take",
+    "testbed.memory.planning.bounds": "scipy takes longer to load than most commands take",
     "testbed.memory.mirror": NO_TORCH,
     "testbed.models.digits": OPTIONAL,
     "testbed.models.image_folder": OPTIONAL,
@@ -133,6 +133,19 @@ def test_imports_point_one_way() -> None:
                 ".".join(module.split(".")[:2]),
             } & set(allowed):
                 wrong.append(f"{at(source, found.line)} imports testbed.{module}")
+    assert wrong == []
+
+
+def test_memory_is_planned_apart_from_what_records_and_runs_it() -> None:
+    planners = [s for s in sources().values() if s.name.startswith("testbed.memory.planning.")]
+    assert len(planners) >= 10
+    wrong = [
+        f"{at(source, found.line)} imports {found.target}"
+        for source in planners
+        for found in source.imports
+        if found.target.startswith(("torch", "testbed.memory."))
+        and not found.target.startswith("testbed.memory.planning")
+    ]
     assert wrong == []
 
 

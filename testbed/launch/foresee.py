@@ -10,8 +10,8 @@ import torch
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.memory.laysa import DoesNotFit
-from testbed.memory.simulator import Simulator
+from testbed.memory.planning.laysa import DoesNotFit
+from testbed.memory.planning.simulator import Simulator
 from testbed.records.memory import MemoryCurve, MemoryForecast
 from testbed.training.compressed.spec import compression_of, without_own_momentum
 from testbed.training.exchange_needs import Exchanged

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part
-from testbed.memory.lifetimes import KEEP, RECOMPUTE, Lifetimes
-from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import KEEP, RECOMPUTE, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.planning.units import is_cheap
 from testbed.memory.strategy import Limits, Strategy
-from testbed.memory.units import is_cheap
 
 SQRT, COST = "sqrt", "cost"
 

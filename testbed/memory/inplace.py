@@ -8,9 +8,9 @@ import msgspec
 
 from testbed.base.parts import NoOptions, Part
 from testbed.base.units import format_bytes
-from testbed.memory.lifetimes import KEEP, Lifetimes, overwritten
-from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import KEEP, Lifetimes, overwritten
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
 
 # Operators whose gradient needs their result and not their input, so that it may be overwritten.

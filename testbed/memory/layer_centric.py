@@ -11,13 +11,13 @@ from testbed.base.errors import UsageError
 from testbed.base.parts import Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
-from testbed.memory.laysa import DoesNotFit, laysa
-from testbed.memory.lifetimes import KEEP, Costs, Lifetimes
 from testbed.memory.mirror import state_on_host
 from testbed.memory.offload import OffloadOptions, of_size
-from testbed.memory.plan import MemoryPlan, plan_of
+from testbed.memory.planning.laysa import DoesNotFit, laysa
+from testbed.memory.planning.lifetimes import KEEP, Costs, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
 from testbed.memory.release import refuses_release
-from testbed.memory.simulator import simulate
 from testbed.memory.strategy import Limits, Mirror, Release, Strategy
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def layer_centric(options: LaysaOptions) -> Strategy:
     exchanging needs exists for `in_flight` layers at once instead of all of them (`release`, with
     its arena), what was not sent joins the mirror (`mirror`, where the compressor is error
     feedback in units of updates), and the activations of each layer are kept, recomputed or
-    offloaded, whichever costs the whole iteration least (`memory.laysa`).
+    offloaded, whichever costs the whole iteration least (`memory.planning.laysa`).
 
     Args:
         options: budget in MiB, messages in flight, where the mirror lies.

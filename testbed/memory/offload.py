@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part
-from testbed.memory.lifetimes import KEEP, OFFLOAD, Lifetimes
-from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import KEEP, OFFLOAD, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy, To
 
 

@@ -11,8 +11,8 @@ from testbed.base.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from testbed.memory.lifetimes import Costs, Footprint, Lifetimes
-    from testbed.memory.plan import MemoryPlan
+    from testbed.memory.planning.lifetimes import Costs, Footprint, Lifetimes
+    from testbed.memory.planning.plan import MemoryPlan
 
     Choose = Callable[[Lifetimes, "Limits"], MemoryPlan]
     Prepare = Callable[[torch.nn.Module, torch.optim.Optimizer], None]
@@ -28,7 +28,7 @@ class Release:
 
     Attributes:
         in_flight: messages whose buffers exist at once.
-        poisons: buffers are overwritten when they are given back (see `memory.arena`); for tests.
+        poisons: buffers are overwritten when they are given back (see `memory.running.arena`); for tests.
     """
 
     in_flight: int = 2

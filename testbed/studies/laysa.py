@@ -21,11 +21,11 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import parse_options
 from testbed.base.trace import Trace, TraceTensor
-from testbed.memory.joint import late_s
-from testbed.memory.laysa import DoesNotFit
-from testbed.memory.lifetimes import KEEP, Footprint, Lifetimes
-from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.joint import late_s
+from testbed.memory.planning.laysa import DoesNotFit
+from testbed.memory.planning.lifetimes import KEEP, Footprint, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
 from testbed.prediction.cross_iteration import predict
 from testbed.records.store import write_atomically

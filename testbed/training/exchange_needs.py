@@ -13,10 +13,10 @@ from testbed.base.plan import Plan
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import Arrived, Context, State, feeds_back
 from testbed.compression.protocol import Exchanged as Ended
-from testbed.memory.arena import ArenaPlan, is_bounded, place_buckets
-from testbed.memory.gradients import row_of
-from testbed.memory.lifetimes import Costs, Lifetimes
-from testbed.memory.record import Peak
+from testbed.memory.planning.gradients import row_of
+from testbed.memory.planning.lifetimes import Costs, Lifetimes
+from testbed.memory.recording.record import Peak
+from testbed.memory.running.arena import ArenaPlan, is_bounded, place_buckets
 from testbed.memory.strategy import Mirror
 from testbed.training.compressed.spec import Compression
 from testbed.training.replica import Replica

@@ -14,15 +14,22 @@ import torch
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.base.units import format_bytes
-from testbed.memory.arena import ArenaPlan
-from testbed.memory.gradients import HELD_BYTES, SLICE_ELEMENTS
-from testbed.memory.joint import late_s, plan_jointly
-from testbed.memory.laysa import DoesNotFit, laysa
-from testbed.memory.lifetimes import KEEP, Costs, Footprint, Lifetimes, at_batch, overwritten
-from testbed.memory.plan import MemoryPlan, plan_of
-from testbed.memory.record import record
-from testbed.memory.search import IterationCost
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.gradients import HELD_BYTES, SLICE_ELEMENTS
+from testbed.memory.planning.joint import late_s, plan_jointly
+from testbed.memory.planning.laysa import DoesNotFit, laysa
+from testbed.memory.planning.lifetimes import (
+    KEEP,
+    Costs,
+    Footprint,
+    Lifetimes,
+    at_batch,
+    overwritten,
+)
+from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.search import IterationCost
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.recording.record import record
+from testbed.memory.running.arena import ArenaPlan
 from testbed.memory.strategy import Limits, Mirror, Release, Strategy, why_no_mirror
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.step import is_elementwise
@@ -112,7 +119,7 @@ def record_step(replica: Replica, batch_size: int, *, calibrated: bool = False) 
     Args:
         replica: that trains.
         batch_size: samples of a micro-batch.
-        calibrated: measure operators (see `memory.record.record`).
+        calibrated: measure operators (see `memory.recording.record.record`).
     """
     workload = replica.workload
     indices = np.arange(batch_size, dtype=np.int64) % len(workload.train)

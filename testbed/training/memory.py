@@ -14,16 +14,16 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
-from testbed.memory.calibrate import give_back_pages
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.script import let_overwrite
-from testbed.memory.tracker import (
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.calibrate import give_back_pages
+from testbed.memory.recording.tracker import (
     ResidentPeak,
     Tracker,
     allocated_from_c,
     anonymous_bytes,
 )
+from testbed.memory.running.engine import ActivationEngine
+from testbed.memory.running.script import let_overwrite
 from testbed.records.cell import MemoryResult
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange_needs import Exchanged

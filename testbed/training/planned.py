@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import UsageError
 from testbed.control.protocol import Control
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.lifetimes import Costs
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.record import record
-from testbed.memory.script import overwriting
-from testbed.memory.storages import tensors_in
+from testbed.memory.planning.lifetimes import Costs
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.record import record
+from testbed.memory.recording.storages import tensors_in
+from testbed.memory.running.engine import ActivationEngine
+from testbed.memory.running.script import overwriting
+from testbed.memory.running.transfers import Transfers
 from testbed.memory.strategy import Limits, Strategy
-from testbed.memory.transfers import Transfers
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.forecast import chosen
 from testbed.training.session import Session

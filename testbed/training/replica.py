@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Activations(Protocol):
-    """What becomes of activations (see `memory.engine`)."""
+    """What becomes of activations (see `memory.running.engine`)."""
 
     def forward(self) -> AbstractContextManager[None]:
         """Around a forward pass with its loss."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.memory.laysa import laysa
-from testbed.memory.lifetimes import KEEP, Costs
-from testbed.memory.record import record
-from testbed.memory.simulator import Simulator
+from testbed.memory.planning.laysa import laysa
+from testbed.memory.planning.lifetimes import KEEP, Costs
+from testbed.memory.planning.simulator import Simulator
+from testbed.memory.recording.record import record
 from testbed.models.resnet import resnet152
 from testbed.models.transformer import gpt2_model
 

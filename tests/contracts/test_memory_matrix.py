@@ -22,7 +22,7 @@ from testbed.base.plan import Plan
 from testbed.base.trace import Trace, TraceTensor
 from testbed.compression.common import ratio_of
 from testbed.launch.plan_options import parts_of
-from testbed.memory.lifetimes import OFFLOAD, RECOMPUTE, Action
+from testbed.memory.planning.lifetimes import OFFLOAD, RECOMPUTE, Action
 from testbed.scheduling.protocol import make_plan
 from testbed.scheduling.under_compressor import overlapped
 from testbed.training.replica import strategy_of

@@ -21,8 +21,8 @@ from testbed.base.config import RunConfig
 from testbed.base.parts import NoOptions
 from testbed.control.inproc import InprocHub
 from testbed.launch.lifecycle import settle_allocator
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.laysa import DoesNotFit
+from testbed.memory.planning.laysa import DoesNotFit
+from testbed.memory.running.engine import ActivationEngine
 from testbed.training.exchange_needs import Exchanged
 from testbed.training.forecast import forecast, record_step
 from testbed.training.replica import Replica, backward, make_replica, update

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from testbed.base.axes import WORKLOADS
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.lifetimes import Lifetimes
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.record import Loss, record
-from testbed.memory.tracker import Tracker
+from testbed.memory.planning.lifetimes import Lifetimes
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.record import Loss, record
+from testbed.memory.recording.tracker import Tracker
+from testbed.memory.running.engine import ActivationEngine
 
 Batch = tuple[torch.Tensor, ...]
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
+from testbed.memory.planning.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
 
 
 @dataclass

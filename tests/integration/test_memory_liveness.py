@@ -11,9 +11,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from testbed.base.config import RunConfig
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.lifetimes import Costs
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import Costs
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.running.engine import ActivationEngine
 from testbed.memory.strategy import Limits
 from testbed.training.forecast import chosen, record_step
 from testbed.training.replica import backward, make_replica
@@ -88,7 +88,9 @@ def test_torch_s_own_tracker_finds_the_same_peak(
     As a dispatch mode, it keeps PyTorch from adding one gradient to another in place, and sees a
     step without that; so the prediction is of such a step.
     """
-    monkeypatch.setattr("testbed.memory.capture.is_sum_of_gradients", lambda func, args: False)
+    monkeypatch.setattr(
+        "testbed.memory.recording.capture.is_sum_of_gradients", lambda func, args: False
+    )
     config = RunConfig(workload=workload, memory=memory, batch_size=batch)
     torch.manual_seed(1)
     replica = make_replica(load_workload(workload, seed=1), config, 3)

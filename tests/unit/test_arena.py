@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from testbed.base.errors import RunFailed, UsageError
-from testbed.memory.arena import ALIGNMENT, Arena, ArenaPlan, Interval, aligned, assign
+from testbed.memory.running.arena import ALIGNMENT, Arena, ArenaPlan, Interval, aligned, assign
 
 CPU = torch.device("cpu")
 Draw = np.random.Generator

@@ -15,7 +15,7 @@ from testbed.compression.selection import (
     largest_plainly,
     sampled,
 )
-from testbed.memory.record import Peak
+from testbed.memory.recording.record import Peak
 
 LARGE = 200_000  # beyond one chunk of a scan and beyond what is selected without a sample
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from testbed.memory.calibrate import OperatorSpec, calibrate
-from testbed.memory.tracker import ResidentPeak, allocated_from_c
+from testbed.memory.recording.calibrate import OperatorSpec, calibrate
+from testbed.memory.recording.tracker import ResidentPeak, allocated_from_c
 
 ATEN = torch.ops.aten
 MIB = 1 << 20

@@ -11,16 +11,24 @@ import pytest
 from testbed.base.errors import UsageError
 from testbed.memory.checkpoint import CheckpointOptions, by_cost, in_segments
 from testbed.memory.checkpoint import checkpoint as checkpoint_part
-from testbed.memory.joint import plan_jointly, ready_s_by_name
 from testbed.memory.layer_centric import LaysaOptions, cheapest
-from testbed.memory.laysa import DoesNotFit, laysa
-from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes, settled
 from testbed.memory.offload import OffloadOptions, of_size
 from testbed.memory.offload import offload as offload_part
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.joint import plan_jointly, ready_s_by_name
+from testbed.memory.planning.laysa import DoesNotFit, laysa
+from testbed.memory.planning.lifetimes import (
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    Costs,
+    Footprint,
+    Lifetimes,
+    settled,
+)
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.planning.units import is_cheap, spread
 from testbed.memory.strategy import Limits, Strategy
-from testbed.memory.units import is_cheap, spread
 from tests.harness.memory_steps import (
     Tape,
     random_chain,

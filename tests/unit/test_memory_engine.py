@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from testbed.base.errors import RunFailed, UsageError
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.lifetimes import RECOMPUTE, Costs, Lifetimes
-from testbed.memory.plan import Made, MemoryPlan, plan_of
-from testbed.memory.record import record
-from testbed.memory.script import Expected, Script
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import RECOMPUTE, Costs, Lifetimes
+from testbed.memory.planning.plan import Made, MemoryPlan, plan_of
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.recording.record import record
+from testbed.memory.recording.tracker import Tracker
+from testbed.memory.running.engine import ActivationEngine
+from testbed.memory.running.script import Expected, Script
 from testbed.memory.strategy import Limits
-from testbed.memory.tracker import Tracker
 from testbed.training.forecast import chosen
 from testbed.training.replica import strategy_of
 from tests.harness.memory_models import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from testbed.memory.engine import ActivationEngine
-from testbed.memory.lifetimes import Costs
-from testbed.memory.record import record
-from testbed.memory.simulator import simulate
+from testbed.memory.planning.lifetimes import Costs
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.recording.record import record
+from testbed.memory.running.engine import ActivationEngine
 from testbed.memory.strategy import Limits
 from testbed.training.forecast import chosen
 from testbed.training.replica import strategy_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from testbed.memory.lifetimes import (
+from testbed.memory.planning.lifetimes import (
     KEEP,
     MOVED,
     OFFLOAD,
@@ -24,7 +24,7 @@ from testbed.memory.lifetimes import (
     ends,
     settled,
 )
-from testbed.memory.simulator import Simulator, simulate
+from testbed.memory.planning.simulator import Simulator, simulate
 from tests.harness.memory_steps import (
     Tape,
     random_chain,

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from testbed.base.errors import UsageError
-from testbed.memory.bounds import Bounds, relaxed
-from testbed.memory.laysa import DoesNotFit, laysa
-from testbed.memory.lifetimes import Costs, Footprint, Lifetimes
-from testbed.memory.plan import MemoryPlan, decode_memory_plan
-from testbed.memory.search import Search
-from testbed.memory.simulator import Simulator, simulate
-from testbed.memory.units import blocks, is_cheap, spread
+from testbed.memory.planning.bounds import Bounds, relaxed
+from testbed.memory.planning.laysa import DoesNotFit, laysa
+from testbed.memory.planning.lifetimes import Costs, Footprint, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan, decode_memory_plan
+from testbed.memory.planning.search import Search
+from testbed.memory.planning.simulator import Simulator, simulate
+from testbed.memory.planning.units import blocks, is_cheap, spread
 from tests.harness.memory_steps import (
     random_chain,
     random_dag,
@@ -107,7 +107,7 @@ def test_no_choice_lies_below_the_bounds(make: Callable[[int, int], Lifetimes]) 
 def test_without_branch_and_bound_it_is_near_and_says_how_near(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("testbed.memory.search.MAX_EXACT_UNITS", 0)
+    monkeypatch.setattr("testbed.memory.planning.search.MAX_EXACT_UNITS", 0)
     for seed in range(30):
         step, costs = (random_chain, random_dag)[seed % 2](seed, 5), HOSTS[seed // 2 % 2]
         found = all_footprints(step, costs)
@@ -157,7 +157,7 @@ def test_the_cost_may_be_that_of_the_whole_iteration() -> None:
 def test_large_models_fit_and_the_same_choice_is_made_again(
     step: Lifetimes, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("testbed.memory.search.MAX_TRIES", 300)
+    monkeypatch.setattr("testbed.memory.planning.search.MAX_TRIES", 300)
     costs = Costs(host_bytes_per_s=1e9)
     most = simulate(step, "k" * len(step.values), costs).peak_bytes
     plan = laysa(step, costs, int(share * most), at_most=60)
@@ -171,7 +171,7 @@ def test_large_models_fit_and_the_same_choice_is_made_again(
 
 def test_making_all_again_is_not_the_least_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain that is made again as a whole is there as a whole; segments are not."""
-    monkeypatch.setattr("testbed.memory.search.MAX_TRIES", 300)
+    monkeypatch.setattr("testbed.memory.planning.search.MAX_TRIES", 300)
     step = residual_network(8)
     slow = Costs(host_bytes_per_s=1e3, copy_share=1.0)
     all_again = simulate(step, "r" * len(step.values), slow).peak_bytes

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from testbed.base.errors import UsageError
-from testbed.memory.record import record
+from testbed.memory.recording.record import record
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -17,10 +17,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from testbed.memory.lifetimes import KEEP
-from testbed.memory.simulator import simulate
-from testbed.memory.storages import tensors_in
-from testbed.memory.tracker import CATEGORIES, Tracker
+from testbed.memory.planning.lifetimes import KEEP
+from testbed.memory.planning.simulator import simulate
+from testbed.memory.recording.storages import tensors_in
+from testbed.memory.recording.tracker import CATEGORIES, Tracker
 from tests.harness.memory_models import CASES, Batch, Case, sgd
 
 ROWS, WIDTH = 600, 40

@@ -15,7 +15,7 @@ from torch import nn
 import testbed
 from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
-from testbed.memory.transfers import SLACK
+from testbed.memory.running.transfers import SLACK
 from testbed.training.planned import PlannedModel
 from testbed.training.replica import strategy_of
 from testbed.training.session import Session

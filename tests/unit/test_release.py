@@ -18,8 +18,8 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import make_config
 from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.base.plan import Message, Plan, TensorSlice
-from testbed.memory.arena import arena_bytes, is_bounded
-from testbed.memory.gradients import HELD_BYTES
+from testbed.memory.planning.gradients import HELD_BYTES
+from testbed.memory.running.arena import arena_bytes, is_bounded
 from testbed.memory.strategy import KEEP_ALL, Release, Strategy
 from testbed.training.compressed.spec import compression_of
 from testbed.training.session import Session

@@ -12,10 +12,15 @@ from torch import nn
 from testbed.backends.protocol import Backend, Group
 from testbed.compression.sparse import pack_sparse
 from testbed.compression.sparse_mean import SparseMerger
-from testbed.memory.gradients import SLICE_ELEMENTS, exchange_bytes, gradient_bytes, update_bytes
 from testbed.memory.host import is_on_host, keep_state_on_host
-from testbed.memory.lifetimes import Costs, GradientReady, Lifetimes
-from testbed.memory.tracker import Tracker
+from testbed.memory.planning.gradients import (
+    SLICE_ELEMENTS,
+    exchange_bytes,
+    gradient_bytes,
+    update_bytes,
+)
+from testbed.memory.planning.lifetimes import Costs, GradientReady, Lifetimes
+from testbed.memory.recording.tracker import Tracker
 from testbed.training.compressed.spec import compression_of
 from testbed.training.exchange.step import DeferredStep
 from testbed.training.session import Session

@@ -12,8 +12,8 @@ from testbed.base.errors import UsageError
 from testbed.base.listed import elements, joined, part_of
 from testbed.base.plan import Message
 from testbed.compression.protocol import feeds_back
-from testbed.memory.gradients import SLICE_ELEMENTS
 from testbed.memory.host import on_host, zeros_on_host
+from testbed.memory.planning.gradients import SLICE_ELEMENTS
 from testbed.memory.strategy import Mirror, why_no_mirror
 from testbed.training.compressed.driver import Conversations
 from testbed.training.compressed.reducer import CompressedReducer

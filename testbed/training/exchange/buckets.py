@@ -9,7 +9,7 @@ import torch
 
 from testbed.base.errors import UsageError
 from testbed.base.plan import Message, Plan
-from testbed.memory.arena import Arena, is_bounded, place_buckets
+from testbed.memory.running.arena import Arena, is_bounded, place_buckets
 from testbed.memory.strategy import Release
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from testbed.memory.engine import aside
+from testbed.memory.running.engine import aside
 
 Parameters = list[torch.nn.Parameter]
 

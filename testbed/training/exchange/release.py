@@ -7,8 +7,8 @@ from itertools import islice
 
 import torch
 
-from testbed.memory.arena import is_bounded
-from testbed.memory.gradients import HELD_BYTES, largest_row, row_of
+from testbed.memory.planning.gradients import HELD_BYTES, largest_row, row_of
+from testbed.memory.running.arena import is_bounded
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.refusals import second_gradient
@@ -30,7 +30,7 @@ class ReleasedUpdate(DeferredUpdate):
 
     Where the reducer looks ahead, room is also made when a gradient has been received, for those
     that come next: all together take no more than the largest messages in a row
-    (`memory.gradients.row_of`).
+    (`memory.planning.gradients.row_of`).
 
     Plans that send after the backward pass or in halves bring no mean before it has ended: all are
     used by `finish`, in the order in which they arrive there.

@@ -11,7 +11,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.errors import NonFiniteGradient
 from testbed.base.types import Op
-from testbed.memory.gradients import SLICE_ELEMENTS
+from testbed.memory.planning.gradients import SLICE_ELEMENTS
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer, StepState
 from testbed.training.exchange.refusals import halves_refused

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from testbed.memory.lifetimes import Costs, Lifetimes
+from testbed.memory.planning.lifetimes import Costs, Lifetimes
 
 SLICE_ELEMENTS: Final = 1 << 18
 """Of large parameters whose gradients are released, the optimizer updates so many at a time."""

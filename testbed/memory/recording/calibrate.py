@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from testbed.memory.storages import allocated_bytes, tensors_in
+from testbed.memory.recording.storages import allocated_bytes, tensors_in
 
 SMALL_BYTES: Final = 1 << 16
 """Operators that read and write fewer bytes are not measured."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from testbed.memory.lifetimes import Footprint, Lifetimes
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.search import IterationCost
+from testbed.memory.planning.lifetimes import Footprint, Lifetimes
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.planning.search import IterationCost
 
 Schedule = TypeVar("Schedule")
 MAX_ROUNDS: Final = 4

@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from testbed.base.errors import UsageError
-from testbed.memory.calibrate import calibrate, times_of
-from testbed.memory.capture import Rates, Recording
-from testbed.memory.lifetimes import Lifetimes
-from testbed.memory.storages import LiveStorages, allocated_bytes, is_question, tensors_in
+from testbed.memory.planning.lifetimes import Lifetimes
+from testbed.memory.recording.calibrate import calibrate, times_of
+from testbed.memory.recording.capture import Rates, Recording
+from testbed.memory.recording.storages import LiveStorages, allocated_bytes, is_question, tensors_in
 
 Loss = Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from testbed.memory.bounds import Bounds
-from testbed.memory.lifetimes import KEEP, OFFLOAD, RECOMPUTE
+from testbed.memory.planning.bounds import Bounds
+from testbed.memory.planning.lifetimes import KEEP, OFFLOAD, RECOMPUTE
 
 BUCKETS: Final = 256
 TRIES: Final = 8

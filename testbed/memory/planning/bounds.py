@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from testbed.memory.gradients import Levels
-from testbed.memory.lifetimes import KEEP, MOVED, OFFLOAD, RECOMPUTE
-from testbed.memory.simulator import Simulator
-from testbed.memory.units import values_by_unit
+from testbed.memory.planning.gradients import Levels
+from testbed.memory.planning.lifetimes import KEEP, MOVED, OFFLOAD, RECOMPUTE
+from testbed.memory.planning.simulator import Simulator
+from testbed.memory.planning.units import values_by_unit
 
 MAX_ROWS: Final = 300
 MAX_NODES: Final = 300

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.memory.lifetimes import Action, Footprint, Lifetimes, fetch_order, settled
-from testbed.memory.units import saved_bytes, values_by_unit
+from testbed.memory.planning.lifetimes import Action, Footprint, Lifetimes, fetch_order, settled
+from testbed.memory.planning.units import saved_bytes, values_by_unit
 
 FORMAT = "testbed.memory-plan/1"
 
@@ -47,7 +47,7 @@ class UnitChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of each value of a step (see `memory.lifetimes`).
+    """What becomes of each value of a step (see `memory.planning.lifetimes`).
 
     Attributes:
         strategy: that chose, in words.

@@ -15,10 +15,10 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from testbed.memory.calibrate import OperatorSpec
 from testbed.memory.host import PAGE_BYTES
-from testbed.memory.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
-from testbed.memory.storages import (
+from testbed.memory.planning.lifetimes import ForwardOp, GradientReady, Lifetimes, Use, Value
+from testbed.memory.recording.calibrate import OperatorSpec
+from testbed.memory.recording.storages import (
     LiveStorages,
     View,
     allocated_bytes,

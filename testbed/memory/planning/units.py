@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from testbed.memory.lifetimes import Lifetimes
+from testbed.memory.planning.lifetimes import Lifetimes
 
 MAX_UNITS: Final = 200
 _CHEAP: Final = """
@@ -60,7 +60,7 @@ def spread(lifetimes: Lifetimes, per_unit: str) -> str:
     """An action for each value from one for each layer.
 
     Example:
-        >>> from testbed.memory.lifetimes import ForwardOp, Value
+        >>> from testbed.memory.planning.lifetimes import ForwardOp, Value
         >>> ops = tuple(ForwardOp(name="f", unit=unit) for unit in (0, 1, 0))
         >>> values = tuple(Value(num_bytes=1, op=op, born=op, dies=9) for op in (0, 0, 1, 2))
         >>> spread(Lifetimes(units=("a", "b"), ops=ops, values=values, base=()), "kr")
@@ -82,7 +82,7 @@ def blocks(lifetimes: Lifetimes, at_most: int = MAX_UNITS) -> Lifetimes:
         at_most: number of layers and blocks.
 
     Example:
-        >>> from testbed.memory.lifetimes import ForwardOp
+        >>> from testbed.memory.planning.lifetimes import ForwardOp
         >>> ops = tuple(ForwardOp(name="aten.mm.default", unit=unit) for unit in range(4))
         >>> step = Lifetimes(units=("in", "h.0.a", "h.0.b", "out"), ops=ops, values=(), base=())
         >>> blocks(step, at_most=3).units

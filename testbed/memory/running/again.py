@@ -13,8 +13,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import RunFailed
-from testbed.memory.storages import View, Writes, statistics_of, tensors_in
-from testbed.memory.transfers import Copy
+from testbed.memory.recording.storages import View, Writes, statistics_of, tensors_in
+from testbed.memory.running.transfers import Copy
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from testbed.memory.gradients import Levels, exchange_bytes, gradient_bytes, update_bytes
-from testbed.memory.lifetimes import (
+from testbed.memory.planning.gradients import Levels, exchange_bytes, gradient_bytes, update_bytes
+from testbed.memory.planning.lifetimes import (
     KEEP,
     MOVED,
     OFFLOAD,
@@ -35,7 +35,7 @@ def simulate(lifetimes: Lifetimes, actions: str, costs: Costs | None = None) -> 
         costs: of moving.
 
     Example:
-        >>> from testbed.memory.lifetimes import ForwardOp, Use, Value
+        >>> from testbed.memory.planning.lifetimes import ForwardOp, Use, Value
         >>> use = Use(packed=0, unpacked=3, released=4)
         >>> value = Value(num_bytes=8, op=0, born=0, dies=1, uses=(use,))
         >>> step = Lifetimes(units=("a",), ops=(ForwardOp(name="x", unit=0),), values=(value,),

@@ -11,13 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from testbed.base.errors import RunFailed
-from testbed.memory.again import Call, Value
-from testbed.memory.lifetimes import KEEP, OFFLOAD_SYNC, OFFLOAD_WINDOW, RECOMPUTE
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.script import Expected, Script
-from testbed.memory.storages import View, Writes, is_question, tensors_in, written
+from testbed.memory.planning.lifetimes import KEEP, OFFLOAD_SYNC, OFFLOAD_WINDOW, RECOMPUTE
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.storages import View, Writes, is_question, tensors_in, written
+from testbed.memory.running.again import Call, Value
+from testbed.memory.running.script import Expected, Script
+from testbed.memory.running.transfers import Copy, Transfers
 from testbed.memory.strategy import To
-from testbed.memory.transfers import Copy, Transfers
 
 
 class _Kept:

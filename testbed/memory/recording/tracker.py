@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.memory.host import is_on_host
-from testbed.memory.storages import (
+from testbed.memory.recording.storages import (
     LiveStorages,
     allocated_bytes,
     is_question,

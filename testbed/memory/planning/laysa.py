@@ -6,7 +6,7 @@ import math
 
 from testbed.base.errors import UsageError
 from testbed.base.units import format_bytes, format_seconds
-from testbed.memory.lifetimes import (
+from testbed.memory.planning.lifetimes import (
     KEEP,
     MOVED,
     OFFLOAD,
@@ -16,9 +16,9 @@ from testbed.memory.lifetimes import (
     Footprint,
     Lifetimes,
 )
-from testbed.memory.plan import MemoryPlan, plan_of, unit_choices
-from testbed.memory.search import Found, IterationCost, Search
-from testbed.memory.units import MAX_UNITS, blocks, saved_bytes, spread
+from testbed.memory.planning.plan import MemoryPlan, plan_of, unit_choices
+from testbed.memory.planning.search import Found, IterationCost, Search
+from testbed.memory.planning.units import MAX_UNITS, blocks, saved_bytes, spread
 
 
 class DoesNotFit(UsageError):
@@ -59,12 +59,12 @@ def laysa(
 
     or, without a budget, the least peak, and of these choices a cheap one. `offload_sync` moves a
     layer in step with the computation, where copies beside it leave no room. The
-    footprint comes from the simulator of `memory.simulator`: what is made again has its sources,
+    footprint comes from the simulator of `memory.planning.simulator`: what is made again has its sources,
     and its whole segment, beside it; copies share the link to the host with each other and take a
     share of the computing thread's time.
 
     The choice is the best there is where the plan's `gap` is 0: with few layers by branch and
-    bound, with many where the bound of a relaxed problem (`memory.bounds`) is met. Else `gap` is
+    bound, with many where the bound of a relaxed problem (`memory.planning.bounds`) is met. Else `gap` is
     the distance from that bound.
 
     Args:
@@ -81,7 +81,7 @@ def laysa(
         DoesNotFit, UsageError: nothing fits the budget; tells the smallest that would do.
 
     Example:
-        >>> from testbed.memory.lifetimes import ForwardOp, Use, Value
+        >>> from testbed.memory.planning.lifetimes import ForwardOp, Use, Value
         >>> ops = tuple(ForwardOp(name="f", unit=u, time_s=s) for u, s in ((0, 3.0), (1, 1.0)))
         >>> values = tuple(
         ...     Value(num_bytes=8, op=op, born=op, dies=op + 1,

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.memory.lifetimes import RECOMPUTE
-from testbed.memory.plan import MemoryPlan
-from testbed.memory.storages import allocated_bytes
+from testbed.memory.planning.lifetimes import RECOMPUTE
+from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.storages import allocated_bytes
 
 AHEAD = 16  # so many operators of the plan may be missing in a step at once
 SAME_SHARE = 0.5  # of the bytes must be made, or it is another model

@@ -17,12 +17,20 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from testbed.memory.bounds import Bounds, Least, relaxed
-from testbed.memory.chain import Chain
-from testbed.memory.gradients import Levels
-from testbed.memory.lifetimes import KEEP, MOVED, OFFLOAD, RECOMPUTE, Costs, Footprint, Lifetimes
-from testbed.memory.simulator import Simulator
-from testbed.memory.units import is_cheap
+from testbed.memory.planning.bounds import Bounds, Least, relaxed
+from testbed.memory.planning.chain import Chain
+from testbed.memory.planning.gradients import Levels
+from testbed.memory.planning.lifetimes import (
+    KEEP,
+    MOVED,
+    OFFLOAD,
+    RECOMPUTE,
+    Costs,
+    Footprint,
+    Lifetimes,
+)
+from testbed.memory.planning.simulator import Simulator
+from testbed.memory.planning.units import is_cheap
 
 MAX_EXACT_UNITS: Final = 12
 MAX_TRIES: Final = 2000

@@ -1,0 +1,1 @@
+"""What a plan takes, and which is best: lifetimes in, actions out. Pure; no torch."""

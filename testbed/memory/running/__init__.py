@@ -1,0 +1,1 @@
+"""What carries a plan out while the model trains."""
