@@ -28,7 +28,7 @@ class Release:
 
     Attributes:
         in_flight: messages whose buffers exist at once.
-        poisons: buffers are overwritten when they are given back (see `memory.running.arena`); for tests.
+        poisons: buffers are overwritten when they are given back (see `running.arena`); for tests.
     """
 
     in_flight: int = 2

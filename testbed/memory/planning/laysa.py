@@ -58,13 +58,13 @@ def laysa(
         so that  peak_bytes(footprint(a)) <= budget_bytes
 
     or, without a budget, the least peak, and of these choices a cheap one. `offload_sync` moves a
-    layer in step with the computation, where copies beside it leave no room. The
-    footprint comes from the simulator of `memory.planning.simulator`: what is made again has its sources,
-    and its whole segment, beside it; copies share the link to the host with each other and take a
-    share of the computing thread's time.
+    layer in step with the computation, where copies beside it leave no room. The footprint comes
+    from `planning.simulator`: what is made again has its sources, and its whole segment, beside it;
+    copies share the link to the host with each other and take a share of the computing thread's
+    time.
 
     The choice is the best there is where the plan's `gap` is 0: with few layers by branch and
-    bound, with many where the bound of a relaxed problem (`memory.planning.bounds`) is met. Else `gap` is
+    bound, with many where the bound of a relaxed problem (`planning.bounds`) is met. Else `gap` is
     the distance from that bound.
 
     Args:

@@ -1,8 +1,8 @@
 """The lifetimes of a step's storages, and how much memory a choice of actions takes. No I/O.
 
-A recording (`memory.recording.capture`) runs one step on fake tensors in which nothing is saved for the
+A recording (`recording.capture`) runs one step on fake tensors in which nothing is saved for the
 backward pass: it tells how long each storage lives without autograd, when autograd saves a tensor,
-unpacks it and lets it go. `memory.planning.simulator` puts the saved tensors back as actions say:
+unpacks it and lets it go. `planning.simulator` puts the saved tensors back as actions say:
 
 - `keep`: a value lives until its last saved use has ended, as in PyTorch;
 - `offload`: it leaves when its copy on the host is written and returns before its use; or, in step
