@@ -12,7 +12,7 @@ from testbed.backends.protocol import Backend, Work
 from testbed.base.errors import DeadlineExceeded
 from testbed.base.types import Event, Op, Request, Result
 from testbed.control.protocol import Control
-from testbed.memory.gradients import HELD_BYTES
+from testbed.memory.planning.gradients import HELD_BYTES
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.refusals import (
     changed_gradient,
