@@ -23,7 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 335
+MAX_FILES = 345
+MAX_CODE_LINES = 36_500
 MAX_CODE_LINES = 36_000
 MAX_LINES_OF_FILE = 400
 
