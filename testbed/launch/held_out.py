@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -189,6 +190,8 @@ def plan_class(plan: Plan) -> str:
 
 def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
     own = BACKENDS.resolve(config.backend).facts.schedule
+    if config.plan is not None:
+        return load_plan(Path(config.plan))
     if own is None:
         return plan_for(config, trace, link)
     if own.plan_file:

@@ -18,6 +18,7 @@ from testbed.reporting.forecast import Compared, describe, scores
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import (
     describe_errors,
+    describe_kinds,
     describe_memory,
     kind_of,
     prediction_errors,
@@ -48,6 +49,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
         break_evens=evens,
         notes=[
             *describe_runs(cells),
+            *describe_kinds(cells),
             *describe_errors(errors),
             *(() if compared is None else compared.notes),
             *describe(rows, forecast),

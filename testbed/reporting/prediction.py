@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from testbed.records.cell import Cell, MemoryResult
 from testbed.records.report import PredictionError, ReportCell
@@ -26,6 +27,21 @@ def kind_of(cell: Cell) -> str:
     if cell.predicted_step_time_s is None:
         return ""
     return cell.prediction or ("calibrated" if cell.config.link is None else "held-out")
+
+
+KINDS: Final = {
+    "null": "nominal rate and latency, nothing measured",
+    "held-out": "on links that were fitted before, nothing of the cells seen",
+    "calibrated": "on links that were measured in the cells themselves: no forecasts",
+}
+
+
+def describe_kinds(cells: Iterable[Cell]) -> list[str]:
+    """A line for people on each kind of prediction that stands in a table."""
+    found = {kind_of(cell) for cell in cells}
+    return [
+        f"predictions that are {kind}: {words}" for kind, words in KINDS.items() if kind in found
+    ]
 
 
 def prediction_error(cell: Cell) -> float | None:

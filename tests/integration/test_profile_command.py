@@ -57,6 +57,7 @@ def test_links_of_several_backends_are_fitted(tmp_path):
         assert (link.backend, link.num_workers) == (name, 2)
         assert link.time_s(4096) > 0
         assert len(link.concurrency_slowdown) == 4
+        assert min(link.submit_s, link.landing_s, link.thread_s) > 0
         assert f"# fit of {name}, 2 worker(s)" in done.out
 
 

@@ -11,6 +11,7 @@ import pytest
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
+from testbed.base.plan import encode_plan
 from testbed.launch.held_out import foresee, link_for, nominal_of
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.nominal import parse_nominal
@@ -199,6 +200,16 @@ def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
     null_s = 10 * predict(plan, trace, null, launches=True).iteration_s  # type: ignore[arg-type]
     assert found.null_s == pytest.approx(null_s)
     assert found.why_not == ""
+
+
+def test_a_cell_that_carries_out_a_given_plan_is_foreseen_with_that(tmp_path: Path) -> None:
+    trace = load_workload(CONFIG.workload, seed=1).recorded
+    plan = make_plan("sequential", trace, LINK)  # type: ignore[arg-type]
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode_plan(plan))
+    given = msgspec.structs.replace(CONFIG, plan=str(path))
+    (found,) = foresee([given], {"link.json": LINK}, None)
+    assert found.plan_digest == plan.digest()
 
 
 def test_what_cannot_be_known_before_says_why() -> None:
