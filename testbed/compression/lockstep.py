@@ -9,6 +9,7 @@ import torch
 
 from testbed.base.errors import Disagreement
 from testbed.base.types import Op
+from testbed.compression import server_merge
 from testbed.compression.protocol import (
     Arrived,
     Compressor,
@@ -33,9 +34,11 @@ class Lockstep:
         shapes: see `Context.shapes`.
         key: see `Context.key`.
         answer: how a round of all ranks is carried out; None = as the backends do.
+        servers: merge what has a merger, where the backend has such servers.
         states: of all ranks.
         step: the next step.
         given_bytes: of each rank, summed over steps; parts for oneself are not counted.
+        sum_dtypes: in which sums have travelled.
 
     Example:
         >>> from testbed.compression.casts import Dense
@@ -50,9 +53,11 @@ class Lockstep:
     shapes: tuple[tuple[int, ...], ...] = ()
     key: str = "message"
     answer: Answer | None = None
+    servers: MergingServers | None = None
     states: list[State] = field(default_factory=list)
     step: int = 0
     given_bytes: list[int] = field(default_factory=list)
+    sum_dtypes: set[torch.dtype] = field(default_factory=set)
 
     def exchange(
         self, values: Sequence[torch.Tensor], learning_rate: float | None = None
@@ -72,13 +77,16 @@ class Lockstep:
             self.compressor.exchange(v, s, replace(context, rank=rank))
             for rank, (v, s) in enumerate(zip(values, self.states, strict=True))
         ]
-        done = self._converse(conversations)
+        done = self._converse(conversations, values[0], replace(context, rank=self.num_workers))
         self.states = [d.state for d in done]
         self.step += 1
         return done
 
-    def _converse(self, conversations: Sequence[Conversation]) -> list[Exchanged]:
+    def _converse(
+        self, conversations: Sequence[Conversation], like: torch.Tensor, context: Context
+    ) -> list[Exchanged]:
         answers: list[Arrived] | None = None
+        number = 0
         while True:
             rounds, ended = [], []
             for rank, each in enumerate(conversations):
@@ -94,7 +102,57 @@ class Lockstep:
                 return ended
             for rank, given in enumerate(rounds):
                 self.given_bytes[rank] += handed_over_bytes(given, rank)
-            answers = (self.answer or carry_out)(rounds)
+                if given.op is Op.ALL_REDUCE:
+                    self.sum_dtypes.add(given.parts[0].dtype)
+            number += 1
+            if self.servers is not None and self.num_workers > 1:
+                key = self.key if number == 1 else f"{self.key} (round {number})"
+                answers = self.servers.answer(rounds, like, replace(context, key=key))
+            else:
+                answers = (self.answer or carry_out)(rounds)
+
+
+@dataclass
+class MergingServers:
+    """The servers of a job that merge payloads, with what they keep from step to step.
+
+    Attributes:
+        num_mergers: how many servers, see `Capabilities`.
+        repacks: they encode means again, with feedback of their own.
+        states: of each server, by key.
+    """
+
+    num_mergers: int = 1
+    repacks: bool = False
+    states: dict[tuple[int, str], State] = field(default_factory=dict)
+
+    def answer(
+        self, rounds: Sequence[Round], like: torch.Tensor, context: Context
+    ) -> list[Arrived]:
+        """One round of all ranks; without a merger that servers know it is carried out as others.
+
+        Args:
+            rounds: of all ranks.
+            like: [n], size and dtype of the message.
+            context: of a server: no worker's rank, and the round's own key.
+        """
+        merger = rounds[0].merger
+        if merger is None or not server_merge.can_describe(merger):
+            return carry_out(rounds)
+        bounds = server_merge.bounds_of(merger, like, self.num_mergers)
+        cut = [server_merge.cut(merger, given.parts[0], like, bounds) for given in rounds]
+        pieces = []
+        for number, payloads in enumerate(zip(*cut, strict=True)):
+            part = like[bounds[number] : bounds[number + 1]]
+            again = server_merge.encoder_of(merger) if self.repacks else None
+            kept = self.states.get((number, context.key), {})
+            if "residual" in kept and kept["residual"].shape != part.shape:
+                kept = {}  # of a message of another plan
+            pulled, after = server_merge.merge(merger, payloads, part, kept, context, again)
+            self.states[number, context.key] = after
+            pieces.append(pulled.arrived())
+        arrived = pieces[0] if len(pieces) == 1 else Arrived(pieces=tuple(pieces))
+        return [arrived for _ in rounds]
 
 
 def handed_over_bytes(given: Round, rank: int) -> int:

@@ -22,8 +22,9 @@ import torch
 from testbed.base.axes import COMPRESSORS
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
+from testbed.base.types import CUT_BYTES, shard_bounds
 from testbed.compression.gathered import Codec
-from testbed.compression.protocol import Arrived, Context, Merger, State, can_unite
+from testbed.compression.protocol import Arrived, Context, Merger, State, can_cut, can_unite
 
 PLAIN = (bool, int, float, str)  # options; whatever else a part holds is a part
 DTYPES: Mapping[str, torch.dtype] = {
@@ -169,6 +170,29 @@ def build(text: str | bytes) -> Merging:
         again,
         words.seed,
     )
+
+
+def bounds_of(merger: Merger, like: torch.Tensor, num_mergers: int) -> tuple[int, ...]:
+    """Which range of a message [n] each server merges: all of it one server, where it is not cut.
+
+    Example:
+        >>> from testbed.compression.topk import TopK
+        >>> bounds_of(TopK(0.1), torch.zeros(700), num_mergers=2)
+        (0, 700)
+    """
+    if num_mergers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
+        return (0, like.numel())
+    return shard_bounds(like.numel(), num_mergers)
+
+
+def cut(
+    merger: Merger, payload: torch.Tensor, like: torch.Tensor, bounds: tuple[int, ...]
+) -> tuple[torch.Tensor, ...]:
+    """The payload of a message [n] for each server of `bounds_of`."""
+    if len(bounds) == 2:
+        return (payload,)
+    assert can_cut(merger)
+    return merger.cut(payload, like, bounds)
 
 
 def encoder_of(merger: Merger) -> Codec | None:

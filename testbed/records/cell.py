@@ -169,7 +169,8 @@ class Cell(msgspec.Struct, kw_only=True):
         test_accuracy: at the end; null without test samples.
         time_to_accuracy_s: target -> training time until it was first reached (null: never).
         identical_work: true if proven: same samples, same start, same parameters on all ranks, and
-            equal to a single-process reference; false if the work differs; null if not checked.
+            equal to a single-process reference that has the run's compressor; false if the work
+            differs; null if not checked.
         identical_work_note: in words: what was compared, or why the work differs.
         max_reference_error: largest relative difference to the reference's parameters.
         sample_digest: digest of every sample index of every rank, in order.

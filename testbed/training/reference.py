@@ -2,18 +2,28 @@
 
 One process computes for all workers in turn: each worker's gradient on its own samples, with its
 own buffers and random state, then the sum in rank order, divided by n, and one optimizer step.
+Where a compressor makes the means, `compression.lockstep` takes the place of the sum: the same
+messages in the same conversations, one after another, with the states of all workers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
-from testbed.base.types import Op, Request
+from testbed.base.plan import Message, Plan
+from testbed.base.types import Capabilities, Op, Request
+from testbed.compression.lockstep import Lockstep, MergingServers
+from testbed.compression.protocol import State
+from testbed.training.compressed.engine import shapes_of
+from testbed.training.compressed.spec import Compression, compressors_of
+from testbed.training.compressed.state import carried
+from testbed.training.exchange.buckets import describe_messages
 from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import (
     Replica,
@@ -38,12 +48,21 @@ class Verification(Observer):
         run: the rank's place in the job.
         model: that is trained.
         num_steps: after which to compare.
+        compressing: what makes the means; None: they are sums, divided.
     """
 
-    def __init__(self, run: Run, model: torch.nn.Module, num_steps: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        num_steps: int,
+        compressing: Compressing | None = None,
+    ) -> None:
         self._run = run
         self._model = model
         self._num_steps = num_steps
+        self._compressing = compressing
+        self._plans = [] if compressing is None else [compressing.plan()]
         self._copies: list[torch.Tensor] = []
 
     def reads_after(self, done: int) -> bool:
@@ -52,6 +71,8 @@ class Verification(Observer):
 
     def after_step(self, record: StepRecord) -> None:
         """See `Observer.after_step`."""
+        if self._compressing is not None and record.done < self._num_steps:
+            self._plans.append(self._compressing.plan())
         if self.reads_after(record.done) and self._run.rank == 0:
             self._copies = [p.detach().cpu().clone() for p in self._model.parameters()]
 
@@ -59,11 +80,23 @@ class Verification(Observer):
         """See `Observer.finish`."""
         if not self._copies:
             return
-        run = self._run
+        run, compressing = self._run, self._compressing
+        if run.backend.capabilities.repacks and any(p != self._plans[0] for p in self._plans):
+            # Which server holds what it has not sent of a message is the backend's to choose.
+            outcome.reference_lacks = "servers encode again, and the plan changed after a step"
+            return
         run.control.state = "training alone, to compare"
         random_state = torch.get_rng_state()
-        theirs = reference_parameters(run.build(), run.config, run.backend.size, self._num_steps)
+        num_workers, means = run.backend.size, set_means
+        if compressing is not None:
+            made = CompressedMeans(
+                *(compressing.compression, run.backend.capabilities, num_workers, self._plans)
+            )
+            means = made.set
+        theirs = reference_parameters(run.build(), run.config, num_workers, self._num_steps, means)
         torch.set_rng_state(random_state)
+        if compressing is not None:
+            outcome.reference_slack = max(compressing.slack, made.slack)
         outcome.reference_steps = self._num_steps
         errors = relative_errors(self._copies, theirs)
         outcome.reference_error = max(errors)
@@ -96,8 +129,19 @@ def worker_seed(seed: int, rank: int) -> int:
     return seed * 1_000_003 + rank + 1
 
 
+Gradients = Sequence[torch.Tensor | None]
+"""Of one worker, in the order of the model's parameters."""
+
+SetMeans = Callable[[Replica, Sequence[Gradients], int], None]
+"""Gives the replica's parameters the means of all workers' gradients in a step."""
+
+
 def reference_parameters(
-    workload: Workload, config: RunConfig, num_workers: int, steps: int
+    workload: Workload,
+    config: RunConfig,
+    num_workers: int,
+    steps: int,
+    means: SetMeans | None = None,
 ) -> list[torch.Tensor]:
     """Parameters after `steps` steps of `num_workers` workers.
 
@@ -106,6 +150,7 @@ def reference_parameters(
         config: the run's configuration.
         num_workers: n.
         steps: how many steps to take.
+        means: makes them; None: sums in rank order, divided.
     """
     if workload.for_values is not None:
         workload.for_values()
@@ -122,12 +167,13 @@ def reference_parameters(
             worker.leave(replica.model)
             gradients.append([p.grad for p in replica.model.parameters()])
             replica.optimizer.zero_grad(set_to_none=True)
-        _set_means(replica, gradients)
+        (means or set_means)(replica, gradients, step)
         update(replica, config.clip_norm)
     return [p.detach().cpu().clone() for p in replica.model.parameters()]
 
 
-def _set_means(replica: Replica, gradients: Sequence[Sequence[torch.Tensor | None]]) -> None:
+def set_means(replica: Replica, gradients: Sequence[Gradients], step: int) -> None:
+    """Sums in rank order, divided; see `SetMeans`."""
     for parameter, ranks in zip(
         replica.model.parameters(), zip(*gradients, strict=True), strict=True
     ):
@@ -138,6 +184,119 @@ def _set_means(replica: Replica, gradients: Sequence[Sequence[torch.Tensor | Non
             if gradient is not None:
                 total += gradient
         parameter.grad = total.div_(float(len(ranks)))
+
+
+# Means that a compressor makes.
+
+# Where the mirror adds a gradient to what was not sent before it multiplies, a rounding may turn
+# the choice of an element, whose update is then late by a step or more: of one in 1e7 elements.
+MIRROR_SLACK = 1e-3
+
+
+@dataclass(frozen=True)
+class Compressing:
+    """How the run makes its means.
+
+    Attributes:
+        compression: the compressor.
+        plan: tells the plan of the step that comes next.
+        slack: see `Outcome.reference_slack`.
+    """
+
+    compression: Compression
+    plan: Callable[[], Plan]
+    slack: float = 0.0
+
+
+class CompressedMeans:
+    """See `SetMeans`: the run's messages, exchanged in one thread.
+
+    Args:
+        compression: the compressor.
+        capabilities: of the run's backend: whether its servers merge, and how.
+        num_workers: n.
+        plans: of each step.
+
+    Raises:
+        UsageError: see `compressors_of`.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        capabilities: Capabilities,
+        num_workers: int,
+        plans: Sequence[Plan],
+    ) -> None:
+        self._compression = compression
+        self._num_workers = num_workers
+        self._plans = plans
+        self._plan: Plan | None = None
+        self._jobs: list[Lockstep] = []
+        self._servers: MergingServers | None = None
+        if Op.MERGE in capabilities.ops:
+            self._servers = MergingServers(capabilities.num_mergers, capabilities.repacks)
+
+    @property
+    def slack(self) -> float:
+        """By how much sums in another order may differ: a rounding of the dtype they travel in."""
+        dtypes = {dtype for job in self._jobs for dtype in job.sum_dtypes}
+        return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+
+    def set(self, replica: Replica, gradients: Sequence[Gradients], step: int) -> None:
+        """See `SetMeans`."""
+        named = dict(replica.model.named_parameters())
+        plan = self._plans[step]
+        tensors = [named[name] for name in plan.names]
+        if plan != self._plan:
+            self._adopt(plan, tensors)
+        place = {name: i for i, name in enumerate(named)}
+        given = [[of_rank[place[name]] for name in plan.names] for of_rank in gradients]
+        means = [torch.zeros(t.numel(), dtype=t.dtype, device=t.device) for t in tensors]
+        rates = {float(group["lr"]) for group in replica.optimizer.param_groups}
+        rate = rates.pop() if len(rates) == 1 else None
+        for job, message in zip(self._jobs, plan.messages, strict=True):
+            job.step = step
+            values = [_values(message, of_rank, tensors) for of_rank in given]
+            mean = job.exchange(values, rate)[0].mean
+            offset = 0
+            for part in message.parts:
+                end = offset + part.stop - part.start
+                means[part.tensor][part.start : part.stop] = mean[offset:end]
+                offset = end
+        for number, (tensor, mean) in enumerate(zip(tensors, means, strict=True)):
+            unused = all(of_rank[number] is None for of_rank in given) and not mean.any()
+            tensor.grad = None if unused else mean.view_as(tensor)
+
+    def _adopt(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
+        keys = describe_messages(plan)
+        states: list[dict[str, State]] = [{} for _ in range(self._num_workers)]
+        for job in self._jobs:
+            for of_rank, state in zip(states, job.states, strict=True):
+                of_rank[job.key] = state
+        if self._plan is not None:
+            old = self._plan, [job.key for job in self._jobs]
+            states = [carried(of_rank, *old, plan, keys) for of_rank in states]
+        compressors = compressors_of(self._compression, plan, keys)
+        self._jobs = [
+            Lockstep(
+                *(compressors[key], self._num_workers, self._compression.seed, shapes, key),
+                servers=self._servers,
+                states=[of_rank.get(key, {}) for of_rank in states],
+            )
+            for key, shapes in zip(keys, shapes_of(plan, tensors), strict=True)
+        ]
+        self._plan = plan
+
+
+def _values(message: Message, gradients: Gradients, like: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A message [n] of one worker; what it did not use is 0."""
+    flat = []
+    for part in message.parts:
+        gradient = gradients[part.tensor]
+        whole = torch.zeros_like(like[part.tensor]) if gradient is None else gradient
+        flat.append(whole.reshape(-1)[part.start : part.stop])
+    return torch.cat(flat)
 
 
 def relative_errors(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> list[float]:

@@ -23,7 +23,17 @@ from testbed.training.sampling import RunningDigest
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What one rank brings home; rank 0 makes the cell from all of them (see `Cell`)."""
+    """What one rank brings home; rank 0 makes the cell from all of them (see `Cell`).
+
+    Attributes:
+        reference_error: largest relative difference of a parameter from the reference's; None: not
+            compared.
+        reference_worst: name of that parameter.
+        reference_steps: after so many steps.
+        reference_slack: what the difference may be at least, as a compressor's sums may be rounded
+            so differently in another order.
+        reference_lacks: why there is no reference, where there could be one.
+    """
 
     rank: int
     started: str = "fresh"
@@ -50,6 +60,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     reference_error: float | None = None
     reference_worst: str = ""
     reference_steps: int = 0
+    reference_slack: float = 0.0
+    reference_lacks: str = ""
     bit_equal: bool | None = None
     compression: CompressionResult | None = None
     memory: MemoryResult | None = None
@@ -192,25 +204,26 @@ def judge(
         return False, f"{consistency}: workers read parameters of different age"
     if len({o.final_digest for o in outcomes}) > 1:
         return False, "ranks ended with different parameters"
-    if inexact := inexact_parts(config):
+    inexact = inexact_parts(config)
+    if first.reference_error is None:
+        if not inexact:
+            return None, "not compared with a single process; ranks agree bit for bit"
+        lacks = first.reference_lacks and f" ({first.reference_lacks})"
         return None, (
             f"ranks agree bit for bit; {' and '.join(inexact.values())} changes what is trained: a "
-            "single process would arrive elsewhere"
+            f"single process would arrive elsewhere{lacks}"
         )
-    if first.reference_error is None:
-        return None, "not compared with a single process; ranks agree bit for bit"
-    limit = TOLERANCE[config.precision]
+    peer, steps = "a single process", f"after {first.reference_steps} steps"
+    if inexact:
+        peer += f" with {' and '.join(inexact.values())}"
+    limit = max(TOLERANCE[config.precision], first.reference_slack)
     if not first.reference_error <= limit:
         return False, (
-            f"differs from a single process by {first.reference_error:.1e} after "
-            f"{first.reference_steps} steps, most in {first.reference_worst!r}; rounding explains "
-            f"at most {limit:.0e}"
+            f"differs from {peer} by {first.reference_error:.1e} {steps}, most in "
+            f"{first.reference_worst!r}; rounding explains at most {limit:.0e}"
         )
     how = "bit for bit" if first.bit_equal else f"to {first.reference_error:.1e}"
-    return True, (
-        f"ranks agree bit for bit; equal to a single process {how} after "
-        f"{first.reference_steps} steps"
-    )
+    return True, f"ranks agree bit for bit; equal to {peer} {how} {steps}"
 
 
 def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:

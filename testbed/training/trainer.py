@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from testbed.backends.protocol import ExternalFramework
-from testbed.base.axes import AXES, inexact_parts
+from testbed.base.axes import AXES, COMPRESSORS, inexact_parts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.noise.steal_time import StealTime, read_cores, shares_of
@@ -28,7 +28,7 @@ from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
 from testbed.training.memory import MemoryWatch, foresee, wants_memory
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
-from testbed.training.reference import Verification, worker_seed
+from testbed.training.reference import MIRROR_SLACK, Compressing, Verification, worker_seed
 from testbed.training.replica import (
     Replica,
     backward,
@@ -82,9 +82,8 @@ def train(run: Run, workload: Workload) -> Outcome:
         identity = _identity(config, outcome)
         checkpoints = Checkpoints(run, replica, session, digest, identity, total)
         first = checkpoints.resume()
-        is_exact = not inexact_parts(config)  # what a compressor loses makes another training
-        if is_exact and config.verify_steps and config.resume_from is None:
-            observers.append(Verification(run, replica.model, min(config.verify_steps, total)))
+        if config.verify_steps and config.resume_from is None:
+            observers += _verification(run, replica, session, compression, total)
         if workload.test is not None:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
@@ -274,6 +273,25 @@ def _open_session(
         strategy=replica.strategy,
     )
     return session, [] if session.engine is None else [CompressionCosts(session.engine)]
+
+
+def _verification(
+    run: Run,
+    replica: Replica,
+    session: TrainingSession,
+    compression: Compression | None,
+    total: int,
+) -> list[Observer]:
+    """Compares with one process; nothing where something else than a compressor is not exact."""
+    compressing = None
+    if compression is not None and isinstance(session, Session):
+        slack = 0.0 if replica.strategy.mirror is None else MIRROR_SLACK
+        compressing = Compressing(compression, lambda: session.plan, slack)
+    known = set() if compressing is None else {COMPRESSORS.what}
+    if inexact_parts(run.config).keys() - known:
+        return []
+    num_steps = min(run.config.verify_steps, total)
+    return [Verification(run, replica.model, num_steps, compressing)]
 
 
 def _check(run: Run, total: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.types import Op
 from testbed.compression.lockstep import Lockstep
@@ -18,8 +20,12 @@ from testbed.training.compressed.spec import Compression, compression_of, compre
 from testbed.training.compressed.work import Costs
 from testbed.training.exchange.buckets import describe_messages
 from testbed.training.exchange.setup import replanner
+from testbed.training.protocol import Run
 from testbed.training.session import Session
+from testbed.training.summary import Outcome
+from testbed.training.trainer import train
 from tests.contracts.cases import meet
+from tests.contracts.memory_cases import awkward
 from tests.contracts.schedule_cases import _holder
 from tests.contracts.session_models import Recipe, build, losses, parameters_of
 from tests.harness.compressors import resolve_compressor
@@ -107,6 +113,19 @@ def trained(
         engine.driver.state_bytes,
         engine.probe.relative_errors,
     )
+
+
+def through_trainer(
+    backend: Backend, group: Group, plan: Plan, config: RunConfig, max_channels: int, replans: bool
+) -> Outcome:
+    """What a run of the trainer brings home that is compared with one process."""
+    build = functools.partial(awkward, 0, 0.0)
+    workload = build()
+    replan = replanner(config.scheduler, list(workload.model.named_parameters()))
+    _, replan = overlapped(plan, replan if replans else None, max_channels)
+    outcome = train(Run(config, backend, group.control, build, plan, replan), workload)
+    meet(group, "trained by the trainer")
+    return outcome
 
 
 def in_one_thread(recipe: Recipe, plan: Plan, text: str, num_workers: int) -> list[torch.Tensor]:

@@ -69,8 +69,8 @@ def test_a_record_tells_what_compressing_did(tmp_path: Path) -> None:
     assert told["state_bytes"] == 2 * told["dense_bytes"]
     assert cell["config"]["momentum"] == 0.0
     assert "momentum" in told["note"]
-    assert cell["identical_work"] is None
-    assert "agree bit for bit" in cell["identical_work_note"]
+    assert cell["identical_work"] is True
+    assert "with dgc:ratio=0.01 bit for bit after 2 steps" in cell["identical_work_note"]
     assert "--compressor dgc:ratio=0.01" in cell["command"]
 
 

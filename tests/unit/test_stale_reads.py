@@ -101,7 +101,13 @@ def test_a_stale_read_is_other_work(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"accumulate": 2}, {"precision": "float64"}, {"optimizer": "adam"}]
+    "settings",
+    [
+        {"accumulate": 2},
+        {"precision": "float64"},
+        {"optimizer": "adam"},
+        {"compressor": "ef+topk:ratio=0.2"},
+    ],
 )
 def test_a_stale_read_is_seen_under_other_settings(
     trace: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ class ZmqPsBackend:
             num_helper_processes=0 if own is None else 1,
             exact_order=options.staleness == 0,
             num_mergers=options.num_servers(group.size),
+            repacks=options.repack,
         )
         self._group = group
         self._own = own

@@ -22,7 +22,7 @@ import torch
 from testbed.backends.protocol import Backend, PendingResult, Work
 from testbed.base.errors import RunFailed
 from testbed.base.plan import Plan
-from testbed.base.types import CUT_BYTES, Op, Request, Result, shard_bounds
+from testbed.base.types import Op, Request, Result
 from testbed.compression import server_merge
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import (
@@ -31,7 +31,6 @@ from testbed.compression.protocol import (
     Context,
     Merger,
     Round,
-    can_cut,
     feeds_back,
 )
 from testbed.training.compressed.channel_order import ChannelOrder, WorkerThread
@@ -325,12 +324,9 @@ def for_servers(
     A single server's link would carry the payloads of all workers, and what they are merged into
     to all workers, while those of the others are idle.
     """
-    size = like.numel()
-    if num_mergers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
-        return (payload,), server_merge.describe(merger, size, like.dtype, seed=seed)
-    bounds = shard_bounds(size, num_mergers)
+    bounds = server_merge.bounds_of(merger, like, num_mergers)
     notes = [
         server_merge.describe(merger, high - low, like.dtype, seed=seed)
         for low, high in itertools.pairwise(bounds)
     ]
-    return merger.cut(payload, like, bounds), "\n".join(notes)
+    return server_merge.cut(merger, payload, like, bounds), "\n".join(notes)
