@@ -8,6 +8,7 @@ modules hold.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UnknownName, UsageError
@@ -26,6 +27,12 @@ Lack = tuple[str, str]
 """Why a part cannot be used here, and what to install."""
 
 F = TypeVar("F")
+
+# Where a method comes from, as tables mark it.
+Origin = Literal["published rule", "reconstruction", "ours", ""]
+PUBLISHED: Final = "published rule"
+RECONSTRUCTION: Final = "reconstruction"  # from an abstract or a description; docstrings say why
+OURS: Final = "ours"
 
 
 def installed(package: str, remedy: str) -> Callable[[], Lack | None]:
@@ -62,6 +69,8 @@ class Part:
         probe: None where it can be used, else (reason, what to install).
         refuses: why these options cannot stand in this configuration; None: they can.
         wraps: it stands left of another part of its axis, which `build` is given: `ef+topk`.
+        origin: of the method: a published rule, a reconstruction of what a paper does not spell
+            out, or ours; empty: not stated.
     """
 
     name: str
@@ -72,6 +81,7 @@ class Part:
     probe: Callable[[], Lack | None] = lambda: None
     refuses: Callable[[Any, RunConfig], str | None] = lambda options, config: None
     wraps: bool = False
+    origin: Origin = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,26 @@ class Resolved(Generic[F]):
     def links(self) -> tuple[Resolved[F], ...]:
         """Itself and what stands to its right in a chain."""
         return (self, *(() if self.inner is None else self.inner.links))
+
+    @property
+    def origins(self) -> str:
+        """Where the methods of the chain come from, each once; empty: not stated."""
+        return ", ".join(dict.fromkeys(link.part.origin for link in self.links if link.part.origin))
+
+    @property
+    def tuning(self) -> str:
+        """`untuned` where every knob stands at its default, `tuned` where one was set; empty: none.
+
+        Example:
+            >>> from testbed.base.axes import SCHEDULERS
+            >>> [SCHEDULERS.resolve(text).tuning for text in ("wfbp", "dear", "dear:mib=8")]
+            ['', 'untuned', 'tuned']
+        """
+        knobs = [link for link in self.links if dataclasses.fields(link.part.options)]
+        if not knobs:
+            return ""
+        plain = all(link.options == link.part.options() for link in knobs)
+        return "untuned" if plain else "tuned"
 
     def build(self, *given: Any, **named: Any) -> Any:
         """The part itself, from what its axis gives."""

@@ -24,6 +24,9 @@ def list_parts(
 ) -> None:
     """List all parts, or the reason why one is missing, and the traces that come along.
 
+    Methods are marked: a published rule, a reconstruction of what a paper does not spell out, or
+    ours.
+
     Examples:
         testbed list
 
@@ -47,6 +50,7 @@ def list_parts(
         width = max(len(part["name"]) for part in parts)
         for part in parts:
             state = part["summary"] if part["available"] else f"unavailable: {part['reason']}"
+            state += f" [{part['origin']}]" if part.get("origin") else ""
             sys.stdout.write(f"  {part['name']:<{width}}  {state}\n")
 
 
@@ -69,19 +73,21 @@ def _describe(registry: Registry, name: str) -> dict[str, Any]:
     """One part as a row; whatever is wrong with it becomes its reason, never a crash."""
     try:
         kind = registry.load(name)
+        origin = str(kind.origin)
         probe: Callable[[], tuple[str, str] | None] = kind.probe
         lacking = probe()
         summary = str(kind.summary)
     except Unavailable as error:
-        lacking, summary = (error.reason, error.remedy), ""
+        lacking, summary, origin = (error.reason, error.remedy), "", ""
     except (
         Exception
     ) as error:  # a third party's part may raise anything; the others are still listed
         lacking = (f"it raised {type(error).__name__}: {error}", "report it to its authors")
-        summary = ""
+        summary = origin = ""
     return {
         "name": name,
         "available": lacking is None,
         "reason": "" if lacking is None else f"{lacking[0]} - {lacking[1]}",
         "summary": summary,
+        "origin": origin,
     }

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from testbed.base.errors import NonFiniteGradient
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.types import Op
 from testbed.compression.common import require_values
 from testbed.compression.protocol import (
@@ -122,11 +122,13 @@ def _beyond_fp16(what: str, context: Context) -> NonFiniteGradient:
 FP16 = Part(
     name="fp16",
     summary="rounded to 16 bits, averaged in them",
+    origin=PUBLISHED,
     build=lambda options: Cast("fp16"),
 )
 
 BF16 = Part(
     name="bf16",
     summary="rounded to bfloat16, averaged in it",
+    origin=PUBLISHED,
     build=lambda options: Cast("bf16"),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from testbed.base.axes import CompressorFacts
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.compression.common import (
     count_of,
     require_between,
@@ -119,6 +119,7 @@ class Dgc:
 DGC = Part(
     name="dgc",
     summary="deep gradient compression (ratio, momentum, clip, masking, warmup_steps)",
+    origin=PUBLISHED,
     build=lambda options: options,
     options=Dgc,
     facts=lambda options: CompressorFacts(

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.types import Op
 from testbed.compression.common import count_of, require_ratio, require_values
 from testbed.compression.protocol import (
@@ -185,6 +185,7 @@ def _conserving(sent: torch.Tensor, returned: Selection) -> Callable[[torch.Tens
 GTOPK = Part(
     name="gtopk",
     summary="global top-k by pairwise merging; write ef+gtopk (ratio, residual)",
+    origin=PUBLISHED,
     build=lambda options: options,
     options=GTopK,
 )

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.types import Op
 from testbed.compression.common import generator, require_between, require_values
 from testbed.compression.protocol import (
@@ -359,6 +359,7 @@ def _fed_back(compressor: Compressor, options: LowRankOptions) -> Compressor:
 POWERSGD = Part(
     name="powersgd",
     summary="low-rank factors by power iteration, two sums (rank, feedback)",
+    origin=PUBLISHED,
     build=lambda options: _fed_back(PowerSgd(options.rank), options),
     options=LowRankOptions,
 )
@@ -366,6 +367,7 @@ POWERSGD = Part(
 ACP_SGD = Part(
     name="acp-sgd",
     summary="low-rank factors in turn, one sum (rank, feedback)",
+    origin=PUBLISHED,
     build=lambda options: _fed_back(AcpSgd(options.rank), options),
     options=LowRankOptions,
 )

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.types import Op
 from testbed.compression.common import (
     count_of,
@@ -221,6 +221,7 @@ def _drift(found: int, count: int) -> float:
 OKTOPK = Part(
     name="oktopk",
     summary="top-k in balanced regions; write ef+oktopk (ratio, every, rebalance)",
+    origin=PUBLISHED,
     build=lambda options: options,
     options=OkTopK,
 )

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from testbed.base.axes import CompressorFacts
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.compression.bits import (
     for_each,
     in_buckets,
@@ -334,6 +334,7 @@ class TernGradOptions:
 QSGD = Part(
     name="qsgd",
     summary="random rounding to levels (bits, bucket, norm)",
+    origin=PUBLISHED,
     build=lambda options: Gathered(Quantised(Levels(options.bits, options.bucket, options.norm))),
     options=QsgdOptions,
     facts=lambda options: CompressorFacts({"levels": Levels, "quantised": Quantised}),
@@ -342,6 +343,7 @@ QSGD = Part(
 TERNGRAD = Part(
     name="terngrad",
     summary="random rounding to 0 or +-scale (clip_sigmas, bucket)",
+    origin=PUBLISHED,
     build=lambda options: Gathered(
         Quantised(Levels(2, options.bucket, "max", options.clip_sigmas))
     ),
@@ -352,6 +354,7 @@ TERNGRAD = Part(
 NATURAL = Part(
     name="natural",
     summary="random rounding to powers of two",
+    origin=PUBLISHED,
     build=lambda options: Gathered(Quantised(Natural())),
     facts=lambda options: CompressorFacts({"natural": Natural, "quantised": Quantised}),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.types import Op
 from testbed.compression.common import count_of, generator, require_ratio, require_values
 from testbed.compression.protocol import (
@@ -108,6 +108,7 @@ def strata_draws(
 RANDOMK = Part(
     name="randomk",
     summary="a random share (ratio), the same on all ranks, summed (scale)",
+    origin=PUBLISHED,
     build=lambda options: options,
     options=RandomK,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from testbed.base.axes import CompressorFacts
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.compression.bits import (
     for_each,
     in_buckets,
@@ -302,6 +302,7 @@ class OneBit:
 SIGN = Part(
     name="sign",
     summary="signs by majority vote (vote, scaled, bucket)",
+    origin=PUBLISHED,
     build=Gathered,
     options=Sign,
     facts=lambda options: CompressorFacts({"sign": Sign}),
@@ -310,6 +311,7 @@ SIGN = Part(
 EF_SIGN = Part(
     name="ef-sign",
     summary="scaled signs with error feedback (vote, bucket)",
+    origin=PUBLISHED,
     build=lambda options: ErrorFeedback(Gathered(Sign(options.vote, True, options.bucket))),
     options=EfSignOptions,
     facts=lambda options: CompressorFacts({"sign": Sign}),
@@ -318,6 +320,7 @@ EF_SIGN = Part(
 ONEBIT = Part(
     name="onebit",
     summary="signs and a mean for each of the two (bucket)",
+    origin=PUBLISHED,
     build=lambda options: Gathered(Quantised(options)),
     options=OneBit,
     facts=lambda options: CompressorFacts({"onebit": OneBit, "quantised": Quantised}),

@@ -10,7 +10,7 @@ import torch
 
 from testbed.base.axes import CompressorFacts
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.compression.common import count_of, generator, require_ratio
 from testbed.compression.gathered import Encoded, Gathered
 from testbed.compression.protocol import ByteRange, Claims, Context
@@ -209,6 +209,7 @@ def sampled_bytes(num_elements: int, count: int, element_bytes: int) -> ByteRang
 TOPK = Part(
     name="topk",
     summary="the largest share (ratio), exactly",
+    origin=PUBLISHED,
     build=Gathered,
     options=TopK,
     facts=lambda options: CompressorFacts({"topk": TopK, "sparse": SparseMerger}),
@@ -217,6 +218,7 @@ TOPK = Part(
 TOPK_SAMPLED = Part(
     name="topk-sampled",
     summary="about the largest share (ratio), by a threshold from a sample",
+    origin=PUBLISHED,
     build=Gathered,
     options=TopKSampled,
     facts=lambda options: CompressorFacts({"topk-sampled": TopKSampled, "sparse": SparseMerger}),
@@ -225,6 +227,7 @@ TOPK_SAMPLED = Part(
 THRESHOLD = Part(
     name="threshold",
     summary="all of a magnitude and above (value)",
+    origin=PUBLISHED,
     build=Gathered,
     options=Threshold,
     facts=lambda options: CompressorFacts({"threshold": Threshold, "sparse": SparseMerger}),

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, PUBLISHED, Part
 from testbed.compression.casts import Cast, Dense
 from testbed.compression.common import (
     nested,
@@ -328,6 +328,7 @@ class WarmUp:
 EF = Part(
     name="ef",
     summary="error feedback around the compressor to its right (units)",
+    origin=PUBLISHED,
     build=ErrorFeedback,
     options=FeedbackOptions,
     wraps=True,
@@ -336,6 +337,7 @@ EF = Part(
 WARMUP = Part(
     name="warmup",
     summary="a ratio that falls to that on its right (stage_steps, start, factor)",
+    origin=PUBLISHED,
     build=WarmUp,
     options=WarmUpOptions,
     wraps=True,
@@ -344,6 +346,7 @@ WARMUP = Part(
 BY_SIZE = Part(
     name="by-size",
     summary="the compressor to its right for large messages only (min_elements, small)",
+    origin=OURS,
     build=BySize,
     options=BySizeOptions,
     wraps=True,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.memory.planning.lifetimes import KEEP, RECOMPUTE, Lifetimes
 from testbed.memory.planning.plan import MemoryPlan, plan_of
 from testbed.memory.planning.simulator import simulate
@@ -118,6 +118,7 @@ def by_cost(lifetimes: Lifetimes) -> str:
 CHECKPOINT = Part(
     name="checkpoint",
     summary="activations are dropped and made again in segments (segments)",
+    origin=PUBLISHED,
     build=checkpoint,
     options=CheckpointOptions,
 )

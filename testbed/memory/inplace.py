@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from testbed.base.parts import NoOptions, Part
+from testbed.base.parts import PUBLISHED, NoOptions, Part
 from testbed.base.units import format_bytes
 from testbed.memory.planning.lifetimes import KEEP, Lifetimes, overwritten
 from testbed.memory.planning.plan import MemoryPlan, plan_of
@@ -89,5 +89,6 @@ SOON: Final = 4  # positions between an operator's result and the death of what 
 INPLACE = Part(
     name="inplace",
     summary="ReLU modules overwrite their input, where nobody needs it",
+    origin=PUBLISHED,
     build=overwrite,
 )

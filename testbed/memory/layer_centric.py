@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, RECONSTRUCTION, Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
 from testbed.memory.mirror import state_on_host
@@ -182,6 +182,7 @@ def _with_exchange(options: LaysaOptions, choose: Choose) -> Strategy:
 LAYSA = Part(
     name="laysa",
     summary="each layer planned: keep, recompute or offload; release; mirror (budget_mb, ...)",
+    origin=RECONSTRUCTION,
     build=layer_centric,
     options=LaysaOptions,
     refuses=refuses_release,
@@ -189,6 +190,7 @@ LAYSA = Part(
 AUTO = Part(
     name="auto",
     summary="none if it fits the budget, else the cheapest plan that does (budget_mb, ...)",
+    origin=OURS,
     build=cheapest,
     options=LaysaOptions,
     refuses=refuses_release,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.base.axes import COMPRESSORS, MemoryFacts
 from testbed.base.config import RunConfig
-from testbed.base.parts import Part
+from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.memory.release import refuses_release
 from testbed.memory.strategy import Mirror, Release, Strategy, why_no_mirror
 
@@ -82,6 +82,7 @@ def _refuses(options: Mirror, config: RunConfig) -> str | None:
 MIRROR = Part(
     name="mirror",
     summary="what is not sent stays as a difference of weights (where, form)",
+    origin=RECONSTRUCTION,
     build=mirror_update,
     options=Mirror,
     facts=lambda options: MemoryFacts(exact=options.form == "difference"),

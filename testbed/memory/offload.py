@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.memory.planning.lifetimes import KEEP, OFFLOAD, Lifetimes
 from testbed.memory.planning.plan import MemoryPlan, plan_of
 from testbed.memory.planning.simulator import simulate
@@ -75,6 +75,7 @@ def of_size(lifetimes: Lifetimes, min_bytes: int) -> str:
 OFFLOAD_PART = Part(
     name="offload",
     summary="activations wait on the host (min_kib, to)",
+    origin=PUBLISHED,
     build=offload,
     options=OffloadOptions,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.base.axes import BACKENDS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, Part
 from testbed.memory.strategy import Release, Strategy
 
 
@@ -103,6 +103,7 @@ def refuses_release(options: object, config: RunConfig) -> str | None:
 RELEASE = Part(
     name="release",
     summary="frees gradients as they are exchanged; the optimizer steps as means arrive",
+    origin=OURS,
     build=build_release,
     options=ReleaseOptions,
     refuses=refuses_release,

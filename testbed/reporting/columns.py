@@ -10,7 +10,7 @@ from testbed.base.axes import AXES, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult, MemoryResult
 from testbed.records.report import ReportCell
-from testbed.reporting.naming import part_of
+from testbed.reporting.naming import marks_of, part_of
 from testbed.reporting.prediction import prediction_error
 from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
@@ -304,6 +304,7 @@ _ENDING = (
     _hidden("cluster", lambda c: c.config.cluster),
     _words("same_work", lambda c: same_work(c)[0], "same\nwork"),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
+    _hidden("methods", lambda c: marks_of(c)),
     _hidden("comparable", lambda c: c.comparable),
     _hidden("failed_repeats", lambda c: c.failed_repeats),
     Column("status", "status", lambda c: c.status, lambda c: _status(c), numeric=False),

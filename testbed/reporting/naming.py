@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.base.axes import AXES
+from testbed.base.axes import AXES, BACKENDS, WORKLOADS
 from testbed.base.parts import Axis
 from testbed.records.cell import Cell
 
@@ -37,3 +37,25 @@ def part_of(cell: Cell, axis: Axis[Any]) -> str:
     asked = axis.of(cell.config)
     found = getattr(cell, axis.what, asked)
     return found if isinstance(found, str) else asked
+
+
+def marks_of(cell: Cell) -> str:
+    """Where the methods of a cell come from, and whether their knobs were set.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> config = RunConfig(backend="gloo", scheduler="pace", compressor="ef+topk:ratio=0.1")
+        >>> marks_of(Cell(backend="gloo", workload="w", num_workers=2, config=config))
+        'pace: reconstruction, untuned; ef+topk:ratio=0.1: published rule, tuned'
+    """
+    backend = BACKENDS.find(cell.config.backend)
+    framework = backend is not None and backend.facts.schedule is not None
+    told = []
+    for axis in AXES:
+        part = axis.find(axis.of(cell.config))
+        if part is None or axis is WORKLOADS or (axis is BACKENDS) != framework:
+            continue
+        marks = ", ".join(filter(None, (part.origins, part.tuning)))
+        if marks:
+            told.append(f"{part.text}: {marks}")
+    return "; ".join(told)

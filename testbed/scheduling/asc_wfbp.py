@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, phases_s
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.contention import Admitted, first_in_first_out
@@ -111,6 +111,7 @@ def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
 ASC_WFBP = Part(
     name="asc-wfbp",
     summary="ASC-WFBP: merge while the channel is busy, several messages at once (channels=2)",
+    origin=PUBLISHED,
     build=plan_asc_wfbp,
     options=AscWfbpOptions,
     facts=lambda options: SchedulerFacts(tried=("", "channels=4")),

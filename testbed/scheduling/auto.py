@@ -11,7 +11,7 @@ import msgspec
 from testbed.base.axes import SCHEDULERS, SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, Part
 from testbed.base.plan import Plan
 from testbed.base.spec import former_names
 from testbed.base.trace import Trace
@@ -172,6 +172,7 @@ def _time(seconds: float) -> str:
 AUTO = Part(
     name="auto",
     summary="the scheduler predicted to be fastest, and why (noise, cross_iteration)",
+    origin=OURS,
     build=plan_auto,
     options=AutoOptions,
     facts=lambda options: SchedulerFacts(

@@ -8,7 +8,7 @@ from math import inf
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
@@ -89,6 +89,7 @@ def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
 BUCKET = Part(
     name="bucket",
     summary="buckets of fixed size as in PyTorch DDP (mib=25,first_mib=1)",
+    origin=PUBLISHED,
     build=plan_bucket,
     options=BucketOptions,
     facts=lambda options: SchedulerFacts(

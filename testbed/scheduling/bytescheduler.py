@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
@@ -81,6 +81,7 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
 BYTESCHEDULER = Part(
     name="bytescheduler",
     summary="partitions by forward priority under a credit (partition_kib, credit_kib)",
+    origin=PUBLISHED,
     build=plan_bytescheduler,
     options=ByteSchedulerOptions,
     facts=lambda options: SchedulerFacts(

@@ -1,4 +1,4 @@
-"""Horovod's tensor fusion: a background loop packs, at each of its ticks, what is ready."""
+"""Horovod's rule of tensor fusion applied to a trace: simulated ticks pack what is ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.base.plan import Plan, is_period
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward, Ticks
@@ -85,6 +85,8 @@ def cycle_stops(backward: Backward, link: Link, limit_bytes: float, ticks: Ticks
 def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
     """The messages that Horovod's background loop would form on this trace, as a fixed plan.
 
+    A run does not tick and does not negotiate: it sends these messages, each when it is complete.
+
         tick theta: pack all ready, unsent gradients; close a message before it exceeds mib 2^20
         next tick:  theta + ms / 1000; if blocking, max(theta + ms / 1000, end of its messages)
         start of message k: max(E_{k-1}, theta)
@@ -107,13 +109,15 @@ def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
 
     Reference:
         Sergeev and Del Balso, 2018, arXiv 1802.05799, and Horovod's documentation of tensor fusion
-        (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms). Departs: Horovod forms its messages anew
-        in every step from what all ranks have ready; here the trace decides once. The phase of the
-        ticks is ours: the first is the start of backward.
+        (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms). Departs, a reconstruction: Horovod's
+        loop runs on every rank, agrees with the others at each tick on what all have ready, and
+        forms its messages anew in every step; here the trace decides once, and the cost of agreeing
+        is left out. The phase of the ticks is ours: the first is the start of backward.
     """
     stops = cycle_stops(Backward.of(trace), link, options.mib * MIB, options.ticks)
     how = "waits for its messages" if options.blocking else "hands its messages on"
-    reason = f"{len(stops)} messages at ticks every {options.ms:g} ms of a loop that {how}"
+    every = f"simulated ticks every {options.ms:g} ms"
+    reason = f"{len(stops)} messages at {every} of a loop that {how}"
     plan = plan_of("cycle", trace, stops, reason=reason)
     return msgspec.structs.replace(
         plan, tick_s=options.ticks.period_s, tick_blocking=options.blocking
@@ -122,7 +126,8 @@ def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
 
 CYCLE = Part(
     name="cycle",
-    summary="Horovod's fusion: what is ready at a tick is packed (mib=128,ms=1)",
+    summary="Horovod's rule applied to a trace: simulated ticks decide once (mib=128,ms=1)",
+    origin=RECONSTRUCTION,
     build=plan_cycle,
     options=CycleOptions,
     facts=lambda options: SchedulerFacts(tried=("",)),

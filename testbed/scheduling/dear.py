@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
@@ -84,6 +84,7 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
 DEAR = Part(
     name="dear",
     summary="reduce-scatter behind backward, all-gather behind the next forward (mib)",
+    origin=PUBLISHED,
     build=plan_dear,
     options=DearOptions,
     facts=lambda options: SchedulerFacts(

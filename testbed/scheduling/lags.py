@@ -11,7 +11,7 @@ import msgspec
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import plan_of
@@ -212,6 +212,7 @@ def _words(ratios: Sequence[float]) -> str:
 LAGS = Part(
     name="lags",
     summary="LAGS: each layer the ratio that hides it (least, most, hide=rest|next, select_ns)",
+    origin=PUBLISHED,
     build=plan_lags,
     options=LagsOptions,
     facts=lambda options: SchedulerFacts(sparse=True),

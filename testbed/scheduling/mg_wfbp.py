@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link, merge_gain_s
-from testbed.base.parts import NoOptions, Part
+from testbed.base.parts import PUBLISHED, NoOptions, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
@@ -88,6 +88,7 @@ def plan_mg_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
 MG_WFBP = Part(
     name="mg-wfbp",
     summary="MG-WFBP, the paper's rule: merge where waiting is cheaper than a start-up",
+    origin=PUBLISHED,
     build=plan_mg_wfbp,
     facts=lambda options: SchedulerFacts(tried=("",)),
 )

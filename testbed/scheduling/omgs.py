@@ -13,7 +13,7 @@ import msgspec
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm, round_phases_s
@@ -260,6 +260,7 @@ def plan_omgs(trace: Trace, link: Link, options: OmgsOptions) -> Plan:
 OMGS = Part(
     name="omgs",
     summary="OMGS: merging for top-k messages (ratio, rule=paper|exact, select_ns)",
+    origin=PUBLISHED,
     build=plan_omgs,
     options=OmgsOptions,
     facts=lambda options: SchedulerFacts(sparse=True),

@@ -13,7 +13,7 @@ import numpy as np
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, times_s
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.timeline import Backward
@@ -327,6 +327,7 @@ def _facts(options: OptimalOptions) -> SchedulerFacts:
 OPTIMAL = Part(
     name="optimal",
     summary="exact dynamic program over contiguous groups (channels=1; more: local search)",
+    origin=OURS,
     build=plan_optimal,
     options=OptimalOptions,
     facts=_facts,

@@ -11,7 +11,7 @@ import numpy as np
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link, merge_gain_s, times_s
-from testbed.base.parts import Part
+from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.factors import scaling
@@ -157,6 +157,7 @@ def plan_osf(trace: Trace, link: Link, options: OsfOptions) -> Plan:
 OSF = Part(
     name="osf",
     summary="OSF: fusion driven by a scaling-factor model (rule=global|message|schedule|exact)",
+    origin=RECONSTRUCTION,
     build=plan_osf,
     options=OsfOptions,
     facts=lambda options: SchedulerFacts(tried=("",)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import require_few_messages, require_positive, sliced_plan
@@ -64,6 +64,7 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
 P3 = Part(
     name="p3",
     summary="slices by forward priority, one at a time (slice_elements)",
+    origin=PUBLISHED,
     build=plan_p3,
     options=P3Options,
     facts=lambda options: SchedulerFacts(needs_profile=False, crosses_iteration=True, tried=("",)),

@@ -14,7 +14,7 @@ import numpy as np
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes, format_seconds
@@ -381,6 +381,7 @@ def _words(seconds: float) -> str:
 PACE = Part(
     name="pace",
     summary="preemptive, largest tail first, with fusion (segment_kib, window, credit_kib, oracle)",
+    origin=RECONSTRUCTION,
     build=plan_pace,
     options=PaceOptions,
     facts=lambda options: SchedulerFacts(

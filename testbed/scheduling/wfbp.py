@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.link import Link
-from testbed.base.parts import NoOptions, Part
+from testbed.base.parts import PUBLISHED, NoOptions, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import plan_of
@@ -47,6 +47,7 @@ def plan_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
 WFBP = Part(
     name="wfbp",
     summary="wait-free backpropagation: one message per gradient as it gets ready",
+    origin=PUBLISHED,
     build=plan_wfbp,
     facts=lambda options: SchedulerFacts(needs_profile=False, baseline=True, tried=("",)),
 )
@@ -87,6 +88,7 @@ def plan_sequential(trace: Trace, link: Link, options: NoOptions) -> Plan:
 SEQUENTIAL = Part(
     name="sequential",
     summary="no overlap: one message after the backward pass (full merge)",
+    origin=PUBLISHED,
     build=plan_sequential,
     facts=lambda options: SchedulerFacts(
         needs_profile=False, overlaps=False, baseline=True, tried=("",)
