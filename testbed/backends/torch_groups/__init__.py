@@ -20,7 +20,7 @@ from __future__ import annotations
 from testbed.backends.protocol import Backend, Group
 from testbed.backends.torch_groups.ddp_options import DdpOptions, refuses, schedule
 from testbed.base.axes import BackendFacts
-from testbed.base.parts import Part, installed
+from testbed.base.parts import PUBLISHED, Part, installed
 
 
 def _open_gloo(group: Group, options: object) -> Backend:
@@ -127,6 +127,7 @@ DDP = Part(
     name="ddp",
     summary="PyTorch's DistributedDataParallel over Gloo, as it comes (bucket_mib, bucket_view=1, "
     "static_graph=1, hook=fp16|powersgd, plan=FILE)",
+    origin=PUBLISHED,
     build=_open_ddp,
     options=DdpOptions,
     facts=lambda options: BackendFacts(algorithm="ring", schedule=schedule(options)),
