@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
-from testbed.base.parts import Part
+from testbed.base.parts import OURS, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.scheduling.build import plan_of
@@ -49,6 +49,7 @@ def plan_doubling(trace: Trace, link: Link, options: DoublingOptions) -> Plan:
 TOY_DOUBLING = Part(
     name="toy-doubling",
     summary="groups of 1, 2, 4, ... gradients (first=1)",
+    origin=OURS,
     build=plan_doubling,
     options=DoublingOptions,
     facts=lambda options: SchedulerFacts(needs_profile=False),
