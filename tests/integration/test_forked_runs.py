@@ -46,7 +46,7 @@ def facts(cell: Cell) -> dict[str, Any]:
     """What a record tells apart from times, memory and how its processes were started."""
     found = {k: v for k, v in msgspec.to_builtins(cell).items() if k not in TIMES}
     found["samples"] = {k: v for k, v in found["samples"].items() if k not in TIMES_OF_SAMPLES}
-    for name in ("started", "commit"):  # the tree may be worked on meanwhile
+    for name in ("started", "began", "commit"):  # the tree may be worked on meanwhile
         del found["environment"][name]
     found["environment"]["variables"].pop("OMPI_MCA_btl_sm_backing_directory", None)  # of each run
     return found
