@@ -54,7 +54,8 @@ def test_a_run_with_few_steps_left_measures_what_is_left(tmp_path: Path) -> None
     record = tmp_path / "rest.json"
     done = testbed("run", *base, "20", "--resume-from", saved, "--json", str(record))
     assert done.status == 0, done.err
-    assert len(json.loads(record.read_text())["samples"]["step_time_s"]) == 3
+    # Of three steps one is warm-up: five, but at most half.
+    assert len(json.loads(record.read_text())["samples"]["step_time_s"]) == 2
     done = testbed("run", *base, "20", "--resume-from", saved, "--warmup", "4")
     assert done.status == 2
     assert "--warmup is 4 and 3 steps are left" in done.err

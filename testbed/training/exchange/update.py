@@ -276,11 +276,9 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> list[float]:
     for position, norm in enumerate(norms):
         by_device.setdefault(norm.device, []).append(position)
     found = [0.0] * len(tensors)
-    for device, positions in by_device.items():
-        few = [norms[position] for position in positions]
-        # Of numbers in this process's own memory none is waited for.
-        values = map(float, few) if device.type == "cpu" else torch.stack(few).tolist()
-        for position, value in zip(positions, values, strict=True):
+    for positions in by_device.values():
+        together = torch.stack([norms[position] for position in positions])
+        for position, value in zip(positions, together.tolist(), strict=True):
             found[position] = value
     return found
 
