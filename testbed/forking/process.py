@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import psutil
 
-from testbed.forking import FORKED, SERVER
+from testbed.forking import FORKED, OWNER, SERVER
 
 MAX_DESCRIPTORS = 250
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -311,3 +311,20 @@ def prctl(option: int, value: int) -> None:
     """Linux only; elsewhere nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def root_of(environment: Mapping[str, str], alone: bool) -> int:
+    """The process below which all processes of this one's job on this machine are.
+
+    The owner of the fork server, if this process descends from it; else what started this one: a
+    launcher's daemon.
+
+    Args:
+        environment: of this process.
+        alone: whether this process is the whole job.
+    """
+    owner = int(environment.get(OWNER) or 0)
+    above = {process.pid for process in psutil.Process().parents()}
+    if owner in above or owner == os.getpid():
+        return owner
+    return os.getpid() if alone else os.getppid()

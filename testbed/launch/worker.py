@@ -18,6 +18,7 @@ from testbed.base.errors import UsageError
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
 from testbed.forking import how_started
+from testbed.forking.process import root_of
 from testbed.launch.foresee import batch_that_fits
 from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
 from testbed.launch.lifecycle import (
@@ -166,6 +167,7 @@ def _work(
         planned.replan,
         dilation_of(config.cluster),
         pricing_of(planned, config),
+        root_of(os.environ, alone=build is not None or group.size + role.num_servers == 1),
     )
     freeze_long_lived()
     outcome = train(run, workload)

@@ -61,7 +61,7 @@ def _told(which: str, counting: Cell, other: Cell) -> Cell:
     if other.status == "failed":
         return msgspec.structs.replace(counting, again="first of two runs; the second failed")
     words = (
-        f"{which} of two runs; of what counts the host took {_share(counting)}; of the other's "
+        f"{which} of two runs; of what counts others took {_share(counting)}; of the other's "
         f"{_share(other)}, and it measured {_measured(other)}"
     )
     return msgspec.structs.replace(counting, again=words)

@@ -136,7 +136,9 @@ def stolen_of(cell: Cell) -> float | None:
 
 
 def lost_of(cell: Cell) -> float | None:
-    """Share of the cores' time that the host took from what counts; None where it is not known.
+    """Share of the cores' time that others took from what counts; None where it is not known.
+
+    The host of a virtual machine, and, in each step, processes outside the cell.
 
     The larger of two: while the link was measured that the prediction is made with, and the mean
     over the measured steps that count. Over all of them where steps were too short to tell, where
@@ -151,7 +153,7 @@ def lost_of(cell: Cell) -> float | None:
         >>> lost_of(cell)
         0.01
     """
-    shares = cell.samples.cores_stolen
+    shares = cell.samples.cores_taken
     by_step = any(shares) and cell.consistency == "bsp" and not cell.time_to_accuracy_s
     counting = steady_steps(shares, shares, cell.samples.unsteady) if by_step else []
     during_steps = fmean(counting) if counting else cell.cores_stolen

@@ -28,6 +28,8 @@ class StepSamples(msgspec.Struct, kw_only=True):
         loss: training loss of rank 0, every step from the first.
         cores_stolen: share of the cores' time that a virtual machine's host took in each step, of
             the rank that lost most.
+        cores_outside: share that processes outside the cell took of them in each step, likewise; 0
+            where steps are too short to tell; empty: not recorded.
         unsteady: whether the step is unlike the others: it, or the one before it, waited in some
             rank for updates that it would have left to the next step; or it followed a pause
             (comparing parameters, an evaluation's snapshot, a checkpoint). Medians are over the
@@ -41,8 +43,17 @@ class StepSamples(msgspec.Struct, kw_only=True):
     exposed_comm_by_rank_s: list[float] = []
     loss: list[float] = []
     cores_stolen: list[float] = []
+    cores_outside: list[float] = []
     unsteady: list[bool] = []
     staleness: list[int] = []
+
+    @property
+    def cores_taken(self) -> list[float]:
+        """Share of the cores' time that others took in each step: the host, other processes."""
+        if not self.cores_outside:
+            return self.cores_stolen
+        pairs = zip(self.cores_stolen, self.cores_outside, strict=True)
+        return [stolen + outside for stolen, outside in pairs]
 
 
 class Accuracy(msgspec.Struct, kw_only=True):
@@ -165,6 +176,8 @@ class Cell(msgspec.Struct, kw_only=True):
             cores worked that a rank may use, for this run or anything else; of the busiest rank.
         cores_stolen: share that a virtual machine's host gave to others meanwhile; of the rank
             that lost most.
+        cores_outside: share that processes outside the cell took meanwhile, likewise; null: not
+            recorded.
         final_loss: training loss of the last step, rank 0.
         test_accuracy: at the end; null without test samples.
         time_to_accuracy_s: target -> training time until it was first reached (null: never).
@@ -235,6 +248,7 @@ class Cell(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int | None = None
     cores_busy: float | None = None
     cores_stolen: float | None = None
+    cores_outside: float | None = None
     final_loss: float | None = None
     test_accuracy: float | None = None
     time_to_accuracy_s: dict[str, float | None] = {}

@@ -147,6 +147,7 @@ _MEDIANS = (
     "training_time_s",
     "cores_busy",
     "cores_stolen",
+    "cores_outside",
 )
 _LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
 _DIGESTS = ("sample_digest", "initial_digest", "final_digest")
@@ -266,7 +267,7 @@ def _unfiltered_s(cell: Cell) -> float | None:
 
 
 def _counted_s(samples: StepSamples, name: str) -> list[float]:
-    return steady_steps(getattr(samples, name), samples.cores_stolen, samples.unsteady)
+    return steady_steps(getattr(samples, name), samples.cores_taken, samples.unsteady)
 
 
 def _median_s(cell: Cell, name: str) -> float | None:

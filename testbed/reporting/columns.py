@@ -238,6 +238,7 @@ _FIGURES = (
     _figure("peak\nMB", "peak_memory_bytes", lambda c: c.peak_memory_bytes, scale=1e-6),
     _figure("cores\nbusy %", "cores_busy", lambda c: c.cores_busy, scale=100, wide=True),
     _hidden("cores_stolen", lambda c: c.cores_stolen),
+    _hidden("cores_outside", lambda c: c.cores_outside),
     _figure("acc.\n%", "test_accuracy", lambda c: c.test_accuracy, scale=100),
 )
 

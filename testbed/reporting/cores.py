@@ -66,12 +66,20 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
             f"more in {len(lost)} of {len(known)} runs, most in {where} ({100 * most:.1f} %): "
             "repeat what lies close together"
         )
+    beside = [(c.cores_outside, _name(c)) for c in cells if c.cores_outside is not None]
+    if lost := [pair for pair in beside if pair[0] >= NOTICED]:
+        most, where = max(lost)
+        notes.append(
+            f"processes outside the cell took {100 * NOTICED:.0f} % of the cores' time or more in "
+            f"{len(lost)} of {len(beside)} runs, most in {where} ({100 * most:.1f} %)"
+        )
     numbers = [(len(steady), len(counting)) for steady, counting in map(_steps, cells)]
     disturbed = [(steady, counting) for steady, counting in numbers if counting < steady]
     if disturbed:
         notes.append(
-            f"step times are of steps in which the host took at most {100 * QUIET:.0f} % of the "
-            "cores' time, or which lost least of their run (four, and a third): "
+            "step times are of steps in which the host of a virtual machine and processes outside "
+            f"the cell took at most {100 * QUIET:.0f} % of the cores' time, or which lost least "
+            "of their run (four, and a third): "
             f"{sum(all_ - n for all_, n in disturbed)} of {sum(n for n, _ in disturbed)} steps of "
             f"{len(disturbed)} runs do not count, whatever they took"
         )
@@ -95,9 +103,9 @@ def describe_again(cells: Sequence[Cell]) -> list[str]:
 
 
 def _steps(cell: Cell) -> tuple[list[float], list[float]]:
-    """What the host took in the steady steps, and in those of them that count."""
-    stolen, unsteady = cell.samples.cores_stolen, cell.samples.unsteady
-    return steady_steps(stolen, (), unsteady), steady_steps(stolen, stolen, unsteady)
+    """What others took in the steady steps, and in those of them that count."""
+    taken, unsteady = cell.samples.cores_taken, cell.samples.unsteady
+    return steady_steps(taken, (), unsteady), steady_steps(taken, taken, unsteady)
 
 
 def _name(cell: Cell) -> str:

@@ -43,6 +43,7 @@ class Run:
         plan: see `Session`, as is `replan`.
         dilation: how many times slower than on the emulated cluster everything happens here.
         pricing: plans and predicts for other times of gradients; None = there are no times.
+        root: process below which all processes of the job on this machine are; None = this one.
     """
 
     config: RunConfig
@@ -53,6 +54,7 @@ class Run:
     replan: Replan | None = None
     dilation: float = 1.0
     pricing: Pricing | None = None
+    root: int | None = None
 
     @property
     def rank(self) -> int:

@@ -40,6 +40,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     step_time_s: list[float] = []
     exposed_s: list[float] = []
     stolen: list[float] = []
+    outside: list[float] = []
     unsteady: list[bool] = []
     loss: list[float] = []
     staleness: list[int] = []
@@ -49,6 +50,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int = 0
     cores_busy: float | None = None
     cores_stolen: float | None = None
+    cores_outside: float | None = None
     training_time_s: float = 0.0
     steps: int = 0
     batch_size: int = 0
@@ -107,8 +109,8 @@ def make_cell(
     """
     first = outcomes[0]
     samples = _samples(outcomes, consistency)
-    stolen, unsteady = samples.cores_stolen, samples.unsteady
-    steps_s = steady_steps(samples.step_time_s, stolen, unsteady)
+    taken, unsteady = samples.cores_taken, samples.unsteady
+    steps_s = steady_steps(samples.step_time_s, taken, unsteady)
     median_s = quantile(steps_s, 0.5)
     identical, note = judge(config, outcomes, consistency)
     helpers = sum(o.num_helper_processes for o in outcomes)
@@ -127,14 +129,15 @@ def make_cell(
         step_time_p5_s=quantile(steps_s, 0.05),
         step_time_p95_s=quantile(steps_s, 0.95),
         samples_per_s=_samples_per_s(outcomes, consistency, median_s),
-        compute_s=quantile(steady_steps(samples.compute_s, stolen, unsteady), 0.5),
-        exposed_comm_s=quantile(steady_steps(samples.exposed_comm_s, stolen, unsteady), 0.5),
+        compute_s=quantile(steady_steps(samples.compute_s, taken, unsteady), 0.5),
+        exposed_comm_s=quantile(steady_steps(samples.exposed_comm_s, taken, unsteady), 0.5),
         wire_bytes_per_step=_busiest([o.sent_bytes for o in outcomes], num_servers) / first.steps,
         received_bytes_per_step=_busiest([o.received_bytes for o in outcomes], num_servers)
         / first.steps,
         peak_memory_bytes=max(o.peak_memory_bytes for o in outcomes),
         cores_busy=_largest(o.cores_busy for o in outcomes),
         cores_stolen=_largest(o.cores_stolen for o in outcomes),
+        cores_outside=_largest(o.cores_outside for o in outcomes),
         final_loss=first.loss[-1],
         test_accuracy=first.test_accuracy,
         time_to_accuracy_s=_times_to_accuracy(config.target_accuracy, first.accuracy_curve),
@@ -243,6 +246,7 @@ def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:
         exposed_comm_by_rank_s=[sum(o.exposed_s) / len(o.exposed_s) for o in outcomes],
         loss=first.loss,
         cores_stolen=[max(shares) for shares in zip(*(o.stolen for o in outcomes), strict=True)],
+        cores_outside=[max(shares) for shares in zip(*(o.outside for o in outcomes), strict=True)],
         unsteady=[any(each) for each in zip(*(o.unsteady for o in outcomes), strict=True)],
         staleness=first.staleness,
     )

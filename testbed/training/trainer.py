@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from testbed.backends.protocol import ExternalFramework
 from testbed.base.axes import AXES, COMPRESSORS, inexact_parts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.noise.other_processes import OtherProcesses
 from testbed.noise.steal_time import StealTime, read_cores, shares_of
 from testbed.training.checkpoint import Checkpoints
 from testbed.training.compressed.engine import CompressionEngine
@@ -88,7 +90,11 @@ def train(run: Run, workload: Workload) -> Outcome:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
-        observers = [Measurement(session, replica.device, warmup), *observers, checkpoints]
+        observers = [
+            Measurement(session, replica.device, warmup, run.root),
+            *observers,
+            checkpoints,
+        ]
         watched = first + warmup if warmup and foreseen.engine is not None else None
         watch = MemoryWatch(replica, session, watched)
         steps = _Steps(run, replica, session, SampleCursor(order, run.rank), digest, watch)
@@ -113,9 +119,12 @@ class Measurement(Observer):
         session: moves bytes.
         device: where the model is.
         warmup: first steps that are not measured.
+        root: see `Run`.
     """
 
-    def __init__(self, session: TrainingSession, device: torch.device, warmup: int) -> None:
+    def __init__(
+        self, session: TrainingSession, device: torch.device, warmup: int, root: int | None
+    ) -> None:
         self._session = session
         self._device = device
         self._warmup = warmup
@@ -123,20 +132,25 @@ class Measurement(Observer):
         self._stolen: list[float] = []
         self._moved = session.traffic()
         reset_peak(device)
+        self._others = OtherProcesses(os.getpid() if root is None else root)
+        self._outside: list[float] = []
         self._cores, self._steal_time = read_cores(), StealTime()
 
     def after_step(self, record: StepRecord) -> None:
         """See `Observer.after_step`."""
         self._records.append(record)
         self._stolen.append(self._steal_time.share())
+        self._outside.append(self._others.share())
         if len(self._records) == self._warmup:
             self._cores = read_cores()
+            self._others.begin()
         if record.report.excluded_s:
             reset_peak(self._device)
 
     def finish(self, outcome: Outcome) -> None:
         """See `Observer.finish`."""
         outcome.cores_busy, outcome.cores_stolen = shares_of(self._cores, read_cores())
+        outcome.cores_outside = self._others.whole_share()
         moved = self._session.traffic() - self._moved
         outcome.sent_bytes, outcome.received_bytes = moved.sent_bytes, moved.received_bytes
         outcome.peak_memory_bytes = peak_bytes(self._device)
@@ -150,6 +164,7 @@ class Measurement(Observer):
         outcome.exposed_s = [record.report.exposed_s for record in measured]
         outcome.unsteady = [not record.is_steady for record in measured]
         outcome.stolen = self._stolen[self._warmup :]
+        outcome.outside = self._outside[self._warmup :]
 
 
 class CompressionCosts(Observer):

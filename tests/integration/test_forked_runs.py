@@ -24,11 +24,11 @@ from tests.harness.runs import FAULTY, end_family, testbed
 TIMES = {
     *("step_time_s", "step_time_p5_s", "step_time_p95_s", "step_time_unfiltered_s"),
     *("samples_per_s", "compute_s", "exposed_comm_s", "training_time_s", "time_to_accuracy_s"),
-    *("cores_busy", "cores_stolen", "peak_memory_bytes", "accuracy_curve"),
+    *("cores_busy", "cores_stolen", "cores_outside", "peak_memory_bytes", "accuracy_curve"),
 }
 TIMES_OF_SAMPLES = {
     *("step_time_s", "compute_s", "exposed_comm_s", "exposed_comm_by_rank_s"),
-    *("cores_stolen", "unsteady"),
+    *("cores_stolen", "cores_outside", "unsteady"),
 }
 
 

@@ -99,8 +99,8 @@ def test_the_most_disturbed_are_run_again_and_the_quieter_run_counts(tmp_path):
     assert kept(store) == {1: (1, 0.05), 2: (2, 0.1), 3: (1, 0.2), 4: (1, 0.02)}
     assert others(store) == {2: (1, 0.3), 3: (2, 0.4)}
     words = "\n".join(make_report(collect_cells([store.path])).notes)
-    assert "second of two runs; of what counts the host took 10.0 %; of the other's 30.0 %" in words
-    assert "first of two runs; of what counts the host took 20.0 %; of the other's 40.0 %" in words
+    assert "second of two runs; of what counts others took 10.0 %; of the other's 30.0 %" in words
+    assert "first of two runs; of what counts others took 20.0 %; of the other's 40.0 %" in words
     assert "1 more runs lost 3 % or more of what counts" in words
 
 

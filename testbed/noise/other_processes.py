@@ -1,0 +1,121 @@
+"""Processor time of processes outside the cell: another job, a compiler, a backup."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import psutil
+
+from testbed.noise.steal_time import RESOLVED_S
+
+TICK_S: Final = 0.01  # what the system counts a core's time in, at the coarsest
+
+
+def outside_share(busy_s: float, own_s: float, whole_s: float) -> float:
+    """Share of the cores' time that other processes used, as far as it is certain.
+
+        max(0, busy - own - 2 sqrt(busy tick)) / whole
+
+    The system samples once a tick what a core does, so that the number of busy ticks is off by
+    about its root; what sampling may have made up does not count.
+
+    Args:
+        busy_s: the cores', executing any process.
+        own_s: of that, the cell's own processes'.
+        whole_s: all time of the cores.
+
+    Example:
+        >>> round(outside_share(8.0, 4.0, 10.0), 3), outside_share(4.1, 4.0, 10.0)
+        (0.343, 0.0)
+    """
+    if whole_s <= 0:
+        return 0.0
+    sampled_s = 2 * math.sqrt(max(0.0, busy_s) * TICK_S)
+    return max(0.0, busy_s - own_s - sampled_s) / whole_s
+
+
+class OtherProcesses:
+    """What processes outside the cell took of the cores that this process may use.
+
+    The cell's processes are those that descend from its root when this is made. Of one that may
+    use other cores, too, as large a part of its time counts as of its cores are among ours. Time
+    in interrupts is nobody's: the cell's own messages cause it.
+
+    Args:
+        root: id of the process below which the cell's processes on this machine are.
+
+    Example:
+        >>> 0.0 <= OtherProcesses(os.getpid()).share() <= 1.0
+        True
+    """
+
+    def __init__(self, root: int) -> None:
+        self._cores = os.sched_getaffinity(0)
+        self._family = list(_weighted(root, self._cores))
+        self._spent_s = [0.0] * len(self._family)
+        self._asked_s = time.monotonic()
+        self._step = self._begin = self._read()
+        self._is_known = True
+
+    def begin(self) -> None:
+        """Begin the window of `whole_share` here."""
+        self._begin = self._read()
+
+    def whole_share(self) -> float:
+        """Share of the cores' time since `begin`."""
+        return _between(self._begin, self._read())
+
+    def share(self) -> float:
+        """Share since the last call, or since this was made; 0 where that cannot be told.
+
+        A window of less than a second of core time, all cores together, cannot be resolved; while
+        steps are as short as that nothing is read.
+        """
+        now_s = time.monotonic()
+        window_s, self._asked_s = now_s - self._asked_s, now_s
+        if window_s * len(self._cores) < RESOLVED_S:
+            self._is_known = False
+            return 0.0
+        before, self._step = self._step, self._read()
+        was_known, self._is_known = self._is_known, True
+        return _between(before, self._step) if was_known else 0.0
+
+    def _read(self) -> tuple[float, float, float]:
+        """Busy time of the cores, the cell's own on them, and all their time."""
+        for number, (process, weight) in enumerate(self._family):
+            try:
+                spent = process.cpu_times()
+            except psutil.Error:  # it has ended: what was last known stays
+                continue
+            self._spent_s[number] = weight * (spent.user + spent.system)
+        each = psutil.cpu_times(percpu=True)
+        # A core's place here is its number only while all cores are on line.
+        cores = [each[i] for i in sorted(self._cores)] if len(each) == os.cpu_count() else each
+        busy_s = sum(c.user + c.system + getattr(c, "nice", 0.0) for c in cores)
+        twice = {"guest", "guest_nice"}  # counted as user's, too
+        whole_s = sum(getattr(c, name) for c in cores for name in set(c._fields) - twice)
+        return busy_s, sum(self._spent_s), whole_s
+
+
+def _between(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    return outside_share(*(new - old for new, old in zip(after, before, strict=True)))
+
+
+def _weighted(root: int, cores: set[int]) -> Iterator[tuple[psutil.Process, float]]:
+    """The processes of a family that may use some of the cores, each with its part of them."""
+    try:
+        top = psutil.Process(root)
+        family = [top, *top.children(recursive=True)]
+    except psutil.Error:  # it has ended, or belongs to somebody else
+        family = [psutil.Process()]
+    for process in family:
+        try:
+            allowed = set(process.cpu_affinity())
+        except psutil.Error:
+            continue
+        if allowed & cores:
+            yield process, len(allowed & cores) / len(allowed)
