@@ -20,6 +20,7 @@ VERBS = {
     "list": ("backends",),
     "report": (".",),
     "simulate": ("--trace", "resnet50-v100", "--link", "link.json"),
+    "plan": ("--for", "ddp", "--trace", "resnet50-v100", "--link", "link.json"),
 }
 
 
@@ -38,7 +39,7 @@ def test_a_process_does_what_the_call_does(
         Path("cells").mkdir()
         cells = sorted((ROOT / "runs" / "emulated" / "cells").glob("*.json"))
         shutil.copy(cells[0], "cells")
-    if verb == "simulate":
+    if verb in ("simulate", "plan"):
         link = Link(backend="gloo", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-9)
         save_link(link, Path("link.json"))
     done = testbed(verb, *VERBS[verb])
