@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.forking import SERVER
 from tests.tools import gradient_rank
 
 FIRST_STEPS = 1
@@ -137,6 +138,7 @@ def trace(backends: Sequence[str], checkout: Path, num_bytes: int = 8 << 20) -> 
             **os.environ,
             "PYTHONPATH": str(folder),
             "OMP_NUM_THREADS": "1",
+            SERVER: "none",  # a forked parameter server would not be recorded
             gradient_rank.FOLDER: str(folder),
             gradient_rank.ROOT: str(checkout.resolve() / "testbed"),
         }
