@@ -158,6 +158,9 @@ def _step_text(cell: ReportCell) -> str:
     if cell.step_time_s is None:
         return ""
     text = rounded(cell.step_time_s * 1e3)
+    small, large = cell.step_time_smallest_s, cell.step_time_largest_s
+    if len(cell.run_medians_s) == 2 and small is not None and large is not None:
+        return f"{text} ({rounded(small * 1e3)}-{rounded(large * 1e3)})"
     if cell.step_time_low_s is not None and cell.step_time_high_s is not None:
         low, high = rounded(cell.step_time_low_s * 1e3), rounded(cell.step_time_high_s * 1e3)
         return f"{text} [{low}, {high}]"

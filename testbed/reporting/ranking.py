@@ -73,6 +73,12 @@ def describe_runs(cells: Sequence[ReportCell]) -> list[str]:
             f"{len(once)} cells ran once: (a-b) are the 5th and 95th percentile of that run's "
             "steps, no interval, and such cells are not ranked; use --repeats 5"
         )
+    twice = [cell for cell in cells if len(cell.run_medians_s) == 2]
+    if twice:
+        notes.append(
+            f"{len(twice)} cells ran twice: (a-b) are the faster and the slower run; an interval "
+            "from two runs would be too wide to be of use; use --repeats 5"
+        )
     return notes
 
 

@@ -71,7 +71,8 @@ class Options:
         measure: also run the rows at the smaller batch.
         batch: which batches of a model are run: `small`, `large` or `both`.
         repeats: of each measured row.
-        steps: of each measured row, a third of them warm-up, at least two.
+        steps: of each measured row, a third of them warm-up, at least two; with fewer than five
+            the row is of its peak alone.
     """
 
     models: str = ""

@@ -22,11 +22,12 @@ MODELS: Final = {
     "resnet50": (8, 32),
     "densenet201": (8, 32),
     "inception-v4": (8, 32),
-    "vgg16": (4, 16),
-    "bert-base": (4, 16),
+    "vgg16": (4, 32),
+    "bert-base": (4, 32),
 }
 MOMENTA: Final = (0.0, 0.9)
 MIB: Final = 2**20
+LEAST_STEPS: Final = 3  # counted ones; a run of fewer is of the peak alone
 DENSE: Final = "dense"
 SPARSE_ONLY: Final = "sparse-only"
 LEAST: Final = "laysa, least peak"
@@ -137,9 +138,18 @@ class Line:
 
     @property
     def step_s(self) -> float | None:
-        """The median of the repeats; None: it was not run."""
-        times = [cell.step_time_s for cell in self.cells if cell.step_time_s is not None]
-        return statistics.median(times) if times else None
+        """The median of the repeats; None: it was not run, or for its peak alone."""
+        return statistics.median(self.times_s) if self.times_s else None
+
+    @property
+    def times_s(self) -> list[float]:
+        """Steps of the repeats that have enough counted ones."""
+        return [
+            cell.step_time_s
+            for cell in self.cells
+            if cell.step_time_s is not None
+            and (cell.config.steps or 0) - (cell.config.warmup or 0) >= LEAST_STEPS
+        ]
 
     @property
     def measured_bytes(self) -> int | None:
@@ -247,7 +257,8 @@ def to_markdown(models: Sequence[Foreseen], cells: Sequence[Cell], claims: str =
         "mirror on the host and the optimizer's state beside it. *Recompute everywhere* is "
         "`checkpoint`, which keeps what passes between its segments. Steps are "
         "measured (median of the repeats, and their range), in brackets "
-        "estimated from operators' sizes. *largest batch* is predicted, under the peak of "
+        "estimated from operators' sizes; runs of fewer than three counted steps are of the peak "
+        "alone. *largest batch* is predicted, under the peak of "
         "sparse-only at the smaller batch; *samples/s there* for two workers on a network on which "
         f"dense messages take {SLOW:g} times the backward pass of dense at the smaller batch: "
         "estimated step, scaled by measured over estimated time of dense, and what messages take "
@@ -327,7 +338,7 @@ def _line(line: Line, sparse: Line, speed: float | None) -> str:
     row, peak = line.row, line.measured_bytes
     step_s, ratio = f"({row.step_s + row.extra_s:.2f})", ""
     if line.step_s is not None:
-        times = [cell.step_time_s for cell in line.cells if cell.step_time_s is not None]
+        times = line.times_s
         step_s = f"{line.step_s:.2f}"
         if len(times) > 1:
             step_s += f" [{min(times):.2f} .. {max(times):.2f}]"
