@@ -22,8 +22,8 @@ MODELS: Final = {
     "resnet50": (8, 32),
     "densenet201": (8, 32),
     "inception-v4": (8, 32),
-    "vgg16": (4, 32),
-    "bert-base": (4, 32),
+    "vgg16": (4, 16),
+    "bert-base": (4, 16),
 }
 MOMENTA: Final = (0.0, 0.9)
 MIB: Final = 2**20

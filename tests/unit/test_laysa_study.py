@@ -97,12 +97,13 @@ def test_planned_for_each_other_is_no_worse_than_planned_alone(foreseen):
         assert 0 < found.jointly_s <= min(found.alone_s, found.after_s), found
 
 
-def cell_of(row, peak_bytes, step_s):
+def cell_of(row, peak_bytes, step_s, steps=6):
+    config = laysa.configuration(MLP, row)
     return Cell(
         backend="none",
         workload=MLP,
         num_workers=1,
-        config=laysa.configuration(MLP, row),
+        config=msgspec.structs.replace(config, steps=steps, warmup=2),
         step_time_s=step_s,
         memory=MemoryResult(predicted={"weights": peak_bytes}, measured={"weights": peak_bytes}),
     )
@@ -124,6 +125,10 @@ def test_each_claim_is_told_with_its_figures_and_whether_it_is_reached(foreseen)
     lines = claims([foreseen], cells).splitlines()
     (heavy,) = [line for line in lines if "40.0% below" in line and "64 samples" in line]
     assert "reached: 40.0% (measured; laysa, least peak; 64 samples)" in heavy
+    short = [cell_of(rows[label], peaks[label], steps[label], steps=3) for label in peaks]
+    of_peaks = claims([foreseen], short)
+    assert "measured" in of_peaks
+    assert "1.10x" not in of_peaks  # one counted step says nothing of the time
     only_sparse = claims([foreseen], cells[:1])
     assert "measured" not in only_sparse  # a row that was not run is predicted
     (half,) = [line for line in lines if "1.10x" in line]
