@@ -129,7 +129,7 @@ def distribute(
     group = join(role, interface=interface, deadline_s=deadline_s, device=str(device))
     opened: Backend | None = None
     try:
-        plan, replan = _plan(scheduler, model, measured, group)
+        plan, replan = _plan(scheduler, config.backend, model, measured, group)
         if compression is None:
             refuse_ratios(plan)
         opened = open_backend(role, group_for(plan, group))
@@ -198,12 +198,12 @@ def _measured(scheduler: str, trace: str | Path | None, link: str | Path | None)
 
 
 def _plan(
-    scheduler: str, model: torch.nn.Module, measured: Measured | None, group: Group
+    scheduler: str, backend: str, model: torch.nn.Module, measured: Measured | None, group: Group
 ) -> tuple[Plan, Replan | None]:
     """The first step's plan, and how to make it anew from the order of that step's gradients."""
     if measured is None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        replan = replanner(scheduler, named)
+        replan = replanner(scheduler, named, backend)
         return replan([name for name, _ in reversed(named)]), replan
     mine = b""
     if group.rank == 0:

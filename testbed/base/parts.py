@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UnknownName, UsageError
+from testbed.base.knobs import Space
 from testbed.base.spec import PartSpec, parse_options, parse_spec, split_chain
 
 Lack = tuple[str, str]
@@ -71,6 +72,8 @@ class Part:
         wraps: it stands left of another part of its axis, which `build` is given: `ef+topk`.
         origin: of the method: a published rule, a reconstruction of what a paper does not spell
             out, or ours; empty: not stated.
+        knobs: under its options those that change its speed alone, and what a search may set them
+            to (`--tune`).
     """
 
     name: str
@@ -82,6 +85,7 @@ class Part:
     refuses: Callable[[Any, RunConfig], str | None] = lambda options, config: None
     wraps: bool = False
     origin: Origin = ""
+    knobs: Callable[[Any], Space] = lambda options: {}
 
 
 @dataclass(frozen=True)
@@ -121,18 +125,18 @@ class Resolved(Generic[F]):
 
     @property
     def tuning(self) -> str:
-        """`untuned` where every knob stands at its default, `tuned` where one was set; empty: none.
+        """`untuned` where all options stand at their defaults, else `set by hand`; empty: none.
 
         Example:
             >>> from testbed.base.axes import SCHEDULERS
             >>> [SCHEDULERS.resolve(text).tuning for text in ("wfbp", "dear", "dear:mib=8")]
-            ['', 'untuned', 'tuned']
+            ['', 'untuned', 'set by hand']
         """
         knobs = [link for link in self.links if dataclasses.fields(link.part.options)]
         if not knobs:
             return ""
         plain = all(link.options == link.part.options() for link in knobs)
-        return "untuned" if plain else "tuned"
+        return "untuned" if plain else "set by hand"
 
     def build(self, *given: Any, **named: Any) -> Any:
         """The part itself, from what its axis gives."""

@@ -136,7 +136,9 @@ def _prepare(
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     if config.plan is not None:
         return Planned(load_plan(Path(config.plan)))
-    replan = None if needs_profile(config.scheduler) else replanner(config.scheduler, named)
+    replan = None
+    if not needs_profile(config.scheduler):
+        replan = replanner(config.scheduler, named, config.backend)
     if replan is not None and not config.predict:
         return Planned(given or replan([name for name, _ in reversed(named)]), replan)
     dilation = dilation_of(config.cluster)

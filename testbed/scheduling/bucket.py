@@ -7,6 +7,7 @@ from math import inf
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import Range
 from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
@@ -97,4 +98,5 @@ BUCKET = Part(
         baseline=True,
         tried=("", "mib=4,first_mib=1", "mib=8,first_mib=1"),
     ),
+    knobs=lambda options: {"mib": Range(1, 128), "first_mib": Range(0.25, 32)},
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.base.axes import SchedulerFacts
+from testbed.base.knobs import Range
 from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
+from testbed.scheduling.backend_kind import sums_on_servers
 from testbed.scheduling.build import (
     elements_in,
     require_few_messages,
@@ -17,23 +19,29 @@ from testbed.scheduling.build import (
     sliced_plan,
 )
 
+# Partition and credit in float32 elements, as the authors' documentation gives them.
+ON_SERVERS = (1_000_000, 4_000_000)
+ALL_REDUCE = (8_000_000, 16_000_000)
+
 
 @dataclass(frozen=True)
 class ByteSchedulerOptions:
-    """Options of `bytescheduler`; the defaults are the paper's 1 M and 4 M float32 elements.
+    """Options of `bytescheduler`.
 
     Attributes:
-        partition_kib: largest slice.
-        credit_kib: bytes under way before the next choice waits for one to end.
+        partition_kib: largest slice; None = the published one of the backend's kind: 1 million
+            float32 elements on parameter servers, 8 million with all-reduce.
+        credit_kib: bytes under way before the next choice waits for one to end; None = likewise, 4
+            and 16 million elements.
     """
 
-    partition_kib: float = 4096
-    credit_kib: float = 16384
+    partition_kib: float | None = None
+    credit_kib: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive(
-            "bytescheduler", partition_kib=self.partition_kib, credit_kib=self.credit_kib
-        )
+        given = {"partition_kib": self.partition_kib, "credit_kib": self.credit_kib}
+        known = {name: value for name, value in given.items() if value is not None}
+        require_positive("bytescheduler", **known)
 
 
 def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) -> Plan:
@@ -46,7 +54,7 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
 
     Args:
         trace: gives sizes (bytes) and the forward order (`consumers`); times are not used.
-        link: not used.
+        link: its backend's kind decides what is not given.
         options: partition and credit in KiB.
 
     Raises:
@@ -60,15 +68,18 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
         >>> plan = make_plan("bytescheduler:partition_kib=4,credit_kib=8", trace, link)
         >>> [(m.priority, m.parts[0].start, m.parts[0].stop) for m in plan.messages]
         [(1, 0, 4096), (1, 4096, 5000), (0, 0, 4096), (0, 4096, 8192), (0, 8192, 9000)]
-        >>> plan.credit_bytes
-        8192
+        >>> plan.credit_bytes, make_plan("bytescheduler", trace, link).credit_bytes
+        (8192, 64000000)
 
     Reference:
-        Peng et al., 2019, SOSP (ByteScheduler). Departs: partition and credit are options, not
-        tuned by Bayesian optimisation.
+        Peng et al., 2019, SOSP (ByteScheduler); defaults: its code and documentation. Departs: the
+        authors tune the credit while training, by Bayesian optimisation; here both stay as they
+        are, or are searched before (`--tune`). A slice's push and pull are one message, and both
+        count against the credit until the pull has ended.
     """
-    partition_bytes = int(options.partition_kib * 1024)
-    credit_bytes = max(1, int(options.credit_kib * 1024))
+    partition, credit = ON_SERVERS if sums_on_servers(link) else ALL_REDUCE
+    partition_bytes = _bytes_of(options.partition_kib, partition)
+    credit_bytes = max(1, _bytes_of(options.credit_kib, credit))
     limits = [elements_in(trace, i, partition_bytes) for i in range(len(trace.tensors))]
     require_few_messages(trace, limits, "bytescheduler: partition_kib")
     reason = (
@@ -76,6 +87,10 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
         f"{format_bytes(credit_bytes)} under way"
     )
     return sliced_plan("bytescheduler", trace, limits, credit_bytes=credit_bytes, reason=reason)
+
+
+def _bytes_of(kib: float | None, num_elements: int) -> int:
+    return 4 * num_elements if kib is None else int(kib * 1024)
 
 
 BYTESCHEDULER = Part(
@@ -87,6 +102,8 @@ BYTESCHEDULER = Part(
     facts=lambda options: SchedulerFacts(
         needs_profile=False,
         crosses_iteration=True,
-        tried=("", "partition_kib=8192,credit_kib=32768"),
+        tried=("", "partition_kib=4096,credit_kib=16384", "partition_kib=8192,credit_kib=32768"),
     ),
+    # From half a million elements to the largest of the authors' search: 32 and 64 million.
+    knobs=lambda options: {"partition_kib": Range(2048, 125e3), "credit_kib": Range(2048, 250e3)},
 )

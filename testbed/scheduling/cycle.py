@@ -9,6 +9,7 @@ import msgspec
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import Range
 from testbed.base.link import Link
 from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.base.plan import Plan, is_period
@@ -131,4 +132,5 @@ CYCLE = Part(
     build=plan_cycle,
     options=CycleOptions,
     facts=lambda options: SchedulerFacts(tried=("",)),
+    knobs=lambda options: {"mib": Range(1, 64), "ms": Range(1, 100)},  # as Horovod's autotuner
 )

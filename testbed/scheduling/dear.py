@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from testbed.base.axes import SchedulerFacts
+from testbed.base.knobs import Range
 from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Message, Plan, TensorSlice
@@ -19,7 +21,7 @@ class DearOptions:
     """Options of `dear`.
 
     Attributes:
-        mib: fusion threshold: a group is closed before it would exceed it.
+        mib: fusion threshold: a group is closed before the module that would bring it there.
     """
 
     mib: float = 25
@@ -35,7 +37,8 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         F_0 = X;  F_g = max(F_{g-1}, end of spread g) + t_f(g);  iteration = F_G
 
     Fold is a reduce-scatter (or a push to servers), spread an all-gather (or a pull); g counts
-    groups in forward order. A group closes before it would exceed `mib`.
+    groups in forward order. A group is of whole modules (the tensors that share a name up to its
+    last dot) and closes before the module with which it would reach `mib`.
 
     Args:
         trace: gives sizes (bytes) and the forward order (`consumers`); times are not used.
@@ -49,22 +52,24 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         >>> from testbed.scheduling.protocol import make_plan
         >>> trace = Trace.from_backward([2, 2, 3], num_elements=[3 << 20, 4 << 20, 1 << 20])
         >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
-        >>> plan = make_plan("dear:mib=5", trace, link)
+        >>> plan = make_plan("dear:mib=6", trace, link)
         >>> plan.halves, [[part.tensor for part in message.parts] for message in plan.messages]
         (True, [[2], [0, 1]])
 
     Reference:
-        Zhang et al., 2023, ICDCS (DeAR). Departs: the threshold is not searched, groups are of
-        tensors, not of whole modules, and the spreads are submitted all at once, where the paper
+        Zhang et al., 2023, ICDCS (DeAR); grouping: the authors' code. Departs: they search the
+        threshold while training, by Bayesian optimisation; here it stays, or is searched before
+        (`--tune`). Buffers are not padded. The spreads are submitted all at once, where the paper
         issues each when the group before it has arrived; none starts later for that.
     """
-    limit_bytes = int(options.mib * 2**20)
-    order = forward_order(trace)
-    stops = close_before_exceed([trace.tensors[i].num_bytes for i in order], limit_bytes)
+    limit_bytes = ceil(options.mib * 2**20)
+    modules = list(modules_of(trace).values())
+    sizes = [sum(trace.tensors[i].num_bytes for i in module) for module in modules]
+    stops = close_before_exceed(sizes, limit_bytes - 1)
     messages: list[Message] = []
     for start, stop in zip([0, *stops], stops, strict=False):
         members: dict[str, list[TensorSlice]] = {}
-        for index in order[start:stop]:
+        for index in (i for module in modules[start:stop] for i in module):
             tensor = trace.tensors[index]
             members.setdefault(tensor.dtype, []).append(TensorSlice(index, 0, tensor.num_elements))
         messages += [Message(parts=tuple(parts)) for parts in members.values()]
@@ -76,9 +81,30 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         messages,
         crosses_iteration=True,
         halves=True,
-        reason=f"{len(messages)} groups of up to {format_bytes(limit_bytes)} in forward order, "
-        f"folded during backward, spread before their own forward",
+        reason=f"{len(messages)} groups of modules below {format_bytes(limit_bytes)} in forward "
+        f"order, folded during backward, spread before their own forward",
     )
+
+
+def modules_of(trace: Trace) -> dict[str, list[int]]:
+    """Indices of each module's tensors, modules by their first tensor in the forward order.
+
+    A tensor whose name has no dot counts as a module of its own.
+
+    Example:
+        >>> from testbed.base.trace import TraceTensor
+        >>> tensors = tuple(
+        ...     TraceTensor(name=name, num_elements=1, forward_s=1, backward_s=1)
+        ...     for name in ("conv.weight", "conv.bias", "scale")
+        ... )
+        >>> modules_of(Trace(name="t", device="cpu", batch_size=1, tensors=tensors))
+        {'conv': [0, 1], 'scale': [2]}
+    """
+    found: dict[str, list[int]] = {}
+    for index in forward_order(trace):
+        name = trace.tensors[index].name
+        found.setdefault(name.rpartition(".")[0] or name, []).append(index)
+    return found
 
 
 DEAR = Part(
@@ -92,4 +118,5 @@ DEAR = Part(
         crosses_iteration=True,
         tried=("", "mib=4", "mib=8"),
     ),
+    knobs=lambda options: {"mib": Range(1, 256)},  # as far as the authors search
 )

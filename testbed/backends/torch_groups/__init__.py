@@ -18,7 +18,7 @@ of another cannot run beside them, ranks can wait for each other for ever. One c
 from __future__ import annotations
 
 from testbed.backends.protocol import Backend, Group
-from testbed.backends.torch_groups.ddp_options import DdpOptions, refuses, schedule
+from testbed.backends.torch_groups.ddp_options import DdpOptions, knobs, refuses, schedule
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import PUBLISHED, Part, installed
 
@@ -133,4 +133,5 @@ DDP = Part(
     facts=lambda options: BackendFacts(algorithm="ring", schedule=schedule(options)),
     probe=_PROBE_GLOO,
     refuses=refuses,
+    knobs=knobs,
 )

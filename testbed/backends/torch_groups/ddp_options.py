@@ -10,6 +10,7 @@ from testbed.backends.torch_groups.ddp_plan import taken
 from testbed.base.axes import OwnSchedule
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.knobs import Grid, Range, Space
 from testbed.base.plan import Plan, load_plan
 
 # What DistributedDataParallel takes where it is given no size of a bucket; a test asks torch.
@@ -118,6 +119,17 @@ def refuses(options: Any, config: RunConfig) -> str | None:
             "ddp:hook=powersgd,start=2, or train longer"
         )
     return None
+
+
+def knobs(options: Any) -> Space:
+    """What a search may set; the sizes of buckets are given where a plan is.
+
+    The link model knows the size alone: runs decide about the others.
+    """
+    assert isinstance(options, DdpOptions)
+    both = Grid((False, True))
+    size = {} if options.plan is not None else {"bucket_mib": Range(1, 128)}
+    return {**size, "bucket_view": both, "static_graph": both}
 
 
 def exact_plan(path: str) -> Plan:

@@ -106,10 +106,18 @@ def skeleton_trace(named: Sequence[tuple[str, torch.Tensor]]) -> Trace:
     return Trace(name="sizes", device="", batch_size=1, tensors=tensors)
 
 
-def replanner(scheduler: str, named: Sequence[tuple[str, torch.Tensor]]) -> Replan:
-    """A function from the order in which gradients became ready to the scheduler's plan."""
+def replanner(
+    scheduler: str, named: Sequence[tuple[str, torch.Tensor]], backend: str = ""
+) -> Replan:
+    """A function from the order in which gradients became ready to the scheduler's plan.
+
+    Args:
+        scheduler: specification of one that needs no times.
+        named: parameters in forward order.
+        backend: specification, by whose kind some schedulers choose their defaults.
+    """
     tensors = dict(named)
-    link = Link(backend="", num_workers=2, latency_s=0.0, seconds_per_byte=0.0)
+    link = Link(backend=backend, num_workers=2, latency_s=0.0, seconds_per_byte=0.0)
 
     def replan(ready_order: Sequence[str]) -> Plan:
         forward = [(name, tensors[name]) for name in reversed(ready_order)]
