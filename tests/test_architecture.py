@@ -93,6 +93,7 @@ LAZY = {
     "testbed.commands.profile": NO_TORCH,
     "testbed.commands.run": NO_TORCH,
     "testbed.commands.simulate_memory": NO_TORCH,
+    "testbed.commands.tuning": NO_TORCH,
     "testbed.compression.none": NO_TORCH,
     "testbed.launch.join": "the command line resolves backends here; only ranks load torch and MPI",
     "testbed.launch.rendezvous": "MPI and torch are loaded only where ranks meet by their means",

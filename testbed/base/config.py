@@ -19,6 +19,7 @@ Precision = Literal["float32", "float64", "bf16", "fp16"]
 
 LATER: Final = frozenset(
     {"start_deadline", "memory", "budget_mb", "measure_memory", "max_batch", "rehearse"}
+    | {"tune", "tuned"}
 )
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
@@ -144,6 +145,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             "a replay in this very run; what is then predicted is no forecast"
         ),
     ] = False
+    tune: Annotated[
+        str | None,
+        Setting(
+            "search the knobs of the scheduler, or of a framework, first: "
+            "trials=30,confirm=3,steps=15,seed=1: so many settings on the link model, of which the "
+            "best are run for so many steps; needs --link or --cluster",
+            unset="no search",
+        ),
+    ] = None
+    tuned: Annotated[str, Setting("the budget of a search that found the knobs", hidden=True)] = ""
     steps: Annotated[
         int | None, Setting("steps to train", unset="100 without epochs", above=0, listed=True)
     ] = None

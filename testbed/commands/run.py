@@ -25,6 +25,7 @@ from testbed.commands.checks import (
     in_cluster,
 )
 from testbed.commands.settings import takes_settings, values_of
+from testbed.commands.tuning import tuned_run
 from testbed.launch import processes
 from testbed.launch.allocation import run_in_cluster
 from testbed.launch.host import threads_of
@@ -83,6 +84,8 @@ def run(
     check_files(json, hostfile)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)
     check_device(config.device)
+    if config.tune is not None:
+        config = tuned_run(config, identity.launcher, json)
     if config.cluster is not None and here is None:
         again = _arguments(config, interface, json)
         raise typer.Exit(

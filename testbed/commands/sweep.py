@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
 from testbed.cluster.spec import parse_cluster
 from testbed.commands.settings import lists_of, takes_lists
+from testbed.commands.tuning import tuned_cell
 from testbed.launch.plan_options import parts_of
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
@@ -81,6 +83,13 @@ def sweep(
             "began, should it take as long as the longest run so far"
         ),
     ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="search the knobs of each cell's method before its first run, all with the same "
+            "budget: trials=30,confirm=3,steps=15,seed=1; see testbed run"
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
         Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
@@ -135,6 +144,8 @@ def sweep(
 
         testbed sweep --scheduler wfbp,mg-wfbp,dear --compressor none,ef+topk:ratio=0.01
 
+        testbed sweep emulated --tune trials=30,confirm=3,steps=15
+
         testbed sweep --resume
 
         testbed sweep quick --submit slurm --tasks 2
@@ -150,10 +161,11 @@ def sweep(
     study = find_study(recipe)
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
-        others |= {"submit": submit, "share": share}
+        others |= {"submit": submit, "share": share, "tune": tune}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
+    changes |= {"tune": tune}
     wanted = wanted_sweep(recipe, axes, {k: v for k, v in changes.items() if v is not None})
     if resume:
         store = _store_to_resume(wanted, folder, name, again)
@@ -233,7 +245,10 @@ def wanted_sweep(
         sweep = with_axes(load_toml(Path(recipe)), axes)
     else:
         sweep = with_axes(load_recipe(recipe), axes)
-    sweep = replace(sweep, **changes)
+    sweep = replace(sweep, **{name: v for name, v in changes.items() if name != "tune"})
+    if "tune" in changes:
+        cells = (msgspec.structs.replace(cell, tune=changes["tune"]) for cell in sweep.cells)
+        sweep = replace(sweep, cells=tuple(cells))
     check_parts(sweep.cells)
     _check_together(sweep.cells)
     return sweep
@@ -330,6 +345,8 @@ def _shared_out(plan: SweepPlan, tasks: int | None) -> SweepPlan:
         tasks = plan.tasks if plan.tasks > 1 else len(plan.cells)
     if not 1 <= tasks <= len(plan.order):
         raise UsageError(f"--tasks is {tasks}; expected 1 .. {len(plan.order)}, the sweep's runs")
+    if any(cell.tune for cell in plan.cells):
+        raise UsageError("--tune with --submit: tasks of an array share no search; leave one out")
     if plan.hostfile:
         raise UsageError("--hostfile with --submit: a task runs on the node that Slurm gives it")
     return msgspec.structs.replace(plan, tasks=tasks)
@@ -357,7 +374,9 @@ def _submit(store: Store, go: bool, cell_timeout: float | None) -> int:
 
 def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | None) -> int:
     """Run what is missing, then show what is there."""
-    status = carry_out(store, runner, share=share)
+    status = carry_out(
+        store, runner, share=share, tuner=functools.partial(tuned_cell, store, runner)
+    )
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from testbed.base.axes import BACKENDS, COMPRESSORS
+from testbed.base.axes import BACKENDS, COMPRESSORS, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import find_trace
 from testbed.base.link import Link
 from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
@@ -71,6 +72,36 @@ def _foresee(
         null_s=null_s,
         why_not="" if nominal is not None else "no emulated cluster and no --null: no nominal rate",
     )
+
+
+def scorer(config: RunConfig) -> Callable[[RunConfig], float]:
+    """What the link model says of variants of a cell, in real seconds of a step.
+
+    Args:
+        config: of the cell; its own trace and link count, else a replay's trace, and the nominal
+            numbers of its emulated cluster.
+
+    Raises:
+        UsageError: it says neither what is computed nor over which link, or has a compressor.
+    """
+    trace = _trace(config, {}) if config.trace is None else find_trace(config.trace)
+    if config.link is not None:
+        link = link_for(config, {})
+    elif (nominal := nominal_of(config.cluster)) is not None:
+        link = nominal.link(config.backend, config.workers)
+    else:
+        raise UsageError(
+            "nothing says over which link; expected --link FILE (testbed comm --fit), --link "
+            "rate=10gbit,latency=50us or --cluster"
+        )
+    launches = WORKLOADS.resolve(config.workload).facts.stretches
+
+    def step_s(variant: RunConfig) -> float:
+        found = _step_s(variant, _plan(variant, trace, link), trace, link, launches=launches)
+        assert found is not None
+        return found
+
+    return step_s
 
 
 def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]) -> Trace:
@@ -201,7 +232,9 @@ def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
     return msgspec.structs.replace(plan, scheduler=own.name)
 
 
-def _step_s(config: RunConfig, plan: Plan, trace: Trace, link: Link) -> float | None:
+def _step_s(
+    config: RunConfig, plan: Plan, trace: Trace, link: Link, *, launches: bool = True
+) -> float | None:
     return predicted_step_s(
         Planned(
             plan,
@@ -210,6 +243,6 @@ def _step_s(config: RunConfig, plan: Plan, trace: Trace, link: Link) -> float | 
             micro_batches=config.accumulate,
             dilation=dilation_of(config.cluster),
             whole=why_whole(config),
-            launches=True,
+            launches=launches,
         )
     )

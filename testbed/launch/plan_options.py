@@ -19,6 +19,7 @@ from testbed.base.trace import Trace
 from testbed.cluster.spec import dilation_of
 from testbed.prediction.timeline import message_bytes
 from testbed.scheduling.protocol import make_plan
+from testbed.scheduling.tuning import parse_budget
 from testbed.workloads.user_file import check_dilation
 
 
@@ -43,6 +44,8 @@ def parts_of(config: RunConfig, axes: Sequence[Axis[Any]] = AXES) -> dict[str, R
         raise UsageError(
             f"backend {config.backend!r} schedules by itself; leave out --scheduler and --plan"
         )
+    if config.tune is not None:
+        _check_tune(config)
     if not COMPRESSORS.is_default(config):
         _check_compressor(config, parts[COMPRESSORS.what], framework)
     return parts
@@ -68,6 +71,17 @@ def _check_compressor(
             "sgd, or give the compressor momentum=0"
         )
     compressor.build()  # links may refuse each other
+
+
+def _check_tune(config: RunConfig) -> None:
+    parse_budget(config.tune or "")
+    if config.plan is not None:
+        raise UsageError("--tune searches what a plan is made with, and --plan is a finished one")
+    if not COMPRESSORS.is_default(config):
+        raise UsageError(
+            f"--tune scores on the link model, which does not know what compressor "
+            f"{config.compressor!r} costs here; tune without it and give the knobs by hand"
+        )
 
 
 def why_whole(config: RunConfig) -> str:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,13 +24,17 @@ from testbed.base.errors import UsageError
 from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
+from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
-from testbed.sweeping.executor import ProcessRunner, Runner, run_command
+from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, run_command
 from testbed.sweeping.grid import Sweep, interleave
 from testbed.sweeping.progress import Reporter, reporting
 
 INTERRUPTED = 130
+
+Tuner = Callable[[RunConfig], RunConfig]
+"""A cell that asks for it with its knobs found; raises UsageError where that cannot be."""
 
 
 def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -> SweepPlan:
@@ -99,7 +103,11 @@ def process_runner(
 
 
 def carry_out(
-    store: Store, runner: Runner, out: TextIO | None = None, share: int | None = None
+    store: Store,
+    runner: Runner,
+    out: TextIO | None = None,
+    share: int | None = None,
+    tuner: Tuner | None = None,
 ) -> int:
     """Run what the plan in the store asks for and is not finished there.
 
@@ -113,6 +121,7 @@ def carry_out(
         out: where progress is told; None: standard error.
         share: the number of the Slurm task whose runs alone are carried out, while others may be
             at work on theirs; None: all runs. What is run again is decided from all runs alone.
+        tuner: finds the knobs of cells that ask for it; None: no cell does.
 
     Returns:
         0: all cells finished; 1: some failed; 130: interrupted by Ctrl-C or SIGTERM.
@@ -121,6 +130,7 @@ def carry_out(
         UsageError: the store holds no plan or no such share, or another sweep is at work in it.
     """
     out = out or sys.stderr
+    runner = runner if tuner is None else functools.partial(_run_tuned, runner, tuner)
     store.read_plan()  # a folder without a plan is refused before a lock is made there
     begin_s = time.monotonic()
     with store.locked(share):
@@ -146,6 +156,17 @@ def carry_out(
             print(f"interrupted; go on with: testbed sweep --resume {store.path}{own}", file=out)
             return INTERRUPTED
     return 1 if "failed" in [status for status, _ in ran.values()] else 0
+
+
+def _run_tuned(
+    runner: Runner, tuner: Tuner, config: RunConfig, json_path: Path, log_path: Path
+) -> Cell:
+    """See `Runner`."""
+    try:
+        found = config if config.tune is None else tuner(config)
+    except UsageError as error:
+        return failed_cell(config, f"UsageError: {error}")
+    return runner(found, json_path, log_path)
 
 
 def _run_cell(

@@ -1,0 +1,55 @@
+"""Where `--tune` runs what it confirms, and where its log lies."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.records.cell import Cell
+from testbed.records.store import Store, cell_key
+from testbed.sweeping.executor import ProcessRunner, Runner
+
+
+def tuned_run(config: RunConfig, launcher: str, json: Path | None) -> RunConfig:
+    """A run with its knobs found; the log lies beside its record, if it leaves one."""
+    from testbed.launch.tuning import tuned
+
+    if launcher != "alone":
+        raise UsageError(
+            f"--tune starts runs of its own, and this is a rank that {launcher} started; tune "
+            "without a launcher, or give the knobs by hand"
+        )
+    with tempfile.TemporaryDirectory(prefix="testbed-tune-") as folder:
+        place, runner = Path(folder), ProcessRunner()
+
+        def measure(one: RunConfig, number: int) -> Cell:
+            return runner(one, place / f"{number}.json", place / f"{number}.log")
+
+        log = place / "samples.csv" if json is None else json.with_suffix(".tuning.csv")
+        log.unlink(missing_ok=True)
+        found = tuned(config, log, measure)
+        samples = log.read_text() if json is None and log.exists() else ""
+    told = f"tuned ({found.tuned})" if found.tuned else "this method has no knobs that are open"
+    where = f": {log}" if json is not None and found.tuned else ""
+    sys.stderr.write(f"testbed: {told}{where}\n{samples}")
+    return found
+
+
+def tuned_cell(store: Store, runner: Runner, config: RunConfig) -> RunConfig:
+    """A sweep's cell with its knobs found, once for all repeats; the log lies beside its record."""
+    from testbed.launch.tuning import tuned
+
+    first = msgspec.structs.replace(config, repeat=0)
+    key = cell_key(first)
+
+    def measure(one: RunConfig, number: int) -> Cell:
+        place = store.scratch / f"{key}-trial-{number}"
+        return runner(one, place.with_suffix(".json"), place.with_suffix(".log"))
+
+    found = tuned(first, store.cells / f"{key}.tuning.csv", measure)
+    return msgspec.structs.replace(found, repeat=config.repeat)
