@@ -70,6 +70,10 @@ class BackendFacts:
         algorithm: what predictions at other numbers of workers and of compressed messages go by
             (see `prediction.algorithms`); None = nothing is predicted.
         bus_factor: busbw / algbw of a sum over n workers (see `testbed comm`).
+        transport: whose connections carry its bytes; backends of one transport are compared with
+            each other first. Empty: its own.
+        sets: what it sets for itself there, in words.
+        variables: of the environment, by which its transport is set.
     """
 
     needs_mpi: bool = False
@@ -83,6 +87,9 @@ class BackendFacts:
     max_channels: int = 1
     algorithm: str | None = None
     bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
+    transport: str = ""
+    sets: str = ""
+    variables: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:

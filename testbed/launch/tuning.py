@@ -59,12 +59,14 @@ def method_of(config: RunConfig) -> Axis[Any]:
 
 
 def space_of(config: RunConfig) -> Space:
-    """The knobs of a cell's method that its configuration leaves open.
+    """The knobs of a cell's method that its configuration leaves open; none where nothing is sent.
 
     Example:
         >>> sorted(space_of(RunConfig(scheduler="bytescheduler:credit_kib=4096")))
         ['partition_kib']
     """
+    if not BACKENDS.resolve(config.backend).facts.exchanges:
+        return {}
     axis = method_of(config)
     part = axis.resolve(axis.of(config))
     given = axis.links(axis.of(config))[0].options

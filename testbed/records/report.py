@@ -28,6 +28,7 @@ class ReportCell(Cell, kw_only=True):
         repeats: finished repeats, each a run of its own.
         counted_steps: measured steps that count, of all of them.
         run_medians_s: median step of each repeat, as measured, not undilated.
+        run_rounds: number of each of these repeats: the round of the sweep that it ran in.
         step_time_smallest_s: the least of them.
         step_time_largest_s: the largest of them.
         step_time_spread: standard deviation of their logarithms; null of one repeat.
@@ -44,12 +45,19 @@ class ReportCell(Cell, kw_only=True):
         same_parameters_note: whether it ended with the parameters of the cell that differs from it
             in its memory strategy alone and has none; empty without such a cell.
         memory_error: (predicted - measured) / measured peak of live storages; null: not measured.
+        transport: whose connections carried its bytes.
+        ratio: its step over that of the fastest framework with a schedule of its own on the same
+            transport; null: there is none.
+        ratio_low: lower end of its 95 % interval; null: too few runs.
+        ratio_high: upper end; null: likewise.
+        ratio_to: that framework.
     """
 
     source: str = ""
     repeats: int = 1
     counted_steps: int = 0
     run_medians_s: list[float] = []
+    run_rounds: list[int] = []
     step_time_smallest_s: float | None = None
     step_time_largest_s: float | None = None
     step_time_spread: float | None = None
@@ -62,6 +70,42 @@ class ReportCell(Cell, kw_only=True):
     comparable_note: str = ""
     same_parameters_note: str = ""
     memory_error: float | None = None
+    transport: str = ""
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_to: str = ""
+
+
+class RatioLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A method's step over that of a framework with a schedule of its own, on the same work.
+
+    Attributes:
+        group: workload, workers and cluster.
+        method: backend and scheduler.
+        transport: whose connections carried its bytes.
+        framework: that it is compared with.
+        framework_transport: whose connections carried that one's.
+        ratio: of the steps; below 1 the method is faster.
+        low: lower end of its 95 % interval; null: too few runs.
+        high: upper end; null: likewise.
+        num_pairs: pairs of runs of one round; 0: runs were not paired.
+    """
+
+    group: str
+    method: str
+    transport: str
+    framework: str
+    framework_transport: str
+    ratio: float
+    low: float | None
+    high: float | None
+    num_pairs: int
+
+    @property
+    def same_transport(self) -> bool:
+        """Whether both went over the same connections."""
+        return self.transport == self.framework_transport
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +268,7 @@ class Report(msgspec.Struct, kw_only=True):
     Attributes:
         cells: one per configuration.
         families: cells that were compared, and which difference each comparison resolves.
+        ratios: of methods over frameworks, those on the same transport and the fastest of others.
         prediction_errors: over all cells, by backend and by scheduler.
         forecast: how a forecast did, by class of plan and backend; empty without `--forecast`.
         forecast_cells: each cell beside it.
@@ -236,6 +281,7 @@ class Report(msgspec.Struct, kw_only=True):
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
     families: list[Family] = []
+    ratios: list[RatioLine] = []
     prediction_errors: list[PredictionError] = []
     forecast: list[ForecastScore] = []
     forecast_cells: list[ForecastRow] = []

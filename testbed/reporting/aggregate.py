@@ -232,6 +232,7 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, Any]:
         for cell, steps in zip(ok, counted, strict=True)
     ]
     known = [median for median in medians if median]
+    rounds = [c.config.repeat for c, median in zip(ok, medians, strict=True) if median]
     found, pooled = estimate(known), list(itertools.chain.from_iterable(counted))
     if found is None:
         return dict.fromkeys(("step_time_low_s", "step_time_high_s"))
@@ -250,6 +251,7 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, Any]:
         "step_time_spread": found.spread,
         "step_time_unfiltered_s": unfiltered.time if unfiltered else None,
         "run_medians_s": known,
+        "run_rounds": rounds,
         "counted_steps": len(pooled),
         "samples_per_s": per_step / found.time if per_step else None,
     } | {

@@ -7,6 +7,7 @@ import textwrap
 from testbed.base.units import format_bytes, format_seconds
 from testbed.records.cell import Cell, MemoryResult
 from testbed.reporting.cores import core_words
+from testbed.reporting.naming import tuning_of
 from testbed.reporting.prediction import kind_of, was_rehearsed
 from testbed.reporting.work import cluster_words, undilated
 
@@ -23,6 +24,8 @@ def describe_cell(cell: Cell) -> str:
         f"{cell.steps} steps of {cell.num_workers} x {cell.batch_size} samples ({cell.data})"
     ]
     lines += _schedule(cell)
+    if (tuning := tuning_of(cell)) != "-":
+        lines.append(f"  tuning        {tuning}")
     if cell.cluster is not None:
         lines.append(f"  {cluster_words(cell)}")
     if cell.step_time_s is not None and cell.compute_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from testbed.base.axes import AXES, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult, MemoryResult
 from testbed.records.report import ReportCell
-from testbed.reporting.naming import marks_of, part_of
+from testbed.reporting.naming import marks_of, part_of, tuning_of
 from testbed.reporting.prediction import prediction_error
 from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
@@ -49,6 +50,9 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     varied = _varied(cells)
     if varied:
         fixed.append(_words("setting", lambda c: settings(c.config, varied)))
+    known = any(tuning_of(cell) != "-" for cell in cells)
+    tuning = (_words if known else _hidden)("tuning", tuning_of)
+    fixed.append(dataclasses.replace(tuning, wide=True))
     return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_MEMORY, *_ENDING]
 
 
@@ -91,7 +95,7 @@ def short_error(cell: ReportCell) -> str:
 
 
 def _varied(cells: Sequence[ReportCell]) -> list[str]:
-    shown = (*(axis.what for axis in AXES), "workers", "predict", "repeat")
+    shown = (*(axis.what for axis in AXES), "workers", "predict", "repeat", "tune", "tuned")
     # A failed run records its settings as they were asked for, which would look like others.
     configs = [cell.config for cell in cells if cell.status == "ok"]
     return [
@@ -174,6 +178,14 @@ def _rank_text(cell: ReportCell) -> str:
     return " ".join(filter(None, ("" if cell.rank is None else str(cell.rank), cell.rank_note)))
 
 
+def _ratio_text(cell: ReportCell) -> str:
+    if cell.ratio is None:
+        return ""
+    if cell.ratio_low is None or cell.ratio_high is None:
+        return f"{cell.ratio:.3f}"
+    return f"{cell.ratio:.3f} [{cell.ratio_low:.3f}, {cell.ratio_high:.3f}]"
+
+
 def _workers_text(cell: ReportCell) -> str:
     servers = f"+{cell.num_servers}" if cell.num_servers else ""
     return f"{cell.num_workers}{servers}"
@@ -217,6 +229,13 @@ _FIGURES = (
     _hidden("num_servers", lambda c: c.num_servers),
     Column("step ms\n[95 %]", "step_time_s", lambda c: c.step_time_s, _step_text),
     Column("rank", "rank", lambda c: c.rank, _rank_text),
+    Column(
+        "ratio, same\ntransport", "ratio", lambda c: c.ratio, lambda c: _ratio_text(c), wide=True
+    ),
+    _hidden("ratio_low", lambda c: c.ratio_low),
+    _hidden("ratio_high", lambda c: c.ratio_high),
+    _hidden("ratio_to", lambda c: c.ratio_to),
+    _hidden("transport", lambda c: c.transport),
     _hidden("rank_note", lambda c: c.rank_note),
     _hidden("family", lambda c: c.family),
     Column("runs", "repeats", lambda c: c.repeats, lambda c: str(c.repeats or "")),

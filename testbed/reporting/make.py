@@ -24,6 +24,12 @@ from testbed.reporting.prediction import (
     prediction_errors,
 )
 from testbed.reporting.ranking import describe_runs, rank
+from testbed.reporting.ratios import (
+    compare_with_frameworks,
+    describe_ratios,
+    describe_transports,
+    describe_tuning,
+)
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -32,7 +38,8 @@ _MEMORY = "processes were {}: compare peak memory only with those that were star
 
 def make_report(collected: Collected, compared: Compared | None = None) -> Report:
     """The report of all cells that were read, and how a forecast of them did."""
-    cells, families = rank(sort_cells(judge(aggregate(collected.cells))))
+    ranked, families = rank(sort_cells(judge(aggregate(collected.cells))))
+    cells, ratios = compare_with_frameworks(ranked)
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)
@@ -42,6 +49,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     return Report(
         cells=cells,
         families=families,
+        ratios=ratios,
         prediction_errors=errors,
         forecast=forecast,
         forecast_cells=list(rows),
@@ -49,6 +57,9 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
         break_evens=evens,
         notes=[
             *describe_runs(cells),
+            *describe_ratios(ratios),
+            *describe_transports(cells),
+            *describe_tuning(cells),
             *describe_kinds(cells),
             *describe_errors(errors),
             *(() if compared is None else compared.notes),

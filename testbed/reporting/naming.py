@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.base.axes import AXES, BACKENDS, WORKLOADS
+from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
 from testbed.base.parts import Axis
 from testbed.records.cell import Cell
 
@@ -46,16 +46,40 @@ def marks_of(cell: Cell) -> str:
         >>> from testbed.base.config import RunConfig
         >>> config = RunConfig(backend="gloo", scheduler="pace", compressor="ef+topk:ratio=0.1")
         >>> marks_of(Cell(backend="gloo", workload="w", num_workers=2, config=config))
-        'pace: reconstruction, untuned; ef+topk:ratio=0.1: published rule, tuned'
+        'pace: reconstruction, untuned; ef+topk:ratio=0.1: published rule, set by hand'
     """
-    backend = BACKENDS.find(cell.config.backend)
-    framework = backend is not None and backend.facts.schedule is not None
+    method = _method_axis(cell)
     told = []
     for axis in AXES:
         part = axis.find(axis.of(cell.config))
-        if part is None or axis is WORKLOADS or (axis is BACKENDS) != framework:
+        if part is None or axis is WORKLOADS or (axis is BACKENDS) != (method is BACKENDS):
             continue
-        marks = ", ".join(filter(None, (part.origins, part.tuning)))
+        tuning = tuning_of(cell).strip("-") if axis is method else part.tuning
+        marks = ", ".join(filter(None, (part.origins, tuning)))
         if marks:
             told.append(f"{part.text}: {marks}")
     return "; ".join(told)
+
+
+def tuning_of(cell: Cell) -> str:
+    """`tuned (N trials)`, `set by hand`, `untuned`, or `-` for a method without knobs.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> found = RunConfig(scheduler="dear:mib=9", tuned="trials=30,confirm=3,steps=15,seed=1")
+        >>> tuning_of(Cell(backend="gloo", workload="w", num_workers=2, config=found))
+        'tuned (30 trials)'
+    """
+    if cell.config.tuned:
+        trials = cell.config.tuned.partition(",")[0].removeprefix("trials=")
+        return f"tuned ({trials} trials)"
+    axis = _method_axis(cell)
+    part = axis.find(axis.of(cell.config))
+    return (part.tuning if part is not None else "") or "-"
+
+
+def _method_axis(cell: Cell) -> Axis[Any]:
+    """That whose part decides when gradients leave: a framework's, else the scheduler's."""
+    backend = BACKENDS.find(cell.config.backend)
+    framework = backend is not None and backend.facts.schedule is not None
+    return BACKENDS if framework else SCHEDULERS

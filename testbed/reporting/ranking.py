@@ -86,7 +86,7 @@ def _families(cells: Sequence[ReportCell]) -> list[list[int]]:
     """Places of the cells of each family of two or more."""
     alike: dict[object, dict[str, list[int]]] = {}
     for place, cell in enumerate(cells):
-        if _is_compared(cell):
+        if is_compared(cell):
             backends = alike.setdefault((cell.source, step_key(cell)), {})
             backends.setdefault(cell.backend, []).append(place)
     families: list[list[int]] = []
@@ -97,7 +97,8 @@ def _families(cells: Sequence[ReportCell]) -> list[list[int]]:
     return [places for places in families if len(places) > 1]
 
 
-def _is_compared(cell: ReportCell) -> bool:
+def is_compared(cell: ReportCell) -> bool:
+    """Whether a cell finished, did the same work as others, and exchanged something."""
     did_the_work = cell.comparable is not False and cell.identical_work is not False
     return cell.status == "ok" and did_the_work and not is_upper_bound(cell)
 

@@ -109,7 +109,7 @@ def cluster_words(cell: Cell) -> str:
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
 _EXCHANGE = (
     *(axis.what for axis in AXES if axis.same_work),
-    *("trace", "link", "plan", "slow", "deadline", "start_deadline", "budget_mb"),
+    *("trace", "link", "plan", "slow", "deadline", "start_deadline", "budget_mb", "tune", "tuned"),
 )
 _RECORD = (
     "repeat",

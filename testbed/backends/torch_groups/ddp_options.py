@@ -132,6 +132,23 @@ def knobs(options: Any) -> Space:
     return {**size, "bucket_view": both, "static_graph": both}
 
 
+def described(options: object) -> str:
+    """What the wrapper sets, in words.
+
+    Example:
+        >>> described(DdpOptions(static_graph=True))
+        'buckets of 25 MiB, the first of 1 MiB, static_graph'
+    """
+    assert isinstance(options, DdpOptions)
+    size = f"buckets of {options.bucket_mib or BUCKET_MIB:g} MiB"
+    if options.plan is not None:
+        size = f"buckets of {options.plan}"
+    elif options.bucket_mib is None:
+        size += f", the first of {FIRST_BUCKET_MIB} MiB"
+    flags = [n for n in ("bucket_view", "static_graph") if getattr(options, n)]
+    return ", ".join([size, *flags])
+
+
 def exact_plan(path: str) -> Plan:
     """The plan of a file, where DDP's buckets can be its messages.
 

@@ -80,6 +80,8 @@ ZMQ_PS = Part(
         max_channels=8,
         algorithm=_algorithm(options),
         bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, options),
+        transport="ZeroMQ",
+        sets=f"messages of at most {options.slice_kib} KiB",
     ),
     probe=installed("zmq", "pip install pyzmq"),
     refuses=_refuses,

@@ -1,0 +1,195 @@
+"""Methods over the frameworks that schedule by themselves: on the same transport first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, BackendFacts
+from testbed.records.cell import Cell
+from testbed.records.report import RatioLine, ReportCell
+from testbed.reporting.naming import part_of, tuning_of
+from testbed.reporting.ranking import is_compared
+from testbed.reporting.work import step_key
+from testbed.statistics.runs import Ratio, ratio_of
+
+
+def transport_of(cell: Cell) -> str:
+    """Whose connections carry the bytes of a cell; the backend's name where nothing is declared.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> [transport_of(Cell(backend=name, workload="w", num_workers=2, config=RunConfig()))
+        ...  for name in ("ddp", "gloo", "loopback")]
+        ['Gloo', 'Gloo', 'loopback']
+    """
+    facts = _facts(cell)
+    return facts.transport or BACKENDS.links(cell.backend)[0].name
+
+
+def compare_with_frameworks(
+    cells: Sequence[ReportCell],
+) -> tuple[list[ReportCell], list[RatioLine]]:
+    """The cells with `transport` and their ratio on it, and all ratios that can be stated.
+
+        ratio = step of a method / step of the framework, on the same work in one sweep
+
+    A cell's own ratio is that to the fastest framework of its transport. Each method has a line for
+    each framework of its transport, each other transport one for its fastest method. Left out are
+    cells under a compressor, and frameworks that compress or carry out a plan that was given count
+    as methods.
+    """
+    placed = [msgspec.structs.replace(cell, transport=transport_of(cell)) for cell in cells]
+    groups: dict[object, list[int]] = {}
+    for place, cell in enumerate(placed):
+        if is_compared(cell) and COMPRESSORS.is_default(cell.config):
+            groups.setdefault((cell.source, step_key(cell)), []).append(place)
+    lines: list[RatioLine] = []
+    for places in groups.values():
+        members = sorted((placed[p] for p in places), key=lambda c: c.step_time_s or 0.0)
+        frameworks = [cell for cell in members if _is_framework(cell)]
+        for framework in frameworks:
+            lines += _same(framework, members) + _across(framework, members)
+        for place in places:
+            own = placed[place]
+            like = (f for f in frameworks if f.transport == own.transport and f is not own)
+            fastest = next(like, None)
+            if fastest is not None and (found := _ratio(own, fastest)) is not None:
+                placed[place] = msgspec.structs.replace(
+                    own,
+                    ratio=found.ratio,
+                    ratio_low=found.low,
+                    ratio_high=found.high,
+                    ratio_to=name_of(fastest),
+                )
+    return placed, lines
+
+
+def describe_ratios(lines: Sequence[RatioLine]) -> list[str]:
+    """Lines for people: what is on the same transport, then what is not."""
+    notes: list[str] = []
+    for same in (True, False):
+        told: dict[tuple[str, ...], list[str]] = {}
+        for line in lines:
+            if line.same_transport is same:
+                told.setdefault((line.group, line.framework, line.framework_transport), []).append(
+                    _words(line)
+                )
+        for (group, framework, transport), texts in told.items():
+            how = "the same transport" if same else "across transports, the fastest of each"
+            notes.append(
+                f"{how}, times the step of {framework} over {transport} ({group}): "
+                f"{'; '.join(texts)}"
+            )
+    if lines:
+        runs = "by pairs of runs of one round" if all(n.num_pairs for n in lines) else "by runs"
+        notes.append(f"[a, b] of a ratio: 95 % interval, {runs}; below 1 the method is faster")
+    return notes
+
+
+def describe_transports(cells: Iterable[ReportCell]) -> list[str]:
+    """A line for each transport: what cluster, variables and backends gave it."""
+    given: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if cell.status == "ok" and cell.transport and _facts(cell).exchanges:
+            given.setdefault(cell.transport, {}).update(dict.fromkeys(_given(cell)))
+    if len(given) < 2:
+        return []
+    return [
+        f"transport {name} was given: {'; '.join(told) or 'nothing beyond its defaults'}"
+        for name, told in given.items()
+    ]
+
+
+def describe_tuning(cells: Iterable[ReportCell]) -> list[str]:
+    """A line on methods whose knobs nobody searched, where those of others were."""
+    words = {name_of(cell): tuning_of(cell) for cell in cells if cell.status == "ok"}
+    if not any(word.startswith("tuned") for word in words.values()):
+        return []
+    untuned = [name for name, word in words.items() if word == "untuned"]
+    return [f"untuned, at their defaults: {', '.join(untuned)}"] if untuned else []
+
+
+def name_of(cell: ReportCell) -> str:
+    """Backend and scheduler; a framework alone."""
+    backend = part_of(cell, BACKENDS)
+    if _facts(cell).schedule is not None:
+        return backend
+    return f"{backend}/{part_of(cell, SCHEDULERS)}"
+
+
+def _facts(cell: Cell) -> BackendFacts:
+    found = BACKENDS.find(cell.backend)
+    return BackendFacts() if found is None else found.facts
+
+
+def _is_framework(cell: ReportCell) -> bool:
+    facts = _facts(cell)
+    return facts.schedule is not None and facts.exact and not facts.schedule.plan_file
+
+
+def _same(framework: ReportCell, members: Sequence[ReportCell]) -> list[RatioLine]:
+    alike = [m for m in members if m.transport == framework.transport and m is not framework]
+    return [line for m in alike if (line := _line(m, framework)) is not None]
+
+
+def _across(framework: ReportCell, members: Sequence[ReportCell]) -> list[RatioLine]:
+    fastest: dict[str, ReportCell] = {}
+    for member in members:
+        if member.transport != framework.transport:
+            fastest.setdefault(member.transport, member)
+    return [line for m in fastest.values() if (line := _line(m, framework)) is not None]
+
+
+def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
+    found = _ratio(method, framework)
+    if found is None:
+        return None
+    group = f"{method.workload}, {method.num_workers} workers"
+    if method.config.cluster is not None:
+        group += f" on {method.config.cluster}"
+    return RatioLine(
+        group=group,
+        method=name_of(method),
+        transport=method.transport,
+        framework=name_of(framework),
+        framework_transport=framework.transport,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        num_pairs=found.num_pairs,
+    )
+
+
+def _ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
+    """Paired by the rounds of the sweep; cells whose rounds are not known have none in common."""
+    both = (method, framework)
+    known = all(len(set(c.run_rounds)) == len(c.run_medians_s) for c in both)
+    sides: list[Mapping[int, float]] = []
+    for side, cell in enumerate(both):
+        numbers = cell.run_rounds if known else range(side, 2 * len(cell.run_medians_s), 2)
+        sides.append(dict(zip(numbers, cell.run_medians_s, strict=True)))
+    return ratio_of(*sides)
+
+
+def _words(line: RatioLine) -> str:
+    text = f"{line.method} {line.ratio:.3f}"
+    return text if line.low is None else f"{text} [{line.low:.3f}, {line.high:.3f}]"
+
+
+def _given(cell: ReportCell) -> list[str]:
+    """What shaped the exchange of a cell beside its plan."""
+    facts = _facts(cell)
+    told = []
+    for path, value in ((cell.cluster or {}).get("tcp") or {}).items():
+        told.append(f"{path.rpartition('/')[2]} {_plain(value)}")
+    variables = cell.environment.get("variables", {})
+    told += [f"{name}={variables[name]}" for name in facts.variables if name in variables]
+    if facts.sets:
+        told.append(f"{cell.backend}: {facts.sets}")
+    return told
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
