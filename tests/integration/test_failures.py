@@ -55,14 +55,26 @@ def test_a_fault_on_one_rank_ends_the_run(backend: str, fault: str, tmp_path: Pa
     assert not shared_memory_files() - before
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop", "hang"])
+@pytest.mark.parametrize(
+    ("fault", "backend"),
+    [
+        ("kill", "ddp"),
+        ("stop", "ddp"),
+        ("hang", "ddp"),
+        ("kill", "ddp:hook=fp16"),
+        ("kill", "ddp:hook=powersgd,start=2"),
+        pytest.param("hang", "ddp:hook=fp16", marks=pytest.mark.slow),
+        pytest.param("hang", "ddp:hook=powersgd,start=2", marks=pytest.mark.slow),
+        pytest.param("kill", "ddp:static_graph=1", marks=pytest.mark.slow),
+    ],
+)
 def test_under_a_framework_of_its_own_survivors_name_who_is_missing(
-    fault: str, tmp_path: Path
+    fault: str, backend: str, tmp_path: Path
 ) -> None:
     """DDP waits inside torch; the deadline and the naming are those of every other backend."""
     note, record = tmp_path / "fault", tmp_path / "cell.json"
     workload = f"{FAULTY}:build:fault={fault},rank=1,at=3,note={note}"
-    command = [sys.executable, "-m", "testbed", "run", "--workload", workload, "--backend", "ddp"]
+    command = [sys.executable, "-m", "testbed", "run", "--workload", workload, "--backend", backend]
     command += ["--workers", "3", "--steps", "20", "--verify-steps", "0", "--deadline", DEADLINE_S]
     said: dict[int, tuple[float, str]] = {}
     with subprocess.Popen(

@@ -137,10 +137,38 @@ def ranked_cells():
     ]  # fmt: skip
 
 
+def framework_cells():
+    """A framework over Gloo, as it comes and tuned, methods over Gloo, and one over MPI; 5 rounds.
+
+    Rounds differ by a fifth, methods within a round hardly.
+    """
+    tuned = {"scheduler": "dear:mib=9.5", "tuned": "trials=30,confirm=3,steps=15,seed=1"}
+    times = {
+        ("ddp", "ddp", ""): 40.0,
+        ("ddp:static_graph=1", "ddp", ""): 38.0,
+        ("gloo", "wfbp", ""): 36.0,
+        ("gloo", "dear:mib=9.5", tuned["tuned"]): 30.0,
+        ("gloo", "bytescheduler", ""): 44.0,
+        ("mpi-ring", "wfbp", ""): 20.0,
+        ("mpi-ring", "bucket", ""): 22.0,
+    }
+    tcp = {"spec": "nodes=2", "tcp": {"ipv4/tcp_wmem": ["4096 65536 125000"]}}
+    variables = {"OMPI_MCA_btl_tcp_eager_limit": "1048576", "OMP_NUM_THREADS": "1"}
+    return [
+        cell(backend, ms * (1 + 0.05 * r) * (1 + 0.001 * ((r * n) % 3)), r, scheduler=scheduler,
+             config={"scheduler": "wfbp" if scheduler == "ddp" else scheduler, "tuned": mark},
+             cluster=tcp, environment={**ENVIRONMENT, "variables": variables})
+        for n, ((backend, scheduler, mark), ms) in enumerate(times.items()) for r in range(5)
+    ]  # fmt: skip
+
+
 def golden_texts():
     report, ranked = report_of(known_cells()), report_of(ranked_cells())
+    ratios = report_of(framework_cells())
     texts = {f"report.{name}": write(report) for name, write in FORMATS.items()}
     own = {"report_ranked.md": to_markdown(ranked), "report_ranked.txt": table(ranked)}
+    own |= {f"report_ratios.{name}": FORMATS[name](ratios) for name in ("md", "csv", "json")}
+    own["report_ratios.txt"] = table(ratios)
     return {**texts, "report.txt": table(report), **own}
 
 
@@ -227,6 +255,61 @@ def test_a_family_is_one_backend_or_one_method_on_each():
     assert families_of(*runs("gloo", 30), *runs("mpi", 35), *runs("none", 20)) == [{"gloo", "mpi"}]
     alone = [*runs("gloo", 30), *runs("mpi", 35, config={"batch_size": 8}, batch_size=8)]
     assert families_of(*alone) == []
+
+
+def test_a_method_is_compared_with_the_fastest_framework_of_its_transport_by_pairs():
+    report = report_of(framework_cells())
+    of = {(c.backend, c.scheduler): c for c in report.cells}
+    own = of["gloo", "dear:mib=9.5"]
+    assert (own.transport, own.ratio_to) == ("Gloo", "ddp:static_graph=1")
+    assert own.ratio == pytest.approx(30 / 38, rel=0.01)
+    assert own.ratio_high - own.ratio_low < 0.01  # rounds differ by far more
+    assert of["mpi-ring", "wfbp"].ratio is None
+    assert (of["ddp:static_graph=1", "ddp"].ratio, of["ddp", "ddp"].ratio > 1) == (None, True)
+
+
+def test_ratios_on_the_same_transport_come_first_then_the_fastest_of_others():
+    report = report_of(framework_cells())
+    lines = [(n.framework, n.method, n.same_transport) for n in report.ratios]
+    stock = [(method, same) for framework, method, same in lines if framework == "ddp"]
+    assert stock == [
+        ("gloo/dear:mib=9.5", True),
+        ("gloo/wfbp", True),
+        ("ddp:static_graph=1", True),
+        ("gloo/bytescheduler", True),
+        ("mpi-ring/wfbp", False),
+    ]
+    assert {n.num_pairs for n in report.ratios} == {5}
+    told = [note for note in report.notes if "times the step of ddp over Gloo" in note]
+    assert ["the same transport" in note for note in told] == [True, False]
+
+
+def test_transports_tell_what_they_were_given():
+    told = [n for n in report_of(framework_cells()).notes if n.startswith("transport ")]
+    gloo, mpi = sorted(told)
+    assert "tcp_wmem 4096 65536 125000" in gloo
+    assert "buckets of 25 MiB, the first of 1 MiB" in gloo
+    assert "eager" not in gloo
+    assert "OMPI_MCA_btl_tcp_eager_limit=1048576" in mpi
+    assert "segments of 512 KiB" in mpi
+
+
+def test_without_known_rounds_runs_are_not_paired():
+    cells = [msgspec.structs.replace(c, config=msgspec.structs.replace(c.config, repeat=0))
+             for c in framework_cells()]  # fmt: skip
+    report = report_of(cells)
+    assert {n.num_pairs for n in report.ratios} == {0}
+    own = next(c for c in report.cells if c.scheduler == "dear:mib=9.5")
+    assert own.ratio_high - own.ratio_low > 0.1
+
+
+def test_compressed_cells_and_given_plans_are_no_frameworks_to_compare_with():
+    cells = [
+        *runs("gloo", 30),
+        *runs("ddp:hook=fp16", 20, scheduler="ddp"),
+        *runs("ddp:plan=x.json", 25, scheduler="ddp"),
+    ]
+    assert report_of(cells).ratios == []
 
 
 def test_other_work_is_not_ranked():

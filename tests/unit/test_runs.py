@@ -10,6 +10,7 @@ covers 43 %.
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.statistics.runs import autocorrelation, compare, estimate
+from testbed.statistics.runs import Ratio, autocorrelation, compare, estimate, ratio_of
 
 MEDIANS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
 NUM_RUNS, NUM_STEPS = 5, 12
@@ -158,3 +159,37 @@ def test_autocorrelation_of_a_known_process():
     assert autocorrelation([1.0, 1.0, 1.0]) is None
     assert autocorrelation([1.0, 2.0]) is None
     assert autocorrelation([]) is None
+
+
+def test_a_paired_ratio_sees_through_rounds_that_differ():
+    speed = [1.0, 1.3, 0.8, 1.1, 0.95]
+    slow = {n: 10 * s for n, s in enumerate(speed)}
+    fast = {n: 8 * s * (1.001 if n % 2 else 0.999) for n, s in enumerate(speed)}
+    paired = ratio_of(fast, slow)
+    apart = ratio_of(fast, {n + 9: t for n, t in slow.items()})
+    assert paired.ratio == pytest.approx(0.8, rel=1e-3) == apart.ratio
+    assert (paired.num_pairs, apart.num_pairs) == (5, 0)
+    assert 0.798 < paired.low < 0.8 < paired.high < 0.802
+    assert apart.low < 0.65
+    assert apart.high > 0.95
+
+
+def test_a_ratio_of_single_runs_has_no_interval_and_of_none_is_none():
+    assert ratio_of({0: 2.0}, {0: 4.0}) == Ratio(0.5, None, None, 0)
+    assert ratio_of({0: 2.0, 1: 2.0}, {0: 4.0}).low is None
+    assert ratio_of({}, {0: 4.0}) is None
+
+
+def test_intervals_of_ratios_cover():
+    generator = random.Random(7)
+    held = {True: 0, False: 0}
+    for _ in range(2000):
+        rounds = [generator.gauss(0, 0.05) for _ in range(5)]
+        one = {n: math.exp(r + generator.gauss(0, 0.01)) for n, r in enumerate(rounds)}
+        other = {n: math.exp(r + generator.gauss(0, 0.01)) for n, r in enumerate(rounds)}
+        independent = {n + 9: math.exp(generator.gauss(0, 0.05)) for n in range(5)}
+        for paired, against in ((True, other), (False, independent)):
+            found = ratio_of(one, against)
+            held[paired] += found.low <= 1 <= found.high
+    assert held[True] > 0.93 * 2000
+    assert held[False] > 0.93 * 2000

@@ -187,8 +187,10 @@ def test_auto_tries_what_schedulers_declare_from_the_simplest_on():
     )
     across = candidate_specs(TRACE_A, True)[len(within) :]
     assert " ".join(across) == (
-        "dear dear:mib=4 dear:mib=8 bytescheduler bytescheduler:partition_kib=8192,"
-        "credit_kib=32768 p3 pace:segment_kib=1024 pace pace:segment_kib=16384"
+        "dear dear:mib=4 dear:mib=8 bytescheduler "
+        "bytescheduler:partition_kib=4096,credit_kib=16384 "
+        "bytescheduler:partition_kib=8192,credit_kib=32768 p3 pace:segment_kib=1024 pace "
+        "pace:segment_kib=16384"
     )
     many = trace_of([1] * 1001, [1] * 1001, [1] * 1001)
     assert candidate_specs(many, True)[-2:] == ("p3", "pace")

@@ -1,0 +1,201 @@
+"""One search with a stated budget for the knobs of every method, and what a run makes of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.base.axes import BACKENDS, SCHEDULERS
+from testbed.base.config import RunConfig
+from testbed.base.errors import UsageError
+from testbed.base.knobs import Grid, Range
+from testbed.launch.held_out import scorer
+from testbed.launch.plan_options import parts_of
+from testbed.launch.tuning import COLUMNS, space_of, tuned, with_knobs
+from testbed.records.cell import Cell
+from testbed.reporting.naming import tuning_of
+from testbed.scheduling.tuning import Budget, best_of, search
+
+LINK = "rate=10gbit,latency=50us,workers=4"
+REPLAY = "replay:resnet50-v100"
+WITH_KNOBS = [
+    (axis, name)
+    for axis in (SCHEDULERS, BACKENDS)
+    for name in axis.builtin
+    if axis.load(name).knobs(axis.load(name).options())
+]
+
+
+def config(scheduler: str = "bytescheduler", **changes: Any) -> RunConfig:
+    given = {"workload": REPLAY, "backend": "gloo", "link": LINK, "workers": 4, **changes}
+    return RunConfig(scheduler=scheduler, **given)
+
+
+def distance(values: Mapping[str, Any]) -> float:
+    return abs(log(values.get("mib", 256) / 20)) + abs(values.get("depth", 4) - 2)
+
+
+SPACE = {"mib": Range(1, 256), "depth": Grid((1, 2, 4))}
+
+
+def test_the_same_seed_finds_the_same_and_another_looks_elsewhere():
+    first, again, other = (search(SPACE, distance, Budget(seed=s)) for s in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("trials", [2, 3, 10, 30])
+def test_a_search_takes_its_budget_and_begins_with_what_was_given(trials: int):
+    found = search(SPACE, distance, Budget(trials=trials))
+    assert len(found) == trials
+    assert found[0].values == {}
+
+
+def test_the_later_trials_are_nearer_to_the_best():
+    found = search(SPACE, distance, Budget(trials=60))
+    assert min(t.score for t in found[31:]) < min(t.score for t in found[:31])
+    best = found[best_of(found, 1)[0]].values
+    assert best["depth"] == 2
+    assert 15 < best["mib"] < 27
+
+
+def test_a_small_space_is_scored_whole():
+    grids = {"a": Grid((1, 2)), "b": Grid((False, True))}
+    found = search(grids, lambda v: float(len(v)), Budget(trials=10))
+    assert [dict(t.values) for t in found[1:]] == [
+        {"a": a, "b": b} for a in (1, 2) for b in (False, True)
+    ]
+
+
+def test_what_cannot_be_is_a_trial_with_its_reason():
+    def score(values: Mapping[str, Any]) -> float:
+        if values.get("mib", 0) > 30:
+            raise UsageError("too large")
+        return values.get("mib", 40.0)
+
+    found = search({"mib": Range(1, 256)}, score, Budget(trials=20))
+    refused = [t for t in found if t.score is None]
+    assert refused
+    assert {t.why for t in refused} == {"too large"}
+    assert not {found.index(t) for t in refused} & set(best_of(found, 20))
+
+
+@pytest.mark.parametrize(("axis", "name"), WITH_KNOBS, ids=lambda e: getattr(e, "what", e))
+def test_every_declared_value_is_one_that_the_part_takes(axis: Any, name: str):
+    part = axis.load(name)
+    base = RunConfig(**{axis.what: name})
+    for knob, space in part.knobs(part.options()).items():
+        for share in (0.0, 0.5, 1 - 1e-9):
+            text = with_knobs(axis, base, {knob: space.at(share)})
+            assert getattr(axis.resolve(text).options, knob) == space.at(share)
+
+
+def test_those_whose_papers_tune_them_can_be_tuned():
+    assert {"bucket", "cycle", "dear", "bytescheduler", "p3"} <= {n for _, n in WITH_KNOBS}
+    assert set(space_of(RunConfig(backend="ddp"))) == {"bucket_mib", "bucket_view", "static_graph"}
+
+
+def test_knobs_that_are_given_stay():
+    given = config("bytescheduler:credit_kib=8192", tune="trials=8,confirm=0")
+    assert sorted(space_of(given)) == ["partition_kib"]
+
+
+def never(one: RunConfig, number: int) -> Cell:
+    raise AssertionError(f"trial {number} was run: {one}")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "backend"), [("bytescheduler", "gloo"), ("dear", "zmq-ps"), ("wfbp", "ddp")]
+)
+def test_the_model_decides_alone_without_runs_and_all_samples_are_kept(
+    scheduler: str, backend: str, tmp_path: Path
+):
+    asked = config(scheduler, backend=backend, tune="trials=12,confirm=0")
+    found = tuned(asked, tmp_path / "log.csv", never)
+    log_rows = rows(tmp_path / "log.csv")
+    assert tuple(log_rows[0]) == COLUMNS
+    assert len(log_rows) == 12
+    (chosen,) = [row for row in log_rows if row["chosen"] == "1"]
+    assert float(chosen["predicted_s"]) == min(float(row["predicted_s"]) for row in log_rows)
+    assert chosen["specification"] in (found.scheduler, found.backend)
+    plain = config(scheduler, backend=backend)
+    assert scorer(plain)(found) <= scorer(plain)(plain)
+    assert (found.tune, found.tuned) == (None, "trials=12,confirm=0,steps=15,seed=1")
+    assert tuned(asked, tmp_path / "log.csv", never) == found  # from the log
+
+
+def test_runs_of_the_best_and_of_the_given_setting_decide(tmp_path: Path):
+    seen: dict[int, RunConfig] = {}
+
+    def measure(one: RunConfig, number: int) -> Cell:
+        seen[number] = one
+        if len(seen) == 1:
+            return Cell(
+                status="failed", error="RankLost: rank 1", step_time_s=None,
+                backend="gloo", workload=REPLAY, num_workers=4, config=one,
+            )  # fmt: skip
+        time_s = 0.9 if number == 0 else 1.0
+        return Cell(backend="gloo", workload=REPLAY, num_workers=4, config=one, step_time_s=time_s)
+
+    asked = config("dear", tune="trials=10,confirm=2,steps=7", steps=90)
+    found = tuned(asked, tmp_path / "log.csv", measure)
+    assert len(seen) == 3
+    assert 0 in seen
+    assert {one.steps for one in seen.values()} == {7}
+    assert not any(one.tune or one.verify_steps for one in seen.values())
+    assert (found.scheduler, found.steps) == ("dear", 90)  # the given setting was the fastest
+    log_rows = rows(tmp_path / "log.csv")
+    confirmed = {n for n, row in enumerate(log_rows) if row["confirmed_s"]}
+    assert confirmed == set(list(seen)[1:])
+    assert sum(row["why_not"] == "RankLost: rank 1" for row in log_rows) == 1
+
+
+def test_a_method_without_knobs_runs_as_it_is(tmp_path: Path):
+    asked = config("wfbp", tune="trials=9")
+    found = tuned(asked, tmp_path / "log.csv", never)
+    assert (found.scheduler, found.tuned, found.tune) == ("wfbp", "", None)
+    assert not (tmp_path / "log.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tune": "trials=1"}, "trials of 2 or more"),
+        ({"tune": "budget=3"}, "known options"),
+        ({"tune": "trials=9", "compressor": "topk"}, "does not know what compressor"),
+        ({"tune": "trials=9", "plan": "plan.json", "link": None}, "a finished one"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_starts(changes: dict[str, Any], why: str):
+    with pytest.raises(UsageError, match=why):
+        parts_of(config(**changes))
+
+
+def test_a_search_needs_a_link(tmp_path: Path):
+    with pytest.raises(UsageError, match="over which link"):
+        tuned(config(link=None, tune="trials=9"), tmp_path / "log.csv", never)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scheduler": "dear"}, "untuned"),
+        ({"scheduler": "wfbp"}, "-"),
+        ({"scheduler": "dear:mib=8"}, "set by hand"),
+        ({"scheduler": "dear:mib=8", "tuned": str(Budget(trials=40))}, "tuned (40 trials)"),
+        ({"backend": "ddp"}, "untuned"),
+        ({"backend": "ddp:static_graph=1"}, "set by hand"),
+    ],
+)
+def test_a_row_says_who_was_tuned(changes: dict[str, Any], words: str):
+    one = RunConfig(**changes)
+    assert tuning_of(Cell(backend=one.backend, workload="w", num_workers=2, config=one)) == words
