@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 337
-MAX_CODE_LINES = 35_936
+MAX_FILES = 343
+MAX_CODE_LINES = 36_603
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`

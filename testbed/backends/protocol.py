@@ -156,6 +156,11 @@ class ExternalFramework(Backend, Protocol):
     Its ops serve what surrounds the training: equal starts, and measuring the link.
     """
 
+    @property
+    def fixed_graph(self) -> bool:
+        """Whether parameters that the first step does not use may stay unused in all others."""
+        ...
+
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """The model with the framework's hooks, to be called instead of it; collective.
 

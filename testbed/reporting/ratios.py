@@ -35,10 +35,10 @@ def compare_with_frameworks(
 
         ratio = step of a method / step of the framework, on the same work in one sweep
 
-    A cell's own ratio is that to the fastest framework of its transport. Each method has a line for
-    each framework of its transport, each other transport one for its fastest method. Left out are
-    cells under a compressor, and frameworks that compress or carry out a plan that was given count
-    as methods.
+    A cell's own ratio is that to the fastest framework of its transport, which has none. Each
+    method has a line for each framework of its transport, each other transport one for its fastest
+    method. Cells under a compressor are left out; frameworks that compress, or carry out a plan
+    that was given, count as methods.
     """
     placed = [msgspec.structs.replace(cell, transport=transport_of(cell)) for cell in cells]
     groups: dict[object, list[int]] = {}
@@ -53,9 +53,8 @@ def compare_with_frameworks(
             lines += _same(framework, members) + _across(framework, members)
         for place in places:
             own = placed[place]
-            like = (f for f in frameworks if f.transport == own.transport and f is not own)
-            fastest = next(like, None)
-            if fastest is not None and (found := _ratio(own, fastest)) is not None:
+            fastest = next((f for f in frameworks if f.transport == own.transport), own)
+            if fastest is not own and (found := _ratio(own, fastest)) is not None:
                 placed[place] = msgspec.structs.replace(
                     own,
                     ratio=found.ratio,
@@ -94,11 +93,10 @@ def describe_transports(cells: Iterable[ReportCell]) -> list[str]:
     for cell in cells:
         if cell.status == "ok" and cell.transport and _facts(cell).exchanges:
             given.setdefault(cell.transport, {}).update(dict.fromkeys(_given(cell)))
-    if len(given) < 2:
-        return []
     return [
         f"transport {name} was given: {'; '.join(told) or 'nothing beyond its defaults'}"
         for name, told in given.items()
+        if any(given.values())
     ]
 
 
@@ -170,7 +168,7 @@ def _ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
     for side, cell in enumerate(both):
         numbers = cell.run_rounds if known else range(side, 2 * len(cell.run_medians_s), 2)
         sides.append(dict(zip(numbers, cell.run_medians_s, strict=True)))
-    return ratio_of(*sides)
+    return ratio_of(sides[0], sides[1])
 
 
 def _words(line: RatioLine) -> str:

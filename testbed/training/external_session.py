@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from testbed.backends.protocol import ExternalFramework
-from testbed.base.errors import DeadlineExceeded, RankLost
+from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
@@ -67,7 +67,8 @@ class ExternalSession:
             self._explain(error)
             raise
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._num_trained = self._num_missing = len(trained)
+        self._names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self._missing = set(self._names)
         self._step_began_s: float | None = None
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class ExternalSession:
         """Backward passes inside only add to the gradients."""
         with self._framework.hold_back():
             yield
-        self._num_missing = self._num_trained
+        self._missing = set(self._names)
 
     def synchronize(self) -> None:
         """The gradients are means already; what passed since the last one was ready was waiting."""
@@ -99,7 +100,8 @@ class ExternalSession:
         self._exposed_s += now_s - self._last_ready_s
         self._learn_from_step(self._last_ready_s, now_s)
         self._last_ready_s = None
-        self._num_missing = self._num_trained
+        self._check_all_came()
+        self._missing = set(self._names)
         self._framework.count_step()
         self.step += 1
         self._control.state = f"computing step {self.step}"
@@ -149,6 +151,20 @@ class ExternalSession:
     def _on_loss(self, loss: Loss) -> None:
         self._lost.set()
 
+    def _check_all_came(self) -> None:
+        """Frameworks notice an unused parameter in the next forward pass, after a wrong update."""
+        if not self._missing:
+            return
+        names = [name for key, name in self._names.items() if key in self._missing]
+        if self.step == 0 and self._framework.fixed_graph:
+            self._names = {k: n for k, n in self._names.items() if k not in self._missing}
+            return
+        raise UsageError(
+            f"{', '.join(names)} got no gradient in step {self.step}, and this framework averages "
+            "a step's gradients only when all have come; expected the same parameters in every "
+            "step; use a backend that carries out plans, where parameters may be unused"
+        )
+
     def _learn_from_step(self, ready_s: float, now_s: float) -> None:
         """A rank that computes for long is no rank that hangs: what was slow may be slow again."""
         began_s, self._step_began_s = self._step_began_s, now_s
@@ -159,8 +175,8 @@ class ExternalSession:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._last_ready_s = time.perf_counter()
-        self._num_missing -= 1
-        if self._num_missing == 0:
+        self._missing.discard(id(parameter))
+        if not self._missing:
             self._control.state = f"waiting for the exchange of gradients in step {self.step}"
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

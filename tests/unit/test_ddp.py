@@ -96,6 +96,20 @@ def test_a_static_graph_trains_the_same(trained: Trained):
     assert torch.equal(trained["static_graph"][0][0], trained["plain"][0][0])
 
 
+def test_parameters_that_no_step_uses_are_right_under_a_static_graph(trained: Trained):
+    mean = (1 + 2) / 2  # of the ranks' inputs
+    assert trained["never b, True"] == [[16 * mean, 4.0, None, None]] * 2
+
+
+@pytest.mark.parametrize("case", ["never b, False", "at last, False", "at last, True"])
+def test_a_parameter_that_a_step_does_not_use_is_an_error_in_that_step(case: str, trained: Trained):
+    """Torch tells in the next forward pass, after an update with gradients of one rank alone."""
+    step = 0 if case.startswith("never") else 2
+    for told in trained[case]:
+        assert f"b.weight, b.bias got no gradient in step {step}" in told
+        assert "use a backend that carries out plans" in told
+
+
 def test_a_hook_that_casts_halves_bytes_and_trains_alike(trained: Trained):
     (plain, plain_bytes), _ = trained["plain"]
     (ours, our_bytes), (theirs, _) = trained["fp16"]

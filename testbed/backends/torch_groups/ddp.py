@@ -61,6 +61,11 @@ class DdpBackend(TorchBackend):
         self._gloo: Any = None
         self._exchanged = Traffic()
 
+    @property
+    def fixed_graph(self) -> bool:
+        """See `ExternalFramework.fixed_graph`."""
+        return self._options.static_graph
+
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """See `ExternalFramework.wrap`."""
         # Connections of its own, with a timeout of their own; requests have the deadline of `wait`.
