@@ -75,7 +75,7 @@ def plan_auto(trace: Trace, link: Link, options: AutoOptions) -> Plan:
         >>> trace = Trace.from_backward([2, 2, 3, 3, 5], [3, 4, 1, 1, 1], [1, 1, 1, 2, 2])
         >>> link = Link(backend="gloo", num_workers=4, latency_s=4, seconds_per_byte=1)
         >>> print(make_plan("auto", trace, link).reason.partition(";")[0])
-        auto chose asc-wfbp of 20 candidates: 28 s
+        auto chose asc-wfbp of 21 candidates: 28 s
 
     Reference:
         None published. Departs: ByteScheduler and DeAR tune parameters by timing steps (Peng et

@@ -85,6 +85,7 @@ def test_ranks_of_a_launcher_do_not_search(tmp_path: Path, trace: Path) -> None:
         *("run", "--workload", f"replay:{trace}", "--backend", "gloo", "--scheduler", "dear"),
         *(*LINK, "--tune", BUDGET),
         **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+        TORCHELASTIC_RUN_ID="none",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="1",
     )
