@@ -100,6 +100,11 @@ def test_those_whose_papers_tune_them_can_be_tuned():
     assert set(space_of(RunConfig(backend="ddp"))) == {"bucket_mib", "bucket_view", "static_graph"}
 
 
+def test_a_scheduler_without_declared_knobs_has_those_that_auto_tries():
+    assert space_of(config("pace")) == {"segment_kib": Grid((1024.0, 4096.0, 16384.0))}
+    assert space_of(config("wfbp")) == {}
+
+
 def test_knobs_that_are_given_stay():
     given = config("bytescheduler:credit_kib=8192", tune="trials=8,confirm=0")
     assert sorted(space_of(given)) == ["partition_kib"]
