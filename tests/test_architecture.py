@@ -71,7 +71,8 @@ ALLOWED = {
     | {"prediction", "scheduling", "compression", "launch", "records", "profiling"},
     "studies": BASE
     | {"compression", "training", "records", "statistics", "sweeping", "workloads"}
-    | {"prediction", "scheduling", "cluster", "memory"},
+    | {"prediction", "scheduling", "cluster", "memory"}
+    | {"launch", "profiling", "reporting"},
     "recipes": BASE | {"sweeping"},
 }
 EVERYTHING = {"commands", "cli", "__main__", "__init__"}

@@ -334,6 +334,7 @@ STUDIES: Final = Registry(
         "laysa": "testbed.studies.laysa:LAYSA",
         "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
         "aa": "testbed.studies.aa:AA",
+        "map": "testbed.studies.map.study:MAP",
     },
     "testbed.studies",
 )

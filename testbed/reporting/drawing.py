@@ -60,16 +60,16 @@ def svg_chart(chart: Chart) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        _text(LEFT, TOP - 18, chart.title, size=15),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, chart.x_label, anchor="middle"),
-        _text(8, TOP - 4, chart.y_label),
+        svg_text(LEFT, TOP - 18, chart.title, size=15),
+        svg_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, chart.x_label, anchor="middle"),
+        svg_text(8, TOP - 4, chart.y_label),
     ]
     for tick in ticks:
         y = y_of(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+        parts.append(svg_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
     parts += [
-        _text(x, HEIGHT - BOTTOM + 18, label, anchor="middle")
+        svg_text(x, HEIGHT - BOTTOM + 18, label, anchor="middle")
         for x, label in zip(x_of, chart.x_labels, strict=True)
     ]
     for number, (name, values) in enumerate(chart.series.items()):
@@ -82,7 +82,7 @@ def svg_chart(chart: Chart) -> str:
         parts += [
             f'<polyline points="{points}" fill="none" {stroke}/>',
             f'<path d="M{WIDTH - RIGHT + 12} {y - 4}h24" {stroke}/>',
-            _text(WIDTH - RIGHT + 42, y, name),
+            svg_text(WIDTH - RIGHT + 42, y, name),
         ]
     return "\n".join([*parts, "</svg>"])
 
@@ -141,24 +141,26 @@ def svg_areas(title: str, x_label: str, y_label: str, panels: Sequence[Panel]) -
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        _text(LEFT, 20, title, size=15),
-        _text((LEFT + right) / 2, height - 8, x_label, anchor="middle"),
+        svg_text(LEFT, 20, title, size=15),
+        svg_text((LEFT + right) / 2, height - 8, x_label, anchor="middle"),
     ]
     for number, name in enumerate(names):
         x = LEFT + number * (right - LEFT) / len(names)
         parts.append(f'<rect x="{x:.0f}" y="30" width="12" height="12" fill="{colours[name]}"/>')
-        parts.append(_text(x + 16, 40, name))
+        parts.append(svg_text(x + 16, 40, name))
     for number, panel in enumerate(panels):
         floor = TOP + 20 + number * (PANEL_HEIGHT + PANEL_GAP) + PANEL_GAP / 2 + PANEL_HEIGHT
-        parts.append(_text(LEFT, floor - PANEL_HEIGHT - 6, panel.title, size=13))
-        parts.append(_text(8, floor - PANEL_HEIGHT - 6, y_label))
+        parts.append(svg_text(LEFT, floor - PANEL_HEIGHT - 6, panel.title, size=13))
+        parts.append(svg_text(8, floor - PANEL_HEIGHT - 6, y_label))
         for tick in ticks:
             y = floor - tick / high * PANEL_HEIGHT
             parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#dddddd"/>')
-            parts.append(_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
+            parts.append(svg_text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
         for tick in x_ticks:
             if tick <= until_s:
-                parts.append(_text(LEFT + tick * scale, floor + 14, f"{tick:g}", anchor="middle"))
+                parts.append(
+                    svg_text(LEFT + tick * scale, floor + 14, f"{tick:g}", anchor="middle")
+                )
         parts += [
             f'<path fill="{colours[name]}" d="{outline}"/>'
             for name, outline in _outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
@@ -234,7 +236,8 @@ def _even(start: float, stop: float, count: int) -> list[float]:
     return [start + (stop - start) * i / (count - 1) for i in range(count)]
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+def svg_text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+    """A `<text>` element, its text escaped."""
     style = f'text-anchor="{anchor}" font-size="{size}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +87,8 @@ def carry_out_study(
 ) -> int:
     """Compute, print the file for reading, and write all files where asked to.
 
+    How long computing took is told on standard error: it is no part of what was computed.
+
     Args:
         study: to be computed.
         folder: for its files, which are written over; None: nothing is written, or where cells
@@ -110,10 +114,13 @@ def carry_out_study(
         folder = create_numbered(RESULTS / f"{study.name}-{now:%Y%m%d-%H%M%S}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    begun_s = time.monotonic()
     if folder is not None and study.go_on is not None:
         files = study.go_on(folder)
     else:
         files = study.compute()
+    took_s = time.monotonic() - begun_s
+    print(f"{study.name}: computed in {took_s:.0f} s", file=sys.stderr, flush=True)
     _hand_out(files, folder, out)
     for name, text in files.items():
         if json is not None and name.endswith(".json"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,25 @@ import pytest
 from testbed.base.errors import UnknownName, UsageError
 from testbed.base.files import load_shipped_trace
 from testbed.studies.published.asc_wfbp import TABLE, asc_wfbp_lines, contention_lines
-from testbed.studies.published.gains import dear_lines, osf_lines
-from testbed.studies.published.lines import EIGHT_NODES, Comparison, count, gain, value
+from testbed.studies.published.gains import DEAR, OSF, ddl_benchmarks_lines, dear_lines, osf_lines
+from testbed.studies.published.lines import (
+    NEVER_SLOWER,
+    SEARCHED,
+    SIZES_MIB,
+    Comparison,
+    beside_o,
+    candidates,
+    count,
+    distance,
+    gain,
+    iteration_s,
+    searched_s,
+    value,
+)
+from testbed.studies.published.links import EIGHT_NODES, K80, beating, beats_wire, link_of
+from testbed.studies.published.mg_wfbp import PAPER as MG_WFBP
 from testbed.studies.published.mg_wfbp import mg_wfbp_k80_lines, mg_wfbp_lines
-from testbed.studies.published.study import PAPER_SHAPES, ddl_benchmarks_lines, to_markdown
+from testbed.studies.published.study import PAPER_SHAPES, groups, to_markdown
 from testbed.sweeping.recipe import load_recipe
 from testbed.sweeping.study import Study, carry_out_study, find_study
 from tests.harness import formulas
@@ -95,17 +111,119 @@ def test_mg_wfbp_wins_where_the_table_says_so_on_ethernet():
     assert count(lines) == (16, 16)
 
 
-def test_markdown_counts_and_numbers_reasons():
+def test_markdown_scores_and_numbers_reasons():
     lines = (
         gain("Paper A", "s1", "x over y", 1.2, 1.0, "a tie"),
         gain("Paper A", "s2", "x over y", 1.2, 1.3, ""),
-        value("Paper B", "s3", "seconds", 2.0, 1.0),
+        gain("Paper A", "s3", "x over z", 1.2, 3.0, "", left_out="cannot fail"),
+        gain("Paper A", "s4", "x over z", 1.5, 1.4, "", between=(0.0, 1.5)),
+        value("Paper B", "s5", "seconds", 2.0, 1.0),
     )
-    text = to_markdown(Comparison(lines=lines))
-    assert "1 of 2 published inequalities hold" in text
-    assert "| s1 | x over y | 1.2 | 1 | 0.833 | does not hold (1) |" in text
+    text = to_markdown(Comparison(lines=tuple(beside_o(lines, lines))))
+    assert "Of 2 published gains whose direction the model could miss 1 are on the" in text
+    assert "| gains that could fail | 2 | 1 | 0.13 | 100 % | 0.13 | 100 % |" in text
+    assert "| gains that cannot fail: their size | 1 | 1 | 0.92 | 0 % |" in text
+    assert "| bounds and ranges: what lies outside | 1 | 1 | 0.00 | 100 % |" in text
+    assert "| s1 | x over y | 1.2 | 1 | 0.18 | 1 | 0.18 | does not hold (1) |  |" in text
+    assert "| s4 | x over z | up to 1.5 | 1.4 | 0.00 |" in text
+    assert "| seconds | 1 | 0.50 | 0.50 |" in text
     assert "\n(1) a tie\n" in text
     assert text.index("## Paper A") < text.index("## Paper B")
+
+
+@pytest.mark.parametrize(
+    ("simulated", "least", "most", "error"),
+    [
+        (1.5, 1.5, 1.5, 0.0),
+        (3.0, 1.5, 1.5, math.log(2)),
+        (0.75, 1.5, 1.5, math.log(2)),
+        (1.0, 0.0, 1.5, 0.0),
+        (3.0, 0.0, 1.5, math.log(2)),
+        (1.5, 1.2, 2.0, 0.0),
+        (0.6, 1.2, 2.0, math.log(2)),
+        (4.0, 1.2, 2.0, math.log(2)),
+    ],
+)
+def test_of_a_bound_only_what_lies_outside_is_an_error(simulated, least, most, error):
+    assert distance(simulated, least, most) == pytest.approx(error)
+
+
+def test_what_is_in_no_count_says_why():
+    contention = contention_lines()
+    assert {line.left_out for line in contention} == {"constant"}
+    gains = [line for section in SECTIONS for line in section() if line.verdict]
+    for line in gains:
+        fast, _, slow = line.quantity.partition(" over ")
+        if line.left_out == "cannot fail":
+            assert (fast, slow) in NEVER_SLOWER
+        if not line.left_out:
+            assert (fast, slow) not in NEVER_SLOWER
+    exact = [line for line in gains if line.is_exact and not line.left_out]
+    assert {line.quantity for line in exact} == {f"{f} over {s}" for f, s in CAN_LOSE}
+
+
+CAN_LOSE = (
+    ("asc-wfbp", "wfbp"),
+    ("asc-wfbp", "mg-wfbp"),
+    ("wfbp", "sequential"),
+    ("bytescheduler", "wfbp"),
+)
+
+
+def links_to_try():
+    for latency_s in (1e-6, 1e-4, 1e-3, 1e-2):
+        for seconds_per_byte in (1e-11, 1e-10, 1e-9, 1e-8):
+            yield link_of((latency_s, seconds_per_byte), 16)
+
+
+@pytest.mark.parametrize(("fast", "slow"), sorted(NEVER_SLOWER))
+def test_what_cannot_fail_is_ahead_under_any_constants(fast, slow):
+    for name in ("resnet50-v100", "densenet201-2080ti", "bert-base-2080ti"):
+        trace = load_shipped_trace(name)
+        for link in links_to_try():
+            assert iteration_s(fast, trace, link) <= iteration_s(slow, trace, link) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("fast", "slow"), CAN_LOSE)
+def test_what_is_counted_can_fail_under_some_constants(fast, slow):
+    traces = map(load_shipped_trace, ("resnet50-v100", "densenet201-2080ti", "bert-base-2080ti"))
+    ratios = [
+        iteration_s(slow, trace, link) / searched_s(fast, trace, link)
+        for trace in traces
+        for link in links_to_try()
+    ]
+    assert min(ratios) < 1 - 1e-6
+    assert max(ratios) > 1 + 1e-6
+
+
+def test_the_links_that_beat_the_wire_are_known():
+    assert beating() == {"10GbE, 16 GPUs", "10GbE, 32 GPUs", "10GbE, 64 GPUs"}
+    assert not beats_wire("10GbE", 8, EIGHT_NODES[1])
+    assert not any(beats_wire("10GbE", nodes, K80[nodes][1]) for nodes in K80)
+    marked = {(x.paper, x.setting) for section in SECTIONS for x in section() if x.beats_wire}
+    assert {paper for paper, _ in marked} == {MG_WFBP, OSF, DEAR}
+    assert all("10GbE" in setting for _, setting in marked)
+
+
+def test_rivals_have_as_many_candidates():
+    counts = {method: len(candidates(method)) for method in SEARCHED}
+    assert counts.keys() >= {"bucket", "cycle", "dear", "bytescheduler"}
+    assert set(counts.values()) == {len(SIZES_MIB)}
+
+
+def test_o_slows_a_message_for_each_tensor_and_its_own_rows_are_told():
+    lines = {(x.setting, x.quantity): x for x in beside_o(mg_wfbp_lines(), mg_wfbp_lines(3e-4))}
+    wfbp = lines["resnet152-2080ti FP32, 56Gb IB", "wfbp, seconds"]
+    merged = lines["resnet152-2080ti FP32, 56Gb IB", "sequential, seconds"]
+    tensors = len(load_shipped_trace("resnet152-2080ti").tensors)
+    assert wfbp.with_o - wfbp.simulated == pytest.approx(tensors * 3e-4, rel=0.05)
+    assert merged.with_o - merged.simulated == pytest.approx(3e-4)
+    assert wfbp.knew_o
+    assert not merged.knew_o
+    assert not lines["resnet152-2080ti FP32, 10GbE", "wfbp, seconds"].knew_o
+    found = groups(tuple(lines.values()))
+    assert wfbp in found["from which o was chosen"]
+    assert all(not x.knew_o for name, of in found.items() for x in of if "from which" not in name)
 
 
 def test_a_study_prints_and_writes_its_files(tmp_path):

@@ -6,23 +6,33 @@ line says under which of them the largest gain appears.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
+
+import msgspec
 
 from testbed.base.files import load_shipped_trace
 from testbed.base.link import Link
 from testbed.base.trace import Trace
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.studies.published.lines import (
+    SIZES_MIB,
+    Line,
+    gain,
+    iteration_s,
+    of_rules,
+    searched_s,
+    value,
+    with_totals,
+)
+from testbed.studies.published.links import (
     EIGHT_NODES,
     INFINIBAND,
     TEN_GBIT,
-    Line,
+    beating,
     fitted,
-    gain,
-    iteration_s,
     link_of,
-    value,
-    with_totals,
 )
 
 PACE: Final = "PACE (Bao, Peng, Chen and Wu, 2020, INFOCOM): up to 36 %"
@@ -40,7 +50,7 @@ MODELS: Final = (
 BANDWIDTHS: Final = (0.25, 0.5, 1.0, 2.0)  # multiples of a fitted link's
 PACE_GAIN: Final = 1.36
 OSF_GAINS: Final = (1.322, 2.5)
-BUFFERS_MIB: Final = (1, 4, 25, 64, 128)
+BUFFERS_MIB: Final = (1, 4, 25, 64, 128)  # constant ones
 DEAR_GAINS: Final = (1.83, 1.15)
 # Trace -> compute of one iteration at DeAR's batch sizes (64, 32, 64, 64).
 DEAR_MODELS: Final = {
@@ -49,13 +59,19 @@ DEAR_MODELS: Final = {
     "inception-v4-2080ti": 2 * 0.1895,
     "bert-base-2080ti": 0.3055,
 }
-DEAR_BUFFERS_MIB: Final = (4, 8, 16, 25, 50, 100)
 BEHIND_BACKWARD: Final = (
     "fused all-reduces hide behind the backward pass but for their last bucket, so that little is "
     "left for the forward pass to hide, while DeAR leaves the last fold and the first spread "
     "exposed"
 )
-RIVALS: Final = ("wfbp", "bucket", "cycle:mib=64", "mg-wfbp", "bytescheduler")
+NOT_SO_FAR: Final = (
+    "on no fitted link and model is a buffer of this size so far from the best one; the range "
+    "appears with smaller and larger buffers"
+)
+NEVER_AHEAD: Final = "on none of these links is PACE ahead of the best bucket size"
+TUNED: Final = f"pace over the best of {len(SIZES_MIB)} bucket sizes"
+Timing = Callable[[Trace, Link], float]
+RIVALS: Final = ("wfbp", "bucket", "cycle", "mg-wfbp", "bytescheduler")
 
 
 class Best(NamedTuple):
@@ -65,15 +81,19 @@ class Best(NamedTuple):
     where: str
 
 
-def pace_lines() -> list[Line]:
+def pace_lines(o_s: float = 0.0) -> list[Line]:
     """PACE's largest gain over fused first-in-first-out, for each model over all links.
 
-    Fused FIFO is DDP's buckets of 25 MiB. On the fitted links alone, then with the bandwidth of
-    the two links of 8 GPUs varied: the gain is largest where the exchange takes about as long as
-    forward and backward together, and falls to nothing on both sides. PACE has its defaults.
+    Fused FIFO is DDP's buckets: of 25 MiB, and of the best of as many sizes as others get, which
+    counts. On the fitted links alone, then with the bandwidth of the two links of 8 GPUs varied:
+    the gain is largest where the exchange takes about as long as forward and backward together,
+    and falls to nothing on both sides. PACE has its defaults.
+
+    Args:
+        o_s: processor time of the computing thread for one message.
     """
     lines = []
-    links = fitted()
+    links = fitted(o_s)
     varied = {
         f"{name}, {factor:g} x bandwidth": at_bandwidth(links[name], factor)
         for name in ("10GbE, 8 GPUs", "56Gb IB, 8 GPUs")
@@ -82,75 +102,91 @@ def pace_lines() -> list[Line]:
     for model in MODELS:
         trace = load_shipped_trace(model)
         for what, tried in (("fitted links", links), ("bandwidth varied", varied)):
-            best = _best("bucket", "pace", trace, tried)
-            lines.append(
-                gain(
-                    PACE,
-                    f"{model}, {what}: {best.where}",
-                    "pace over bucket",
-                    PACE_GAIN,
-                    best.ratio,
-                    "",
+            own_s = {name: iteration_s("pace", trace, link) for name, link in tried.items()}
+            for quantity, rival_s, left_out in (
+                (TUNED, searched_s, ""),
+                ("pace over bucket", iteration_s, "variant"),
+            ):
+                best = max(
+                    Best(rival_s("bucket", trace, link) / own_s[name], name)
+                    for name, link in tried.items()
                 )
-            )
+                line = gain(
+                    *(PACE, f"{model}, {what}: {best.where}", quantity, PACE_GAIN),
+                    *(best.ratio, NEVER_AHEAD),
+                    between=(0.0, PACE_GAIN),
+                    left_out=left_out,
+                )
+                lines.append(msgspec.structs.replace(line, beats_wire=best.where in beating()))
     return lines
 
 
-def osf_lines() -> list[Line]:
+def osf_lines(o_s: float = 0.0) -> list[Line]:
     """OSF's largest gain in scaling factor over constant buffers, over all models and links.
 
     The published range needs a buffer that fits neither model nor network: one that holds the
     whole model (nothing overlaps), or one far below a / b (start-ups). Buffers between are near
-    OSF's own choice.
+    OSF's own choice. The last line takes the best of as many sizes as others get, for each model
+    and link.
+
+    Args:
+        o_s: processor time of the computing thread for one message.
     """
     lines = []
     low, high = OSF_GAINS
-    reason = (
-        "on no fitted link and model is a buffer of this size so far from the best one; the range "
-        "appears with smaller and larger buffers"
-    )
-    for mib in BUFFERS_MIB:
-        rival = f"bucket:mib={mib},first_mib={mib}"
-        found = [
-            (_best(rival, "osf", load_shipped_trace(model), fitted()), model) for model in MODELS
-        ]
-        best, model = max(found)
-        setting = f"{model}, {best.where}"
-        quantity = f"osf over a constant buffer of {mib} MiB"
-        lines.append(gain(OSF, setting, quantity, low, best.ratio, reason, at_least=low))
-        if best.ratio >= high:
-            lines.append(gain(OSF, setting, quantity, high, best.ratio, reason, at_least=high))
+    rivals: list[tuple[str, Timing]] = [
+        (f"a constant buffer of {mib} MiB", partial(iteration_s, _whole_buffers(mib)))
+        for mib in BUFFERS_MIB
+    ]
+    rivals.append((f"the best of {len(SIZES_MIB)} constant buffers", partial(searched_s, "bucket")))
+    traces = {model: load_shipped_trace(model) for model in MODELS}
+    links = fitted(o_s)
+    for rival, rival_s in rivals:
+        best, model = max(
+            (Best(rival_s(trace, link) / iteration_s("osf", trace, link), name), model)
+            for model, trace in traces.items()
+            for name, link in links.items()
+        )
+        line = gain(
+            *(OSF, f"{model}, {best.where}", f"osf over {rival}", low, best.ratio, NOT_SO_FAR),
+            at_least=low,
+            between=(low, high),
+        )
+        lines.append(msgspec.structs.replace(line, beats_wire=best.where in beating()))
     return lines
 
 
-def dear_lines() -> list[Line]:
+def _whole_buffers(mib: int) -> str:
+    return f"bucket:mib={mib},first_mib={mib}"
+
+
+def dear_lines(o_s: float = 0.0) -> list[Line]:
     """DeAR's gain over each other method, for the four models of its paper on two networks.
 
-    The best of the fusion buffers of 4 to 100 MiB, which the paper searches for. The 56 Gbit/s
-    InfiniBand stands for the paper's 100 Gbit/s, for which no constants are published. Only the
-    largest gain of each network was published.
+    The best of the fusion buffers of 4 to 100 MiB, which the paper searches for; each rival that
+    has a size gets the same number of candidates. The 56 Gbit/s InfiniBand stands for the paper's
+    100 Gbit/s, for which no constants are published. Only the largest gain of each network was
+    published.
+
+    Args:
+        o_s: processor time of the computing thread for one message.
     """
     lines = []
     networks = (("10GbE", TEN_GBIT, DEAR_GAINS[0]), ("56Gb IB", INFINIBAND, DEAR_GAINS[1]))
     for network, table, published in networks:
-        link = link_of(table[64], 64)
+        link = link_of(table[64], 64, o_s)
         for model, compute_s in DEAR_MODELS.items():
             trace = with_totals(load_shipped_trace(model), compute_s / 3, 2 * compute_s / 3)
-            dear_s = min(iteration_s(f"dear:mib={mib}", trace, link) for mib in DEAR_BUFFERS_MIB)
+            dear_s = searched_s("dear", trace, link)
             for rival in RIVALS:
-                ratio = iteration_s(rival, trace, link) / dear_s
-                setting = f"{model}, {network}"
-                lines.append(
-                    gain(DEAR, setting, f"dear over {rival}", published, ratio, BEHIND_BACKWARD)
+                line = gain(
+                    *(DEAR, f"{model}, {network}", f"dear over {rival}", published),
+                    *(searched_s(rival, trace, link) / dear_s, BEHIND_BACKWARD),
+                    between=(0.0, published),
                 )
+                beats = f"{network}, 64 GPUs" in beating()
+                lines.append(msgspec.structs.replace(line, beats_wire=beats))
     return lines
-
-
-def _best(rival: str, spec: str, trace: Trace, links: dict[str, Link]) -> Best:
-    return max(
-        Best(iteration_s(rival, trace, link) / iteration_s(spec, trace, link), name)
-        for name, link in links.items()
-    )
 
 
 # Samples per second of all-reduce methods on 32 GPUs, 10 Gbit/s Ethernet.
@@ -181,19 +217,23 @@ PARTITIONS: Final = (
 )
 
 
-def ddl_benchmarks_lines() -> list[Line]:
+def ddl_benchmarks_lines(o_s: float = 0.0) -> list[Line]:
     """Gains of the merged and prioritised methods over WFBP and BSP, and throughputs.
 
     The link is that of eight nodes with a GPU each; compute from one GPU's throughput, a third of
     it forward. Columns of parameter servers are left out: their number is not published.
+    ByteScheduler has the best of as many sizes as other methods get.
+
+    Args:
+        o_s: processor time of the computing thread for one message.
     """
     lines = []
     for name, (batch_size, alone, published) in SURVEY_TABLE.items():
         compute_s = batch_size / alone
         trace = with_totals(load_shipped_trace(name), compute_s / 3, 2 * compute_s / 3)
-        link = link_of(EIGHT_NODES, SURVEY_WORKERS)
+        link = link_of(EIGHT_NODES, SURVEY_WORKERS, o_s)
         samples = SURVEY_WORKERS * batch_size
-        ours = {spec: samples / iteration_s(spec, trace, link) for spec in SURVEY_SPECS}
+        ours = {spec: samples / searched_s(spec, trace, link) for spec in SURVEY_SPECS}
         theirs = dict(zip(SURVEY_SPECS, published, strict=True))
         for fast, slow, reason in (
             ("mg-wfbp", "wfbp", AS_SLOW_AS_BSP),
@@ -203,6 +243,11 @@ def ddl_benchmarks_lines() -> list[Line]:
         ):
             quantity = f"{fast} over {slow}"
             ratio = ours[fast] / ours[slow]
-            lines.append(gain(SURVEY, name, quantity, theirs[fast] / theirs[slow], ratio, reason))
+            lines.append(
+                gain(
+                    *(SURVEY, name, quantity, theirs[fast] / theirs[slow], ratio, reason),
+                    left_out=of_rules(fast, slow),
+                )
+            )
         lines += [value(SURVEY, name, f"{s}, samples/s", theirs[s], ours[s]) for s in SURVEY_SPECS]
     return lines

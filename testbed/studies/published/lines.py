@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import log
+from statistics import median
 from typing import Final, Literal
 
 import msgspec
@@ -14,8 +16,10 @@ from testbed.scheduling.protocol import make_plan
 
 PUBLISHED_SCHEMA: Final = "testbed.published/1"
 TIE: Final = 1e-6
+WITHIN: Final = log(1.2)  # a factor of 1.2 either way: "within 20 %"
 
 Verdict = Literal["holds", "does not hold", ""]
+LeftOut = Literal["", "cannot fail", "constant", "variant"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +34,17 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         ratio: simulated over published.
         verdict: of an inequality (gain above or below 1, or a bound); empty = a mere value.
         reason: where an inequality does not hold: why, as far as we know.
+        least: lower end of what was published; 0 where it says "up to".
+        most: upper end; with `least` the published number where that is exact.
+        error: |ln(simulated / published)|; outside of `least` .. `most`, the distance to its end.
+        with_o: simulated, where each message also takes the computing thread `OVERHEAD_S`.
+        with_o_error: of that.
+        left_out: why the line is in no count of inequalities. `cannot fail`: the first method picks
+            the best of plans among which is the second's, so that the model sets the direction;
+            `constant`: ours prints a published constant; `variant`: another assumption about a
+            number that is counted already.
+        beats_wire: its link's time per byte is below what the line rate allows (`beats_wire`).
+        knew_o: `OVERHEAD_S` was chosen in sight of this number, so that `with_o` predicts nothing.
     """
 
     paper: str
@@ -40,6 +55,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     verdict: Verdict = ""
     reason: str = ""
+    least: float = 0.0
+    most: float = 0.0
+    error: float = 0.0
+    with_o: float | None = None
+    with_o_error: float | None = None
+    left_out: LeftOut = ""
+    beats_wire: bool = False
+    knew_o: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a number was published, and no bound or range."""
+        return self.least == self.most
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +86,9 @@ def value(paper: str, setting: str, quantity: str, published: float, simulated: 
         published=published,
         simulated=simulated,
         ratio=simulated / published,
+        least=published,
+        most=published,
+        error=distance(simulated, published, published),
     )
 
 
@@ -69,6 +100,9 @@ def gain(
     simulated: float,
     reason: str,
     at_least: float = 1.0,
+    *,
+    between: tuple[float, float] | None = None,
+    left_out: LeftOut = "",
 ) -> Line:
     """An inequality: ours holds if it is on the published number's side of `at_least`.
 
@@ -82,10 +116,14 @@ def gain(
         simulated: ratio.
         reason: for the case that it does not hold.
         at_least: 1 for "faster than"; else the bound that was published.
+        between: ends of what was published, (0, x) for "up to x"; None = the number itself.
+        left_out: see `Line`.
 
     Example:
         >>> gain("p", "s", "a over b", 1.2, 1.0, "tie").verdict
         'does not hold'
+        >>> gain("p", "s", "a over b", 1.2, 1.1, "", between=(0, 1.2)).error
+        0.0
         >>> gain("p", "s", "a over b", 0.99, 1.0, "").verdict
         'holds'
     """
@@ -93,6 +131,7 @@ def gain(
     if at_least != 1:
         ours, theirs = simulated >= at_least, True
     holds = ours == theirs
+    least, most = between or (published, published)
     return Line(
         paper=paper,
         setting=setting,
@@ -102,12 +141,126 @@ def gain(
         ratio=simulated / published,
         verdict="holds" if holds else "does not hold",
         reason="" if holds else reason,
+        least=least,
+        most=most,
+        error=distance(simulated, least, most),
+        left_out=left_out,
     )
+
+
+# Under any start-up and time per byte the first takes no longer than the second.
+NEVER_SLOWER: Final = frozenset({("mg-wfbp", "wfbp"), ("mg-wfbp", "sequential")})
+
+
+def of_rules(fast: str, slow: str) -> LeftOut:
+    """Whether the model alone sets the direction of a gain between two rules.
+
+    Example:
+        >>> of_rules("mg-wfbp", "wfbp"), of_rules("wfbp", "sequential")
+        ('cannot fail', '')
+    """
+    return "cannot fail" if (fast, slow) in NEVER_SLOWER else ""
+
+
+def distance(simulated: float, least: float, most: float) -> float:
+    """How far a number is outside of a published range, as a logarithm of their ratio.
+
+        max(0, ln(least / simulated), ln(simulated / most))
+
+    Example:
+        >>> round(distance(1.5, 1.0, 1.0), 3), distance(1.5, 0.0, 2.0)
+        (0.405, 0.0)
+    """
+    return max(0.0, log(least / simulated) if least else 0.0, log(simulated / most))
+
+
+def beside_o(plain: Iterable[Line], with_o: Iterable[Line]) -> list[Line]:
+    """The lines of a section, each with what the same section says where messages cost o too."""
+    return [
+        msgspec.structs.replace(
+            line,
+            with_o=other.simulated,
+            with_o_error=distance(other.simulated, line.least, line.most),
+        )
+        for line, other in zip(plain, with_o, strict=True)
+    ]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group of lines is from what was published.
+
+    Attributes:
+        num_lines: of the group.
+        holding: inequalities on the published side; null: they are no inequalities.
+        median: of the errors of a + b M; null: no lines.
+        within: share of the lines that are off by a factor of at most 1.2.
+        with_o_median: likewise for a, b and o.
+        with_o_within: likewise.
+    """
+
+    num_lines: int
+    holding: int | None = None
+    median: float | None = None
+    within: float | None = None
+    with_o_median: float | None = None
+    with_o_within: float | None = None
+
+
+def score(lines: Iterable[Line]) -> Score:
+    """The score of a group.
+
+    Example:
+        >>> score([gain("p", "s", "a over b", 1.2, 1.2, "")]).within
+        1.0
+    """
+    chosen = list(lines)
+    if not chosen:
+        return Score(num_lines=0)
+    errors = [line.error for line in chosen]
+    others = [line.with_o_error for line in chosen if line.with_o_error is not None]
+    return Score(
+        num_lines=len(chosen),
+        holding=count(chosen)[0] if all(line.verdict for line in chosen) else None,
+        median=median(errors),
+        within=_within(errors),
+        with_o_median=median(others) if others else None,
+        with_o_within=_within(others) if others else None,
+    )
+
+
+def _within(errors: list[float]) -> float:
+    return sum(error <= WITHIN for error in errors) / len(errors)
 
 
 def iteration_s(spec: str, trace: Trace, link: Link, believed: Link | None = None) -> float:
     """Seconds of an iteration, planned for the link or for another that the planner believes in."""
     return predict(make_plan(spec, trace, believed or link), trace, link).iteration_s
+
+
+# What a method may choose from where its paper leaves a size open: as many candidates for each.
+SIZES_MIB: Final = (4, 8, 16, 25, 50, 100)
+SEARCHED: Final = {
+    "bucket": "bucket:mib={mib}",
+    "cycle": "cycle:mib={mib}",
+    "dear": "dear:mib={mib}",
+    "bytescheduler": "bytescheduler:partition_kib={kib},credit_kib={kib}",
+}
+
+
+def candidates(method: str) -> tuple[str, ...]:
+    """The specifications that a method's best time is taken over; one for a rule without sizes.
+
+    Example:
+        >>> candidates("mg-wfbp"), len(candidates("dear")), candidates("dear")[0]
+        (('mg-wfbp',), 6, 'dear:mib=4')
+    """
+    form = SEARCHED.get(method, method)
+    return tuple(dict.fromkeys(form.format(mib=size, kib=1024 * size) for size in SIZES_MIB))
+
+
+def searched_s(method: str, trace: Trace, link: Link) -> float:
+    """Seconds of an iteration under the best of a method's candidates."""
+    return min(iteration_s(spec, trace, link) for spec in candidates(method))
 
 
 def with_totals(
@@ -140,49 +293,3 @@ def count(lines: Iterable[Line]) -> tuple[int, int]:
     """How many inequalities hold, of how many."""
     verdicts = [line.verdict for line in lines if line.verdict]
     return verdicts.count("holds"), len(verdicts)
-
-
-# Start-up times and times per byte that papers' authors fitted to their clusters.
-#
-# Shi, Chu and Li, 2021, IEEE TPDS 32(8) and 2021, INFOCOM; Zhang et al., 2023, ICDCS (their
-# released code). Four GPUs in a node unless said otherwise; 32 and 64 GPUs were scaled by hand by
-# the authors.
-
-# Slowdown of k simultaneous messages: 1.5 was published for two; more follow from the line rate
-# over what one message reaches (1.6), as in the contention measurements.
-SLOWDOWN: Final = tuple(max((k + 1) / 2, k / 1.6) for k in range(1, 9))
-
-TEN_GBIT: Final = {
-    8: (5.23e-4, 8.57e-10),
-    16: (9.08e-4, 7.40e-10),
-    32: (4.04e-3, 8.64e-10),
-    64: (7.04e-3, 9.64e-10),
-}
-INFINIBAND: Final = {
-    8: (9.75e-5, 3.06e-10),
-    16: (2.36e-4, 4.06e-10),
-    32: (4.06e-4, 4.91e-10),
-    64: (8.06e-4, 5.89e-10),
-}
-EIGHT_NODES: Final = (1.369e-3, 1.657e-9)  # 10 Gbit/s, one GPU each
-K80: Final = {2: (1.0e-4, 1.7e-9), 4: (1.6e-4, 2.4e-9), 8: (1.11e-3, 1.99e-9)}  # by nodes
-
-
-def link_of(constants: tuple[float, float], num_workers: int) -> Link:
-    """The link with these constants and the published law of simultaneous messages."""
-    return Link(
-        backend="published",
-        num_workers=num_workers,
-        latency_s=constants[0],
-        seconds_per_byte=constants[1],
-        concurrency_slowdown=SLOWDOWN,
-    )
-
-
-def fitted() -> dict[str, Link]:
-    """All fitted links across nodes by name."""
-    return {
-        f"{name}, {num_workers} GPUs": link_of(constants, num_workers)
-        for name, table in (("10GbE", TEN_GBIT), ("56Gb IB", INFINIBAND))
-        for num_workers, constants in table.items()
-    }

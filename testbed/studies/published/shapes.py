@@ -19,7 +19,7 @@ from testbed.base.config import RunConfig
 from testbed.cluster.spec import ClusterSpec
 from testbed.studies.published.asc_wfbp import PAPER as ASC_WFBP
 from testbed.studies.published.gains import OSF, OSF_GAINS, PACE
-from testbed.studies.published.lines import EIGHT_NODES, INFINIBAND, K80
+from testbed.studies.published.links import EIGHT_NODES, INFINIBAND, K80
 from testbed.studies.published.mg_wfbp import PAPER_K80
 from testbed.sweeping.grid import Sweep
 
