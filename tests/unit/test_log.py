@@ -1,4 +1,4 @@
-"""The log: its index has a line for each entry, and each entry stands in the file that the line names."""
+"""The log: its index has a line for each entry, which stands in the file that the line names."""
 
 import re
 from pathlib import Path

@@ -115,14 +115,16 @@ def test_markdown_scores_and_numbers_reasons():
     lines = (
         gain("Paper A", "s1", "x over y", 1.2, 1.0, "a tie"),
         gain("Paper A", "s2", "x over y", 1.2, 1.3, ""),
-        gain("Paper A", "s3", "x over z", 1.2, 3.0, "", left_out="cannot fail"),
+        gain("Paper A", "s3", "x over z", 1.2, 3.0, "", left_out="one-sided"),
         gain("Paper A", "s4", "x over z", 1.5, 1.4, "", between=(0.0, 1.5)),
         value("Paper B", "s5", "seconds", 2.0, 1.0),
     )
     text = to_markdown(Comparison(lines=tuple(beside_o(lines, lines))))
-    assert "Of 2 published gains whose direction the model could miss 1 are on the" in text
-    assert "| gains that could fail | 2 | 1 | 0.13 | 100 % | 0.13 | 100 % |" in text
-    assert "| gains that cannot fail: their size | 1 | 1 | 0.92 | 0 % |" in text
+    assert "Of 2 published gains that could come out in either direction 1 are on the" in text
+    assert "1 are one-sided: " in text
+    assert "1 of these were published as gains, of which 1 are gains here, too" in text
+    assert "| gains of either direction | 2 | 1 | 0.13 | 100 % | 0.13 | 100 % |" in text
+    assert "| one-sided gains: their size | 1 | 1 | 0.92 | 0 % |" in text
     assert "| bounds and ranges: what lies outside | 1 | 1 | 0.00 | 100 % |" in text
     assert "| s1 | x over y | 1.2 | 1 | 0.18 | 1 | 0.18 | does not hold (1) |  |" in text
     assert "| s4 | x over z | up to 1.5 | 1.4 | 0.00 |" in text
@@ -154,7 +156,7 @@ def test_what_is_in_no_count_says_why():
     gains = [line for section in SECTIONS for line in section() if line.verdict]
     for line in gains:
         fast, _, slow = line.quantity.partition(" over ")
-        if line.left_out == "cannot fail":
+        if line.left_out == "one-sided":
             assert (fast, slow) in NEVER_SLOWER
         if not line.left_out:
             assert (fast, slow) not in NEVER_SLOWER
@@ -162,12 +164,7 @@ def test_what_is_in_no_count_says_why():
     assert {line.quantity for line in exact} == {f"{f} over {s}" for f, s in CAN_LOSE}
 
 
-CAN_LOSE = (
-    ("asc-wfbp", "wfbp"),
-    ("asc-wfbp", "mg-wfbp"),
-    ("wfbp", "sequential"),
-    ("bytescheduler", "wfbp"),
-)
+CAN_LOSE = (("wfbp", "sequential"),)
 
 
 def links_to_try():
@@ -177,15 +174,15 @@ def links_to_try():
 
 
 @pytest.mark.parametrize(("fast", "slow"), sorted(NEVER_SLOWER))
-def test_what_cannot_fail_is_ahead_under_any_constants(fast, slow):
+def test_a_one_sided_gain_is_no_loss_under_any_constants(fast, slow):
     for name in ("resnet50-v100", "densenet201-2080ti", "bert-base-2080ti"):
         trace = load_shipped_trace(name)
         for link in links_to_try():
-            assert iteration_s(fast, trace, link) <= iteration_s(slow, trace, link) * (1 + 1e-9)
+            assert searched_s(fast, trace, link) <= iteration_s(slow, trace, link) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("fast", "slow"), CAN_LOSE)
-def test_what_is_counted_can_fail_under_some_constants(fast, slow):
+def test_a_counted_gain_comes_out_in_either_direction(fast, slow):
     traces = map(load_shipped_trace, ("resnet50-v100", "densenet201-2080ti", "bert-base-2080ti"))
     ratios = [
         iteration_s(slow, trace, link) / searched_s(fast, trace, link)

@@ -18,6 +18,7 @@ from testbed.base.trace import Trace
 from testbed.prediction.extrapolate import at_bandwidth
 from testbed.studies.published.lines import (
     SIZES_MIB,
+    LeftOut,
     Line,
     gain,
     iteration_s,
@@ -103,10 +104,11 @@ def pace_lines(o_s: float = 0.0) -> list[Line]:
         trace = load_shipped_trace(model)
         for what, tried in (("fitted links", links), ("bandwidth varied", varied)):
             own_s = {name: iteration_s("pace", trace, link) for name, link in tried.items()}
-            for quantity, rival_s, left_out in (
+            rivals: tuple[tuple[str, Callable[[str, Trace, Link], float], LeftOut], ...] = (
                 (TUNED, searched_s, ""),
                 ("pace over bucket", iteration_s, "variant"),
-            ):
+            )
+            for quantity, rival_s, left_out in rivals:
                 best = max(
                     Best(rival_s("bucket", trace, link) / own_s[name], name)
                     for name, link in tried.items()
