@@ -3,6 +3,7 @@
 <name>-<time>/sweep.json          the plan: grid, order, environment (`testbed.sweep/1`)
 <name>-<time>/cells/<key>.json    a finished or failed cell (`testbed.cell/1`)
 <name>-<time>/cells/<key>.log     what the cell printed (its first run, if it was run twice)
+<name>-<time>/cells/<key>.tuning.csv   samples of a search (`--tune`), by its first repeat
 <name>-<time>/again/<key>.json    the run that does not count, of a cell that was run twice
 <name>-<time>/again/<key>-2.log   what its second run printed
 <name>-<time>/scratch/            what a running cell writes; never read as a result
