@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 350
-MAX_CODE_LINES = 37_455
+MAX_FILES = 353
+MAX_CODE_LINES = 37_859
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`

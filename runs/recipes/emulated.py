@@ -31,7 +31,9 @@ SCHEDULERS = (
 # more: they get more of them, and most of all the one with the most messages.
 CROSSING = {"dear": 9, "pace": 12, "bytescheduler": 13, "auto": 12, "p3": 16}
 
-# Where each message costs a millisecond to start, whoever merges well wins.
+# Where each packet travels for a millisecond, whoever merges well wins. A relay that holds packets
+# has the cores that it needs at this dilation.
+DELAYED = "nodes=4,rate=10gbit,dilation=40,latency=1ms"
 MERGING = ("sequential", "wfbp", "mg-wfbp", "asc-wfbp", "osf", "optimal")
 
 BASE = {
@@ -59,7 +61,7 @@ def recipe() -> Sweep:
         ),
         *expand(BASE, {"backend": ("ddp",)}),
         *expand(
-            {**BASE, "cluster": f"{CLUSTER},latency=1ms", "backend": "mpi-ring"},
+            {**BASE, "cluster": DELAYED, "backend": "mpi-ring"},
             {"scheduler": MERGING},
         ),
     )

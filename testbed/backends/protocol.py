@@ -201,7 +201,8 @@ class Group:
         token: secret of the job; frames that lack it are refused.
         deadline_s: how long any wait may take.
         latency_s: real seconds that every exchange waits before it starts, where an emulated
-            network cannot delay packets itself (see `DelayedBackend`); 0 = none.
+            cluster was asked for that and not for a network's latency (see `DelayedBackend`); 0 =
+            none.
         jitter_s: largest deviation from them.
         name: of this opened backend on the control plane; unique within the job.
         order: how a channel picks its next request.

@@ -24,7 +24,8 @@ from testbed.backends.protocol import Backend, Group, Work
 from testbed.backends.queue import PendingWork
 from testbed.base.types import Capabilities, Op, Request, Result, Traffic
 
-# A network with latency, where the kernel cannot make one: each exchange starts late.
+# A start-up for each exchange, as models of a start-up and a time per byte have it: what
+# `latency_by=injected` asks for. A network's latency is its packets' (`cluster.relay`, netem).
 #
 # An exchange first waits the latency (start-up: it loads no link), then the inner backend moves its
 # bytes. The wait is the channel's, not the caller's: exchanges of one channel wait and move one

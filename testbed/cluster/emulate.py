@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -17,8 +18,9 @@ import msgspec
 
 from testbed.base.errors import RunFailed, Unavailable, UsageError
 from testbed.cluster import system
-from testbed.cluster.facts import VARIABLE, Facts, write_facts
-from testbed.cluster.spec import Change, ClusterSpec, Direction, Mechanism
+from testbed.cluster.facts import RELAY_STATE, VARIABLE, Facts, write_facts
+from testbed.cluster.relay import TUN, Links, relay
+from testbed.cluster.spec import WAYS, Change, ClusterSpec, Mechanism, Shaper
 from testbed.cluster.system import idle_polling, own_prefix, send_window_bytes, tcp_settings
 from testbed.cluster.topology import CIDR, DEVICE, Node, Topology, facts_of
 
@@ -36,10 +38,12 @@ class Cluster:
     Attributes:
         topology: its namespaces and cables.
         folder: holds the script that enters a node, the hostfile and the facts.
+        relay: the process that makes its latency; None = it has none, or the kernel makes it.
     """
 
     topology: Topology
     folder: Path
+    relay: subprocess.Popen[bytes] | None = None
 
     @property
     def hostfile(self) -> Path:
@@ -104,8 +108,7 @@ class Cluster:
         system.call("ip", "-n", self.topology.switch, "link", "set", node.port, state)
         if change.cuts:
             return
-        both: tuple[Direction, ...] = ("up", "down")
-        for direction in both if change.direction is None else (change.direction,):
+        for direction in WAYS if change.direction is None else (change.direction,):
             bps = change.rate_bps / self.topology.spec.dilation
             system.call(*self.topology.rate_command(node, direction, bps))
 
@@ -128,8 +131,8 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
     folder = Path(tempfile.gettempdir()) / f"{prefix}files"
     try:
         folder.mkdir(mode=0o700)
-        with idle_polling(spec.awake == "auto") as awake:
-            yield _bring_up(topology, folder, awake)
+        with idle_polling(spec.awake == "auto") as awake, contextlib.ExitStack() as stack:
+            yield _bring_up(topology, folder, awake, stack)
     finally:
         with _signals_blocked():
             for name in topology.namespaces:
@@ -137,22 +140,39 @@ def emulated(spec: ClusterSpec, number: int = 0) -> Iterator[Cluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bring_up(topology: Topology, folder: Path, awake: str) -> Cluster:
+def _bring_up(topology: Topology, folder: Path, awake: str, stack: contextlib.ExitStack) -> Cluster:
     for name in topology.namespaces:
         system.add_namespace(name)
     _check_policy(topology)
     mechanism = _choose_mechanism(topology.spec, topology.switch)
-    topology = replace(topology, mechanism=mechanism)
+    shaper: Shaper = "htb" if system.has_htb(topology.switch) else "tbf"
+    topology = replace(topology, mechanism=mechanism, shaper=shaper)
+    process = None
+    if mechanism == "relay":
+        process = stack.enter_context(relay(_links(topology, folder), topology.switch))
     for command in topology.build():
         system.call(*command)
     settings = _set_tcp(topology)
-    cluster = Cluster(topology, folder)
+    cluster = Cluster(topology, folder, process)
     (folder / "hosts").write_text(topology.hosts())
     cluster.hostfile.write_text(topology.hostfile())
     cluster.enter.write_text(topology.enter(str(folder / "hosts")))
     cluster.enter.chmod(0o700)
     write_facts(cluster.facts_path, facts_of(topology, cluster.hostfile, settings, awake))
     return cluster
+
+
+def _links(topology: Topology, folder: Path) -> Links:
+    spec, nodes = topology.spec, topology.nodes
+    return Links(
+        namespaces=[node.namespace for node in nodes],
+        device=DEVICE,
+        up_bps=[spec.kernel_bps(node.number, "up") for node in nodes],
+        down_bps=[spec.kernel_bps(node.number, "down") for node in nodes],
+        latency_s=spec.latency_s * spec.dilation,
+        jitter_s=spec.jitter_s * spec.dilation,
+        state=str(folder / RELAY_STATE),
+    )
 
 
 def _check_policy(topology: Topology) -> None:
@@ -193,20 +213,26 @@ def _choose_mechanism(spec: ClusterSpec, namespace: str) -> Mechanism | None:
     """How latency and loss are made.
 
     Raises:
-        Unavailable: netem is needed and this kernel has none.
+        Unavailable: neither the kernel nor a relay can make them here.
+        UsageError: a relay would have to, and the cluster is not dilated enough for it.
     """
     if not spec.latency_s and not spec.loss_share:
         return None
     if spec.latency_by == "injected":
         return "injected"
-    if system.has_netem(namespace):
+    if spec.latency_by != "relay" and system.has_netem(namespace):
         return "netem"
     reason = "this kernel has no netem (module sch_netem)"
     if spec.loss_share:
         raise Unavailable("cluster option", f"loss={spec.loss}", reason, "leave out loss")
     if spec.latency_by == "netem":
-        raise Unavailable("cluster option", "latency_by=netem", reason, "use latency_by=injected")
-    return "injected"
+        raise Unavailable("cluster option", "latency_by=netem", reason, "use latency_by=relay")
+    spec.check_relayed()
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        reason += f", and {TUN} cannot be opened, through which a relay would hold packets"
+        remedy = "run as root, load the module tun, or leave out latency"
+        raise Unavailable("cluster option", f"latency={spec.latency}", reason, remedy)
+    return "relay"
 
 
 @contextlib.contextmanager
@@ -252,10 +278,18 @@ def link_changes(cluster: Cluster) -> Iterator[Callable[[], RunFailed | None]]:
     thread = threading.Thread(target=follow, name="links", daemon=True)
     thread.start()
     try:
-        yield lambda: failures[0] if failures else None
+        yield lambda: failures[0] if failures else _relay_lost(cluster)
     finally:
         ended.set()
         thread.join(system.COMMAND_S)
+
+
+def _relay_lost(cluster: Cluster) -> RunFailed | None:
+    if cluster.relay is None or cluster.relay.poll() is None:
+        return None
+    told = f"cluster: the relay that makes the latency ended with {cluster.relay.returncode}"
+    _tell(cluster, told)
+    return RunFailed(told)
 
 
 def _tell(cluster: Cluster, failure: str) -> None:

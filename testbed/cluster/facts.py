@@ -13,6 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 
 VARIABLE: Final = "TESTBED_CLUSTER"
+RELAY_STATE: Final = "relay.json"  # beside the facts
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +24,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         dilation: how many times slower than the emulated cluster everything happens.
         places: processes that the nodes take together.
         hostfile: Open MPI's.
-        latency_s: real seconds that the testbed itself waits before each exchange; 0 = none.
+        latency_s: real seconds that the testbed itself waits before each exchange, where that was
+            asked for by name (`latency_by=injected`); 0 = none.
         jitter_s: largest deviation from them.
-        record: for the results: rates asked and set, how latency is made, the host's kernel.
+        record: for the results: rates asked and set, how latency is made, the host's kernel; where
+            a relay makes it, `relay`: what it did until now (`relay.RelayState`).
         failure: which change of links could not be made, and why; empty while all were made.
     """
 
@@ -45,7 +48,11 @@ def find_facts(environment: Mapping[str, str] = os.environ) -> Facts | None:
     if path is None:
         return None
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Facts)
+        facts = msgspec.json.decode(Path(path).read_bytes(), type=Facts)
+        if facts.record.get("latency") == "relay":
+            state = msgspec.json.decode(Path(path).with_name(RELAY_STATE).read_bytes())
+            facts = msgspec.structs.replace(facts, record={**facts.record, "relay": state})
+        return facts
     except OSError as error:
         raise UsageError(
             f"{VARIABLE} is {path!r}, which cannot be read ({error.strerror}): the cluster is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from testbed.base.errors import UsageError
 from testbed.base.spec import parse_options, parse_spec
@@ -88,12 +88,15 @@ def _no_change(piece: str) -> UsageError:
 
 
 MAX_NODES = 250
+RELAYED_DILATION = 40.0  # below it the relay takes cores from those who compute
 
 Direction = Literal["up", "down"]
-Mechanism = Literal["netem", "injected"]
+Shaper = Literal["htb", "tbf"]
+Mechanism = Literal["netem", "relay", "injected"]
 CpuPolicy = Literal["batch", "other"]
 Cores = Literal["auto", "pinned", "shared"]
 Awake = Literal["auto", "no"]
+WAYS: Final[tuple[Direction, ...]] = ("up", "down")
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,14 @@ class ClusterSpec:
         dilation: how many times slower links, latencies and a replayed workload's compute are here
             than on the emulated cluster. What hosts do themselves (start a message, add, encode) is
             as fast as it is, so that it seems to take a tenth with dilation 10.
-        latency: as `50us`. With netem of every packet, one way; `injected`, of every exchange: it
-            waits once before it starts, however many messages its algorithm is made of.
+        latency: as `50us`, of every packet, one way.
         jitter: the latency varies by up to so much in both directions.
         loss: share of packets that are lost, as `0.1%`; needs netem.
-        latency_by: `netem` or `injected`; None = netem where the kernel has it.
+        latency_by: `netem`, the kernel's; `relay`, a process of ours that holds every packet and
+            keeps links to their rates, for dilations of 40 and more; None = netem where the kernel
+            has it, else the relay. `injected` is no network: every exchange waits once before it
+            starts, however many messages its algorithm is made of, as models of a start-up and a
+            time per byte have it, and backends that exchange by themselves cannot be held up.
         ranks_per_node: worker processes on each node.
         cpu_policy: `batch` = processes on the nodes get Linux's SCHED_BATCH, see below; `other` =
             they keep the policy under which the testbed was started, as a rule SCHED_OTHER.
@@ -166,8 +172,30 @@ class ClusterSpec:
             )
         if not 0 <= self.loss_share < 1:
             raise UsageError(f"cluster: loss is {self.loss!r}; expected a share such as 0.1%")
-        if self.loss_share and self.latency_by == "injected":
-            raise UsageError("cluster: loss needs netem, and latency_by is 'injected'")
+        if self.loss_share and self.latency_by not in (None, "netem"):
+            raise UsageError(f"cluster: loss needs netem, and latency_by is {self.latency_by!r}")
+        if self.latency_by == "relay":
+            self.check_relayed()
+
+    def check_relayed(self) -> None:
+        """See that the relay may make the latency.
+
+        Raises:
+            UsageError: it would take too much of the cores, or links are to change under it.
+        """
+        if self.dilation < RELAYED_DILATION:
+            raise UsageError(
+                f"cluster: latency is {self.latency}, and without the kernel's netem a process of "
+                "the testbed holds every packet, which takes time of the cores that compute: "
+                f"dilation is {self.dilation:g}; expected {RELAYED_DILATION:g} or more; write "
+                f"dilation={RELAYED_DILATION:g} (latency stays as it is emulated), or leave out "
+                "latency"
+            )
+        if self.change:
+            raise UsageError(
+                f"cluster: change is {self.change!r} beside latency={self.latency}; links that a "
+                "relay delays keep their rates; leave out one of the two"
+            )
 
     @property
     def rate_bps(self) -> float:
@@ -222,8 +250,7 @@ class ClusterSpec:
     @property
     def slowest_kernel_bps(self) -> float:
         """The kernel's rate of the slowest direction of any link."""
-        ways: tuple[Direction, ...] = ("up", "down")
-        return min(self.kernel_bps(n, d) for n in range(1, self.nodes + 1) for d in ways)
+        return min(self.kernel_bps(n, d) for n in range(1, self.nodes + 1) for d in WAYS)
 
     def text(self) -> str:
         """What `parse_cluster` reads, without defaults other than nodes and rate.

@@ -145,12 +145,20 @@ def sysctl(namespace: str, key: str) -> str:
 
 
 def has_netem(namespace: str) -> bool:
-    """Whether this kernel can delay and drop packets, tried on a namespace's loopback."""
+    """Whether this kernel can delay and drop packets."""
+    return _has_qdisc(namespace, "netem", "delay", "1ms")
+
+
+def has_htb(namespace: str) -> bool:
+    """Whether this kernel has the shaper that leaves no free burst."""
+    return _has_qdisc(namespace, "htb", "default", "1")
+
+
+def _has_qdisc(namespace: str, *qdisc: str) -> bool:
+    """Tried on a namespace's loopback."""
     words = ("tc", "-n", namespace, "qdisc")
     tried = subprocess.run(
-        (*words, "add", "dev", "lo", "root", "netem", "delay", "1ms"),
-        capture_output=True,
-        timeout=COMMAND_S,
+        (*words, "add", "dev", "lo", "root", *qdisc), capture_output=True, timeout=COMMAND_S
     )
     if tried.returncode == 0:
         call(*words, "delete", "dev", "lo", "root")
@@ -174,22 +182,25 @@ LEAST_SEND_WINDOW_BYTES = 1 << 16
 def send_window_bytes(kernel_bps: float, round_trip_s: float = 0.0) -> int:
     """Bytes that one connection may have under way and in queues.
 
-        W = R / 8 (1 ms + 2 l),   R bit/s in the kernel, l the latency of one way there
+        W = R / 8 (1 ms + 3 l),   R bit/s in the kernel, l the latency of one way there
 
     What a link carries in a millisecond: senders are never slowed down by loss here, so without a
     bound each would fill the queues with megabytes, connections would share a link in proportion to
     what they queued, and an urgent message would wait behind all of it. What is in flight because
-    of the latency (bandwidth times round trip) is added, or no connection would fill its link.
+    of the latency (bandwidth times round trip) is added, or no connection would fill its link, and
+    half as much, for a sender that waits is woken when a third of the window is free.
 
     Args:
         kernel_bps: the link's rate.
-        round_trip_s: 2 l, where netem makes latency.
+        round_trip_s: 2 l, where packets are delayed.
 
     Example:
         >>> send_window_bytes(1e9), send_window_bytes(1e6), send_window_bytes(1e9, 0.02)
-        (125000, 65536, 2625000)
+        (125000, 65536, 3875000)
     """
-    return max(LEAST_SEND_WINDOW_BYTES, round(kernel_bps / 8 * (SEND_WINDOW_S + round_trip_s)))
+    return max(
+        LEAST_SEND_WINDOW_BYTES, round(kernel_bps / 8 * (SEND_WINDOW_S + 1.5 * round_trip_s))
+    )
 
 
 def tcp_settings(kernel_bps: float, round_trip_s: float = 0.0) -> dict[str, str]:

@@ -3,6 +3,7 @@
 Each node is a network namespace with one cable (a pair of veth devices) to a bridge, which stands
 in a namespace of its own, so that clusters can have equal addresses without a connection. A
 node's `up` direction is shaped where packets leave the node, `down` where they leave the bridge.
+Where a relay makes latency, it is the switch, and shapes (`relay`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.cluster.facts import Facts
-from testbed.cluster.spec import ClusterSpec, Direction, Mechanism
+from testbed.cluster.spec import WAYS, ClusterSpec, Direction, Mechanism, Shaper
+from testbed.cluster.switching import MAC
 
 SUBNET = "10.211.77"
 CIDR = f"{SUBNET}.0/24"
@@ -23,9 +25,19 @@ DEVICE = "tb0"
 BRIDGE = "bridge0"
 MTU = 1500
 
-# The bucket lets one packet of the largest size through whole (64 KiB before the card cuts it
-# up), and as much again as the link carries while the kernel's timer is late on a busy machine.
+# htb lets a packet leave whenever its bucket is not overdrawn, whatever the packet's size, so that
+# the bucket need not hold one: after a pause hardly more passes at once than the link carries. A
+# packet leaves whole, so that TCP, which hands over up to 64 KiB at once, is held to less. Both
+# sizes do up to 500 Mbit/s and grow above: there is a timer for each packet, and what the line
+# could have carried while it was late is lost beyond a bucket (at 1 Gbit/s a fifth of the rate).
+HTB_BURST_BYTES, HTB_BURST_S = 1600, 25.6e-6
+PACKET_BYTES, PACKET_S = 8192, 131.072e-6
+# tbf, where there is no htb, needs a bucket that lets the largest packet through whole, and as much
+# again as the link carries while the kernel's timer is late on a busy machine.
 LARGEST_PACKET_BYTES = 1 << 16
+# Large packets make less work for the relay, which counts a link's time to the byte for any size.
+RELAYED_PACKET_BYTES = 1 << 16
+RELAYED_PACKETS = 10_000
 TIMER_SLACK_S = 1e-3
 # Long enough for what all senders may have under way to one node: a drop makes TCP wait for 200 ms.
 QUEUE_BYTES = 32 << 20
@@ -57,6 +69,16 @@ class Node:
         return f"{SUBNET}.{self.number}"
 
     @property
+    def mac(self) -> str:
+        """Its card's address, where the relay is the switch.
+
+        Example:
+            >>> Node(2, "n2").mac
+            '02:00:00:00:00:02'
+        """
+        return bytes((*MAC, self.number)).hex(":")
+
+    @property
     def port(self) -> str:
         """The bridge's end of its cable."""
         return f"port{self.number}"
@@ -70,12 +92,14 @@ class Topology:
         prefix: of the names of its namespaces.
         spec: rates and number of nodes.
         mechanism: how latency is made; None = there is none.
+        shaper: what keeps a link to its rate.
         cores: of this machine, to be distributed over the nodes; empty = not pinned.
     """
 
     prefix: str
     spec: ClusterSpec
     mechanism: Mechanism | None = None
+    shaper: Shaper = "htb"
     cores: tuple[int, ...] = ()
 
     @property
@@ -90,8 +114,8 @@ class Topology:
 
     @property
     def round_trip_s(self) -> float:
-        """Real seconds that packets spend in the latency of both ways, at most; 0 without netem."""
-        if self.mechanism != "netem":
+        """Real seconds that packets spend in the latency of both ways, at most; else 0."""
+        if self.mechanism not in ("netem", "relay"):
             return 0.0
         return 2 * (self.spec.latency_s + self.spec.jitter_s) * self.spec.dilation
 
@@ -102,36 +126,56 @@ class Topology:
 
     def build(self) -> list[Command]:
         """Commands that make everything but the namespaces, in order."""
+        if self.mechanism == "relay":
+            return [command for node in self.nodes for command in self._card(node)]
         commands: list[Command] = [
             ("ip", "-n", self.switch, "link", "add", BRIDGE, "type", "bridge"),
             ("ip", "-n", self.switch, "link", "set", BRIDGE, "up"),
         ]
         for node in self.nodes:
             commands += self._cable(node)
-            for direction in ("up", "down"):
+            for direction in WAYS:
                 commands += self.shape(node, direction)
         return commands
 
     def _cable(self, node: Node) -> list[Command]:
         inside, switch = ("ip", "-n", node.namespace), ("ip", "-n", self.switch)
         pair = ("type", "veth", "peer", "name", DEVICE, "netns", node.namespace)
+        fastest_bps = max(self.spec.kernel_bps(node.number, way) for way in WAYS)
+        size: Command = ()
+        if self.shaper == "htb":
+            size = ("gso_max_size", str(packet_bytes(fastest_bps)))
         return [
             (*switch, "link", "add", node.port, "mtu", str(MTU), *pair),
-            (*switch, "link", "set", node.port, "master", BRIDGE, "up"),
+            (*switch, "link", "set", node.port, *size, "master", BRIDGE, "up"),
             (*inside, "address", "add", f"{node.address}/24", "dev", DEVICE),
-            (*inside, "link", "set", DEVICE, "mtu", str(MTU), "up"),
+            (*inside, "link", "set", DEVICE, "mtu", str(MTU), *size, "up"),
+            (*inside, "link", "set", "lo", "up"),
+        ]
+
+    def _card(self, node: Node) -> list[Command]:
+        """What a card that the relay made still lacks."""
+        inside = ("ip", "-n", node.namespace)
+        words: Command = ("address", node.mac, "mtu", str(MTU), "txqueuelen", str(RELAYED_PACKETS))
+        words += ("gso_max_size", str(RELAYED_PACKET_BYTES), "up")
+        return [
+            (*inside, "link", "set", DEVICE, *words),
+            (*inside, "address", "add", f"{node.address}/24", "dev", DEVICE),
             (*inside, "link", "set", "lo", "up"),
         ]
 
     def shape(self, node: Node, direction: Direction) -> list[Command]:
         """The first shaping of one direction: the rate, and on the way up what netem adds."""
-        commands = [
-            self.rate_command(node, direction, self.spec.kernel_bps(node.number, direction))
-        ]
+        qdisc = (*self._tc(node, direction, "qdisc"), "add", "dev", self._device(node, direction))
+        kernel_bps = self.spec.kernel_bps(node.number, direction)
+        commands = [self.rate_command(node, direction, kernel_bps)]
+        if self.shaper == "htb":
+            commands.insert(0, (*qdisc, "root", "handle", "1:", "htb", "default", "1"))
         if self.mechanism == "netem" and direction == "up":
-            tool = self._tc(node, direction)
-            device = DEVICE
-            commands.append((*tool, "add", "dev", device, "parent", "1:1", *self._netem()))
+            commands.append((*qdisc, "parent", "1:1", *self._netem()))
+        elif self.shaper == "htb":
+            limit = ("bfifo", "limit", str(QUEUE_BYTES))
+            commands.append((*qdisc, "parent", "1:1", "handle", "10:", *limit))
         return commands
 
     def rate_command(self, node: Node, direction: Direction, kernel_bps: float) -> Command:
@@ -141,16 +185,25 @@ class Topology:
             >>> from testbed.cluster.spec import parse_cluster
             >>> topology = Topology("t", parse_cluster("nodes=2"))
             >>> " ".join(topology.rate_command(topology.nodes[1], "down", 1e9)[:8])
-            'tc -n tswitch qdisc replace dev port2 root'
+            'tc -n tswitch class replace dev port2 parent'
         """
-        device = DEVICE if direction == "up" else node.port
-        rate = ("rate", f"{round(kernel_bps)}bit", "burst", str(burst_bytes(kernel_bps)))
-        line = ("root", "handle", "1:", "tbf", *rate, "limit", str(QUEUE_BYTES))
-        return (*self._tc(node, direction), "replace", "dev", device, *line)
+        device = self._device(node, direction)
+        rate, burst = f"{round(kernel_bps)}bit", str(burst_bytes(kernel_bps, self.shaper))
+        if self.shaper == "htb":
+            class_ = (*self._tc(node, direction, "class"), "replace", "dev", device)
+            buckets = ("burst", burst, "cburst", burst, "quantum", str(PACKET_BYTES))
+            line = ("parent", "1:", "classid", "1:1", "htb", "rate", rate, "ceil", rate)
+            return (*class_, *line, *buckets)
+        qdisc = (*self._tc(node, direction, "qdisc"), "replace", "dev", device)
+        bucket = ("burst", burst, "limit", str(QUEUE_BYTES))
+        return (*qdisc, "root", "handle", "1:", "tbf", "rate", rate, *bucket)
 
-    def _tc(self, node: Node, direction: Direction) -> Command:
+    def _device(self, node: Node, direction: Direction) -> str:
+        return DEVICE if direction == "up" else node.port
+
+    def _tc(self, node: Node, direction: Direction, what: str) -> Command:
         namespace = node.namespace if direction == "up" else self.switch
-        return ("tc", "-n", namespace, "qdisc")
+        return ("tc", "-n", namespace, what)
 
     def _netem(self) -> Command:
         spec = self.spec
@@ -209,13 +262,25 @@ class Topology:
         )
 
 
-def burst_bytes(kernel_bps: float) -> int:
-    """Bytes that may pass at once after a pause.
+def packet_bytes(kernel_bps: float) -> int:
+    """The largest packet that TCP hands to a link that htb shapes.
 
     Example:
-        >>> burst_bytes(1e9)
-        190536
+        >>> packet_bytes(1e8), packet_bytes(2.5e9)
+        (8192, 40960)
     """
+    return min(LARGEST_PACKET_BYTES, max(PACKET_BYTES, round(kernel_bps / 8 * PACKET_S)))
+
+
+def burst_bytes(kernel_bps: float, shaper: Shaper) -> int:
+    """Size of the bucket: bytes that the line may owe a sender after a pause.
+
+    Example:
+        >>> burst_bytes(1e9, "htb"), burst_bytes(1e10, "htb"), burst_bytes(1e9, "tbf")
+        (3200, 32000, 190536)
+    """
+    if shaper == "htb":
+        return max(HTB_BURST_BYTES, round(kernel_bps / 8 * HTB_BURST_S))
     return LARGEST_PACKET_BYTES + round(kernel_bps / 8 * TIMER_SLACK_S)
 
 
@@ -236,8 +301,8 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], a
     links = [
         {
             "node": node.number,
-            **{f"{d}_bps": spec.link_bps(node.number, d) for d in ("up", "down")},
-            **{f"kernel_{d}_bps": spec.kernel_bps(node.number, d) for d in ("up", "down")},
+            **{f"{d}_bps": spec.link_bps(node.number, d) for d in WAYS},
+            **{f"kernel_{d}_bps": spec.kernel_bps(node.number, d) for d in WAYS},
         }
         for node in topology.nodes
     ]
@@ -251,6 +316,7 @@ def facts_of(topology: Topology, hostfile: Path, tcp: Mapping[str, list[str]], a
         "node_cores": topology.node_cores,
         "cores_awake": awake,
         "links": links,
+        "shaper": "relay" if topology.mechanism == "relay" else topology.shaper,
         "slowest_kernel_bps": spec.slowest_kernel_bps,
         "latency": topology.mechanism or "none",
         "latency_s": spec.latency_s,

@@ -28,7 +28,11 @@ def cluster(
         ),
     ] = None,
     latency: Annotated[
-        str | None, typer.Option(help="one way, as 50us", show_default="none")
+        str | None,
+        typer.Option(
+            help="of each packet, one way, as 50us; without netem for dilations from 40 on",
+            show_default="none",
+        ),
     ] = None,
     jitter: Annotated[
         str | None, typer.Option(help="latency varies by up to so much", show_default="none")
@@ -56,18 +60,20 @@ def cluster(
 
     More, for --spec: `up.3=1gbit`, `down.3=1gbit`, `rate.3=1gbit` for node 3's link,
     `change=10s:2:1gbit+20s:all:10gbit+30s:2:down` for links that change so long after the start,
-    `latency_by=netem` or `injected`, `cpu_policy=batch` (SCHED_BATCH: the nodes share this
-    machine's cores, and who computes keeps one until it waits or its slice is over) or `other` (the
-    policy under which the testbed was started), `cores=pinned` (each node keeps to its share of the
-    cores, an equal number; those left over stay idle), `shared`, or `auto`, pinned where they can
-    be dealt out; `awake=no` (idle cores halt; `auto`: as root they poll while the cluster is up, on
-    the whole machine, so that no message waits for a core to wake).
+    `latency_by=netem`, `relay` or `injected`, `cpu_policy=batch` (SCHED_BATCH: the nodes share
+    this machine's cores, and who computes keeps one until it waits or its slice is over) or `other`
+    (the policy under which the testbed was started), `cores=pinned` (each node keeps to its share
+    of the cores, an equal number; those left over stay idle), `shared`, or `auto`, pinned where
+    they can be dealt out; `awake=no` (idle cores halt; `auto`: as root they poll while the cluster
+    is up, on the whole machine, so that no message waits for a core to wake).
 
     Dilation makes links, latencies and replayed compute slower, not what this machine's processes
-    do themselves: a message's start and encoding look 1 / dilation as long as they are. Latency is
-    each packet's where the kernel has netem; else (injected) every exchange waits once, however
-    many messages it is made of. Changes count from the command's start, which loads, plans and
-    warms up before it measures.
+    do themselves: a message's start and encoding look 1 / dilation as long as they are. Latency and
+    jitter are each packet's: the kernel's netem makes them, or, where it has none, a relay: a
+    process of the testbed that holds packets and shapes links, as root and at dilations of 40 and
+    more, so that it leaves the cores to those who compute. `latency_by=injected` is no network's
+    latency: every exchange waits once, however many messages it is made of. Changes count from the
+    command's start, which loads, plans and warms up before it measures.
 
     Needs root, or a kernel that lets users make namespaces.
 

@@ -145,7 +145,7 @@ def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
     there = found.extra.get("cluster")
     if config.cluster is not None and there is not None:
         measured = setting_of(there)
-        found = carried(found, measured, _setting(parse_cluster(config.cluster), measured))
+        found = carried(found, measured, _setting(config.cluster, config, measured))
     return link_among(found, config.workers, config.backend)
 
 
@@ -168,13 +168,17 @@ def _closest(config: RunConfig, links: Mapping[str, Link]) -> Link:
     return next((one for one in fitting if one.num_workers == config.workers), fitting[0])
 
 
-def _setting(spec: ClusterSpec, like: Setting) -> Setting:
+def _setting(cluster: str, config: RunConfig, like: Setting) -> Setting:
     """A cluster that is not up yet; what it leaves to this machine is as it was measured."""
-    usual = ClusterSpec()
+    usual, spec = ClusterSpec(), parse_cluster(cluster)
+    latency_s = spec.latency_s
+    if (nominal := nominal_of(cluster)) is not None and spec.latency_by != "injected":
+        # Packets are delayed, so that the algorithm waits once for each of its hops.
+        latency_s = nominal.link(config.backend, config.workers).latency_s
     return Setting(
         lowest_bps(spec),
         spec.dilation,
-        spec.latency_s,
+        latency_s,
         spec.cpu_policy,
         like.cores if spec.cores == usual.cores else spec.cores,
         like.awake and spec.awake == usual.awake,
@@ -194,7 +198,7 @@ def lowest_bps(spec: ClusterSpec) -> float:
 def nominal_of(cluster: str | None) -> Nominal | None:
     """The numbers that an emulated cluster is asked for; None without one.
 
-    Latency is counted for each hop of the algorithm, as netem makes it. Where none is asked for it
+    Latency is counted for each hop of the algorithm, as packets are delayed. Without latency it
     is 0: any other number would be a guess that makes the null model easier to beat.
 
     Example:

@@ -226,7 +226,7 @@ class Setting:
     Attributes:
         rate_bps: of the slowest link, as emulated.
         dilation: how many times slower than there everything happens here.
-        latency_s: that every exchange waits before it starts, as emulated.
+        latency_s: that latency adds to every exchange, as emulated.
         cpu_policy: under which its nodes share this machine's cores.
         cores: whether any node's threads may be on any of them (`shared`) or each node keeps to its
             share (`pinned`).
@@ -298,8 +298,8 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
     had the usual policy, shared cores, and cores that halted when idle.
 
     Raises:
-        UsageError: latency is made by netem there: a message crosses the network several times,
-            each algorithm as often as it does, so that its start-up cannot be carried over.
+        UsageError: packets are delayed there: a message crosses the network several times, each
+            algorithm as often as it does, so that its start-up cannot be carried over.
 
     Example:
         >>> ways = {"node": 1, "up_bps": 1e9, "down_bps": 5e8}
@@ -307,9 +307,9 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
         >>> setting.rate_bps, setting.cpu_policy, setting.cores, setting.awake
         (500000000.0, 'other', 'shared', False)
     """
-    if record.get("latency") == "netem":
+    if record.get("latency") in ("netem", "relay"):
         raise UsageError(
-            "a link is to be carried from one emulated cluster to another, and netem makes latency "
+            "a link is to be carried from one emulated cluster to another, and packets are delayed "
             "in one of them; measure the link where it is used: leave out --link"
         )
     return Setting(

@@ -57,7 +57,8 @@ class LinkSweep:
 ROW_BYTES = 16 << 20
 LONGEST_BUDGET_S = 10.0
 MAX_IN_ROW = 9
-# As much as a shaper lets pass at once after a pause (`cluster.topology.burst_bytes` at 1 Gbit/s).
+# As much as any shaper lets pass at once after a pause (`cluster.topology.burst_bytes`: tbf's at
+# 1 Gbit/s).
 LEAD_BYTES = 192 << 10
 
 

@@ -186,6 +186,12 @@ def _ratio_text(cell: ReportCell) -> str:
     return f"{cell.ratio:.3f} [{cell.ratio_low:.3f}, {cell.ratio_high:.3f}]"
 
 
+def _relay_share(cell: ReportCell) -> float | None:
+    """Processor time over wall time of the relay that made an emulated cluster's latency."""
+    state = (cell.cluster or {}).get("relay")
+    return state["processor_s"] / state["wall_s"] if state and state["wall_s"] else None
+
+
 def _workers_text(cell: ReportCell) -> str:
     servers = f"+{cell.num_servers}" if cell.num_servers else ""
     return f"{cell.num_workers}{servers}"
@@ -261,6 +267,7 @@ _FIGURES = (
     _figure("cores\nbusy %", "cores_busy", lambda c: c.cores_busy, scale=100, wide=True),
     _hidden("cores_stolen", lambda c: c.cores_stolen),
     _hidden("cores_outside", lambda c: c.cores_outside),
+    _figure("relay\n%", "relay_share_of_a_core", lambda c: _relay_share(c), scale=100, wide=True),
     _figure("acc.\n%", "test_accuracy", lambda c: c.test_accuracy, scale=100),
 )
 

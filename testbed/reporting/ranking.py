@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from testbed.records.report import Family, ReportCell
+from testbed.reporting.dilation import describe_dilation, dilation_verdicts
 from testbed.reporting.work import is_upper_bound, step_key
 from testbed.statistics.runs import STABLE, Comparison, compare
 
@@ -17,10 +18,15 @@ def rank(cells: Sequence[ReportCell]) -> tuple[list[ReportCell], list[Family]]:
 
     A family is the methods of one backend on the same work, measured in one sweep, whose runs are
     interleaved. Where every backend has one method, the backends are the family. Whoever did other
-    work, exchanged nothing or failed is not compared; one cell alone is no family.
+    work, exchanged nothing, failed or took what its dilation makes of it (`dilation`) is not
+    compared; one cell alone is no family.
     """
-    ranked, families = list(cells), list[Family]()
-    for places in _families(cells):
+    verdicts = dilation_verdicts(cells)
+    ranked, families = [], list[Family]()
+    for cell, verdict in zip(cells, verdicts, strict=True):
+        told = verdict if is_compared(cell) else ""
+        ranked.append(msgspec.structs.replace(cell, rank_note=told) if told else cell)
+    for places in _families(ranked):
         members = {str(place): cells[place] for place in places}
         found = compare({name: cell.run_medians_s for name, cell in members.items()})
         if not (found.ranks or found.unstable):
@@ -79,14 +85,14 @@ def describe_runs(cells: Sequence[ReportCell]) -> list[str]:
             f"{len(twice)} cells ran twice: (a-b) are the faster and the slower run; an interval "
             "from two runs would be too wide to be of use; use --repeats 5"
         )
-    return notes
+    return notes + describe_dilation(cells)
 
 
 def _families(cells: Sequence[ReportCell]) -> list[list[int]]:
     """Places of the cells of each family of two or more."""
     alike: dict[object, dict[str, list[int]]] = {}
     for place, cell in enumerate(cells):
-        if is_compared(cell):
+        if is_compared(cell) and not cell.rank_note:
             backends = alike.setdefault((cell.source, step_key(cell)), {})
             backends.setdefault(cell.backend, []).append(place)
     families: list[list[int]] = []

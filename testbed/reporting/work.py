@@ -207,6 +207,14 @@ def step_key(cell: ReportCell) -> Key:
     return _without(cell, levelled), sharing_of(cell.cluster)
 
 
+def apart_from_dilation(cell: ReportCell) -> Key:
+    """What a cell has in common with itself at another dilation of its emulated cluster."""
+    levelled = _without(cell, (*_RECORD, *_LENGTH, "deadline", "start_deadline"))
+    pieces = (cell.config.cluster or "").split(",")
+    cluster = ",".join(piece for piece in pieces if not piece.startswith("dilation="))
+    return msgspec.structs.replace(levelled, cluster=cluster), sharing_of(cell.cluster)
+
+
 def _exact_key(cell: ReportCell) -> Key:
     """What decides which parameters a run ends with, bit for bit."""
     return _without(cell, (*_MEMORY, *_RECORD)), sharing_of(cell.cluster)

@@ -80,7 +80,13 @@ def test_a_run_under_his_own_mpirun(backend: str, user: tuple[str, ...], home: P
 def test_a_run_that_starts_its_own_cluster(user: tuple[str, ...], home: Path) -> None:
     record = home / "cell.json"
     done = testbed(
-        *("run", "--cluster", "nodes=2,rate=1gbit,latency=1ms", "--backend", "gloo"),
+        *(
+            "run",
+            "--cluster",
+            "nodes=2,rate=1gbit,latency=1ms,latency_by=injected",
+            "--backend",
+            "gloo",
+        ),
         *("--workload", f"{FAULTY}:build", "--steps", "8", "--warmup", "2", "--deadline", "60"),
         *("--verify-steps", "5", "--json", str(record)),
         within_s=WITHIN_S,

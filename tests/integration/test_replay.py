@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from testbed.base.files import save_trace
 from testbed.base.trace import Trace, TraceTensor
+from testbed.cluster.relay import TUN
 from testbed.cluster.system import lacking
 from testbed.noise.rehearsal import FEW_COUNTED, LEAST_COUNTED
 from testbed.prediction.rehearsal_fit import agreed
@@ -187,6 +189,9 @@ def test_a_trace_that_is_not_there_is_refused_before_anything_starts() -> None:
     assert "resnet50-v100" in done.err
 
 
+with_cards = pytest.mark.skipif(
+    not os.access(TUN, os.R_OK | os.W_OK), reason=f"{TUN} cannot be opened"
+)
 in_cluster = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 
 
@@ -222,6 +227,25 @@ def test_what_really_computes_cannot_be_stretched(tmp_path: Path) -> None:
     )
     assert done.status == 2
     assert "replay a recorded trace" in done.err
+
+
+@in_cluster
+@with_cards
+@pytest.mark.parametrize(
+    "backend", ["ddp", *(pytest.param(b, marks=pytest.mark.slow) for b in ("mpi-ring", "zmq-ps"))]
+)
+def test_packets_of_every_backend_are_delayed(tmp_path: Path, trace: Path, backend: str) -> None:
+    """A sum crosses the network once at least (by doubling), and its latency is the packets'."""
+    relayed = "nodes=2,rate=10gbit,dilation=40,latency=1ms,latency_by=relay"
+    if backend == "zmq-ps":  # of more nodes, since one of two workers has its server beside it
+        relayed = relayed.replace("nodes=2", "nodes=3")
+    cell = run(tmp_path, trace, "--backend", backend, "--workers", relayed[6], "--cluster", relayed)
+    assert cell.cluster is not None
+    assert (cell.cluster["latency"], cell.cluster["shaper"]) == ("relay", "relay")
+    assert cell.cluster["relay"]["num_frames"] > 12
+    assert cell.cluster["relay"]["processor_s"] > 0
+    assert min(cell.samples.step_time_s) >= 40 * (24e-3 + 1e-3)
+    assert min(cell.samples.exposed_comm_s) >= 40 * 1e-3
 
 
 @in_cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -95,10 +96,15 @@ def test_changes_are_sorted_and_know_what_cuts() -> None:
 
 def test_every_direction_of_every_node_is_shaped_once() -> None:
     topology = Topology("p-", parse_cluster("nodes=3,rate=1gbit,up.2=10mbit"))
-    shaped = [c for c in topology.build() if "tbf" in c]
-    assert len(shaped) == 6
-    assert [c[c.index("rate") + 1] for c in shaped].count("10000000bit") == 1
-    assert set(topology.namespaces) >= {c[2] for c in topology.build()}
+    for shaper, what in (("htb", "class"), ("tbf", "qdisc")):
+        commands = replace(topology, shaper=shaper).build()
+        shaped = [c for c in commands if "rate" in c]
+        assert {(c[3], shaper in c) for c in shaped} == {(what, True)}
+        assert len(shaped) == len({(c[2], c[c.index("dev") + 1]) for c in shaped}) == 6
+        assert [c[c.index("rate") + 1] for c in shaped].count("10000000bit") == 1
+        assert set(topology.namespaces) >= {c[2] for c in commands}
+        # What TCP hands over is cut to size where one packet leaves the bucket overdrawn.
+        assert sum("gso_max_size" in c for c in commands) == (6 if shaper == "htb" else 0)
 
 
 def test_netem_delays_one_way_and_stretched() -> None:
@@ -110,14 +116,32 @@ def test_netem_delays_one_way_and_stretched() -> None:
     assert not [c for c in Topology("p-", spec, "injected").build() if "netem" in c]
 
 
+def test_where_a_relay_is_the_switch_nothing_else_shapes_or_bridges() -> None:
+    topology = Topology("p-", parse_cluster("nodes=2,latency=1ms,dilation=40"), "relay")
+    words = {word for command in topology.build() for word in command}
+    assert words.isdisjoint({"bridge", "veth", "tc", "htb", "tbf", "netem"})
+    assert {node.mac for node in topology.nodes} <= words
+
+
+def test_a_relay_is_for_clusters_that_leave_it_the_cores() -> None:
+    assert parse_cluster("latency=1ms,latency_by=relay,dilation=40").latency_by == "relay"
+    for text, word in (
+        ("latency=1ms,latency_by=relay,dilation=39", "write dilation=40"),
+        ("latency=1ms,latency_by=relay,dilation=40,change=1s:all:1gbit", "keep their rates"),
+        ("latency=1ms,latency_by=relay,dilation=40,loss=1%", "loss needs netem"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            parse_cluster(text)
+
+
 def test_what_is_on_its_way_fits_the_window_and_only_where_packets_are_delayed() -> None:
     spec = parse_cluster("nodes=2,rate=10gbit,latency=1ms,jitter=250us,dilation=10")
     delayed = Topology("p-", spec, "netem")
     assert delayed.round_trip_s == pytest.approx(25e-3)
     assert Topology("p-", spec, "injected").round_trip_s == 0
     window = int(tcp_settings(1e9, delayed.round_trip_s)["ipv4/tcp_wmem"].split()[-1])
-    assert window == pytest.approx(1e9 / 8 * 26e-3)
-    for mechanism, least in (("netem", window), ("injected", 1 << 20)):
+    assert window == pytest.approx(1e9 / 8 * (1e-3 + 1.5 * 25e-3))
+    for mechanism, least in (("netem", window), ("relay", window), ("injected", 1 << 20)):
         cluster = Cluster(Topology("p-", spec, mechanism), Path("nowhere"))
         assert cluster.environment({})["OMPI_MCA_btl_tcp_sndbuf"] == str(least)
 

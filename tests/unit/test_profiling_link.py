@@ -167,7 +167,7 @@ def test_of_a_row_the_time_behind_its_first_message_counts():
 
 
 def test_short_messages_stand_behind_one_that_uses_up_what_a_shaper_lets_pass():
-    assert burst_bytes(1e9) <= LEAD_BYTES
+    assert max(burst_bytes(1e9, shaper) for shaper in ("htb", "tbf")) <= LEAD_BYTES
     assert Exchange(4096).lead_bytes == LEAD_BYTES
     assert Exchange(1 << 20).lead_bytes == 1 << 20
     assert Exchange(1 << 26).lead_bytes == 1 << 26  # alone, it leads nothing

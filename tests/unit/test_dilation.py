@@ -1,0 +1,88 @@
+"""Which cells of an emulated cluster are ranked: those whose time does not depend on dilation."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.base.config import RunConfig
+from testbed.records.cell import Cell
+from testbed.reporting.aggregate import Collected, Found
+from testbed.reporting.dilation import AGREE, MANY_MESSAGES, dilation_verdict
+from testbed.reporting.make import make_report
+
+TIMES = st.dictionaries(st.sampled_from([5.0, 10.0, 20.0, 40.0, 80.0]), st.floats(0.01, 10))
+
+
+@given(times_s=TIMES.filter(len))
+def test_plans_of_few_messages_are_held_to_nothing(times_s):
+    assert dilation_verdict(MANY_MESSAGES, times_s) == ""
+
+
+@pytest.mark.parametrize(
+    ("times_s", "verdict"),
+    [
+        ({10.0: 1.0}, "dilation not checked"),
+        ({10.0: 1.0, 20.0: 1.0, 39.0: 1.0}, "dilation not checked"),
+        ({10.0: 1.0, 40.0: 1 - AGREE / 2}, ""),
+        ({10.0: 1.0, 40.0: 1 - 2 * AGREE}, "depends on dilation"),
+        ({10.0: 1.0, 40.0: 1 + 2 * AGREE}, "depends on dilation"),
+        # The smallest that is four times the least counts, not the largest.
+        ({10.0: 1.0, 40.0: 1.0, 80.0: 2.0}, ""),
+        ({1.0: 1.0}, ""),
+    ],
+)
+def test_many_messages_are_held_to_two_dilations(times_s, verdict):
+    assert dilation_verdict(MANY_MESSAGES + 1, times_s) == verdict
+
+
+def runs(scheduler, dilation, step_s, num_messages, steps=9, **more):
+    """Three runs; step_s as emulated."""
+    cluster = f"nodes=4,rate=10gbit,dilation={dilation:g}"
+    config = RunConfig(scheduler=scheduler, cluster=cluster, workers=4, steps=steps)
+    return [
+        Cell(
+            backend="gloo",
+            workload="w",
+            num_workers=4,
+            config=msgspec.structs.replace(config, repeat=repeat),
+            scheduler=scheduler,
+            num_messages=num_messages,
+            dilation=dilation,
+            cluster={"spec": cluster},
+            step_time_s=step_s * dilation * factor,
+            **more,
+        )
+        for repeat, factor in enumerate((1.0, 1.002, 0.998))
+    ]
+
+
+def ranked(*cells):
+    found = [
+        Found("folder", f"{cell.scheduler} {cell.dilation:g}", cell)
+        for runs in cells
+        for cell in runs
+    ]
+    report = make_report(Collected(tuple(found), ()))
+    return {(c.scheduler, c.dilation): (c.rank, c.rank_note) for c in report.cells}, report.notes
+
+
+def test_what_depends_on_dilation_is_not_ranked_and_says_so():
+    few = [runs("bucket", d, 0.16, 5) for d in (10.0, 40.0)]
+    held = [runs("wfbp", d, 0.15, 161, steps=20 - d // 10) for d in (10.0, 40.0)]
+    p3 = [runs("p3", d, step_s, 643) for d, step_s in ((10.0, 0.193), (40.0, 0.1445))]
+    alone = [runs("pace", 10.0, 0.14, 100)]
+    found, notes = ranked(*few, *held, *p3, *alone)
+    assert found["bucket", 10.0] == found["bucket", 40.0] == (2, "")
+    assert found["wfbp", 10.0] == found["wfbp", 40.0] == (1, "")
+    assert found["p3", 10.0] == found["p3", 40.0] == (None, "depends on dilation")
+    assert found["pace", 10.0] == (None, "dilation not checked")
+    assert sum(note.startswith(("depends on", "dilation not")) for note in notes) == 2
+
+
+def test_a_cell_whose_work_differed_is_told_that_alone():
+    found, notes = ranked(runs("p3", 10.0, 0.2, 643, identical_work=False))
+    assert found["p3", 10.0] == (None, "")
+    assert not any("dilation not" in note for note in notes)
