@@ -19,6 +19,7 @@ from testbed.base.link import Link
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.simulate import check_output
 from testbed.commands.sweep import cluster_axes, wanted_sweep
+from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs
 from testbed.prediction.nominal import parse_nominal, read_link
 from testbed.records.environment import source_commit
 from testbed.records.forecast import Forecast, ForecastCell, encode_forecast, sealed
@@ -49,6 +50,13 @@ def forecast(
             show_default="those that each cell's emulated cluster is asked for",
         ),
     ] = None,
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="testbed.codecs/1 file with what compressors cost, as testbed simulate "
+            "--codecs-out writes; zmq-ps=FILE: for that backend's cells, whose servers merge"
+        ),
+    ] = None,
     cluster: Annotated[
         list[str] | None,
         typer.Option(help="as of testbed sweep; may be given several times", show_default="none"),
@@ -67,6 +75,8 @@ def forecast(
         testbed forecast emulated --link gloo.json --link ddp=gloo.json -o forecast.json
 
         testbed forecast runs/unseen/unseen.toml -o forecast.json
+
+        testbed forecast break-evens --codecs codecs.json -o forecast.json
     """
     if output.exists():
         raise UsageError(f"{output} exists; a forecast is not written over: give a new name")
@@ -81,9 +91,11 @@ def forecast(
         raise UsageError(f"--null is {null!r}; expected nominal numbers: rate=10gbit,latency=50us")
     links = dict(map(_given_link, link or ()))
 
-    from testbed.launch.held_out import foresee
+    costs = dict(map(_given_codecs, codecs or ()))
 
-    cells = foresee(wanted.cells, links, nominal)
+    from testbed.launch.held_out import Known, foresee
+
+    cells = foresee(wanted.cells, Known(links, nominal, costs))
     for named in dict.fromkeys(c.link for c in wanted.cells if c.link is not None):
         if parse_nominal(named) is None:
             links[named] = read_link(named)
@@ -92,10 +104,8 @@ def forecast(
             name=wanted.name,
             written=datetime.now(UTC).isoformat(timespec="milliseconds"),
             commit=source_commit(),
-            links={
-                name: hashlib.sha256(encode_link(one)).hexdigest()[:32]
-                for name, one in links.items()
-            },
+            links={name: _digest(encode_link(one)) for name, one in links.items()},
+            codecs={name or "all": _digest(encode_codecs(each)) for name, each in costs.items()},
             cells=tuple(cells),
         )
     )
@@ -109,6 +119,18 @@ def _given_link(text: str) -> tuple[str, Link]:
     if not equals or BACKENDS.find(backend) is None:
         return text, read_link(text)
     return text, msgspec.structs.replace(read_link(path), backend=backend)
+
+
+def _given_codecs(text: str) -> tuple[str, tuple[CodecCost, ...]]:
+    """The backend named before `=`, else none, and the costs in the file."""
+    backend, equals, path = text.partition("=")
+    if not equals or BACKENDS.find(backend) is None:
+        return "", load_codecs(Path(text))
+    return BACKENDS.resolve(backend).name, load_codecs(Path(path))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _table(cells: Sequence[ForecastCell]) -> str:

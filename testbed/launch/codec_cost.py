@@ -23,7 +23,7 @@ from testbed.scheduling.under_compressor import CompressedExchange, plan_under
 
 MAX_PLAYED = 64  # turns on one machine: each of its ranks plays all workers
 MEASURE_S = 600.0
-_HELPERS = 2  # threads of a rank that encode and decode
+NUM_HELPERS = 2  # threads of a rank that encode and decode
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def codec_here(
     num_cores = len({core for each in here for core in each.cores})
     return CodecHere(
         sped_up(_median([each.codec for each in told]), dilation),
-        one_core=group.device == "cpu" and num_cores < _HELPERS * len(here),
+        one_core=group.device == "cpu" and num_cores < NUM_HELPERS * len(here),
     )
 
 

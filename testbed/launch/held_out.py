@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,58 +20,74 @@ from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
 from testbed.base.units import parse_rate
 from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
+from testbed.launch.codec_cost import NUM_HELPERS, CodecHere, compressed_plan
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.planning import Planned, predicted_step_s
+from testbed.prediction.codec import CodecCost, sped_up
 from testbed.prediction.extrapolate import Setting, carried, setting_of
 from testbed.prediction.nominal import Nominal, link_among, read_link
 from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
 from testbed.records.store import cell_key
+from testbed.scheduling.under_compressor import overlapped
 from testbed.workloads.load import load_workload
 
 # A shaper counts Ethernet's header of 14 bytes and none of checksum, preamble and gap.
 SHAPED_HEADERS: Final = 1514 / 1448
 
 
-def foresee(
-    configs: Sequence[RunConfig], links: Mapping[str, Link], null: Nominal | None
-) -> list[ForecastCell]:
-    """The forecast of each cell; what cannot be foreseen says why.
+FREE: Final = 1e12  # so many times as fast, compressing takes no time
 
-    Args:
-        configs: cells of a sweep.
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before any cell runs.
+
+    Attributes:
         links: fitted before, by the name of their file; a cell that names a link has that one.
         null: nominal numbers; None = those of a cell's own emulated cluster.
+        codecs: what compressors cost, measured alone on this machine, by the backend that they are
+            for; under the empty name those for all other backends.
+        num_cores: that the ranks of a cell share.
     """
+
+    links: Mapping[str, Link] = field(default_factory=dict)
+    null: Nominal | None = None
+    codecs: Mapping[str, Sequence[CodecCost]] = field(default_factory=dict)
+    num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+
+def foresee(configs: Sequence[RunConfig], known: Known) -> list[ForecastCell]:
+    """The forecast of each cell of a sweep; what cannot be foreseen says why."""
     traces: dict[tuple[str, str | None], Trace | None] = {}
-    return [_foresee(config, links, null, traces) for config in configs]
+    return [_foresee(config, known, traces) for config in configs]
 
 
 def _foresee(
-    config: RunConfig,
-    links: Mapping[str, Link],
-    null: Nominal | None,
-    traces: dict[tuple[str, str | None], Trace | None],
+    config: RunConfig, known: Known, traces: dict[tuple[str, str | None], Trace | None]
 ) -> ForecastCell:
     cell = ForecastCell(
         key=cell_key(msgspec.structs.replace(config, repeat=0)),
-        name=f"{config.workload}, {config.backend}, {config.scheduler}, {config.workers} workers",
+        name=_name(config),
         backend=BACKENDS.resolve(config.backend).name,
     )
     try:
         trace = _trace(config, traces)
-        held_out = link_for(config, links)
+        held_out = link_for(config, known.links)
+        codec = codec_for(config, known)
     except UsageError as error:
         return msgspec.structs.replace(cell, why_not=str(error))
-    plan = _plan(config, trace, held_out)
-    nominal = null or nominal_of(config.cluster)
+    plan = _plan(config, trace, held_out, codec)
+    nominal = known.null or nominal_of(config.cluster)
     null_s = None
     if nominal is not None:
-        null_s = _step_s(config, plan, trace, nominal.link(config.backend, config.workers))
+        link = nominal.link(config.backend, config.workers)
+        free = codec and CodecHere(sped_up(codec.codec, FREE), codec.one_core)
+        null_s = _step_s(config, plan, trace, link, free)
     return msgspec.structs.replace(
         cell,
         plan_class=plan_class(plan),
         plan_digest=plan.digest(),
-        held_out_s=_step_s(config, plan, trace, held_out),
+        held_out_s=_step_s(config, plan, trace, held_out, codec),
         null_s=null_s,
         why_not="" if nominal is not None else "no emulated cluster and no --null: no nominal rate",
     )
@@ -84,6 +103,10 @@ def scorer(config: RunConfig) -> Callable[[RunConfig], float]:
     Raises:
         UsageError: it says neither what is computed nor over which link, or has a compressor.
     """
+    if not COMPRESSORS.is_default(config):
+        raise UsageError(
+            f"what compressor {config.compressor!r} costs is measured when the cell runs"
+        )
     trace = _trace(config, {}) if config.trace is None else find_trace(config.trace)
     if config.link is not None:
         link = link_for(config, {})
@@ -97,25 +120,32 @@ def scorer(config: RunConfig) -> Callable[[RunConfig], float]:
     launches = WORKLOADS.resolve(config.workload).facts.stretches
 
     def step_s(variant: RunConfig) -> float:
-        found = _step_s(variant, _plan(variant, trace, link), trace, link, launches=launches)
+        plan = _plan(variant, trace, link, None)
+        found = _step_s(variant, plan, trace, link, None, launches=launches)
         assert found is not None
         return found
 
     return step_s
 
 
+def _name(config: RunConfig) -> str:
+    """What decides the time, for people."""
+    framework = BACKENDS.resolve(config.backend).facts.schedule is not None
+    told = [config.workload, config.backend, "" if framework else config.scheduler]
+    told += ["" if COMPRESSORS.is_default(config) else config.compressor]
+    return ", ".join(filter(None, [*told, f"{config.workers} workers", config.cluster]))
+
+
 def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]) -> Trace:
     """Of a replay, whose times are known before it runs.
 
     Raises:
-        UsageError: the workload really computes; the cell is under a compressor.
+        UsageError: the workload really computes, or the backend is not predicted.
     """
-    if not COMPRESSORS.is_default(config):
-        raise UsageError(
-            f"what compressor {config.compressor!r} costs is measured when the cell runs"
-        )
-    own = BACKENDS.resolve(config.backend).facts.schedule
-    if own is not None and own.compresses:
+    facts = BACKENDS.resolve(config.backend).facts
+    if not facts.exchanges:
+        raise UsageError(f"backend {config.backend!r} sends nothing: a step is its compute")
+    if facts.schedule is not None and facts.schedule.compresses:
         raise UsageError(f"what backend {config.backend!r} compresses is not predicted")
     what = (config.workload, config.data)
     if what not in traces:
@@ -126,6 +156,33 @@ def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]
     if found is None:
         raise UsageError(f"what {config.workload} computes is measured when the cell runs")
     return found
+
+
+def codec_for(config: RunConfig, known: Known) -> CodecHere | None:
+    """What the cell's compressor costs, in its cluster's own time; None: it has none.
+
+    Measured alone, the cost of a rank grows as ranks outnumber cores, since all compress at once:
+
+        c' = c max(1, ranks / cores) / dilation
+
+    Raises:
+        UsageError: no cost of it for as many workers was given.
+    """
+    if COMPRESSORS.is_default(config):
+        return None
+    backend = BACKENDS.resolve(config.backend).name
+    costs = known.codecs.get(backend) or known.codecs.get("", ())
+    for cost in costs:
+        if (cost.compressor, cost.num_workers) == (config.compressor, config.workers):
+            share = min(1.0, known.num_cores / config.workers)
+            speed = share * dilation_of(config.cluster)
+            crowded = known.num_cores < NUM_HELPERS * config.workers
+            return CodecHere(sped_up(cost, speed), config.device == "cpu" and crowded)
+    raise UsageError(
+        f"no cost of {config.compressor!r} for {config.workers} workers was given (there is "
+        f"{', '.join(f'{c.compressor} for {c.num_workers}' for c in costs) or 'none'}); measure it "
+        "with `testbed simulate --compressor ... --codecs-out FILE` and give it with --codecs"
+    )
 
 
 def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
@@ -223,10 +280,15 @@ def plan_class(plan: Plan) -> str:
     return MANY if 2 * len(plan.messages) > max(len(plan.names), 2) else FEW
 
 
-def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
-    own = BACKENDS.resolve(config.backend).facts.schedule
+def _plan(config: RunConfig, trace: Trace, link: Link, codec: CodecHere | None) -> Plan:
+    facts = BACKENDS.resolve(config.backend).facts
+    own = facts.schedule
     if config.plan is not None:
         return load_plan(Path(config.plan))
+    if codec is not None:
+        make = partial(plan_for, config, trace)
+        plan = compressed_plan(make, trace, link, codec, facts.max_channels)
+        return overlapped(plan, None, facts.max_channels)[0]
     if own is None:
         return plan_for(config, trace, link)
     if own.plan_file:
@@ -237,16 +299,22 @@ def _plan(config: RunConfig, trace: Trace, link: Link) -> Plan:
 
 
 def _step_s(
-    config: RunConfig, plan: Plan, trace: Trace, link: Link, *, launches: bool = True
+    config: RunConfig,
+    plan: Plan,
+    trace: Trace,
+    link: Link,
+    codec: CodecHere | None,
+    *,
+    launches: bool = True,
 ) -> float | None:
-    return predicted_step_s(
-        Planned(
-            plan,
-            trace=trace,
-            link=link,
-            micro_batches=config.accumulate,
-            dilation=dilation_of(config.cluster),
-            whole=why_whole(config),
-            launches=launches,
-        )
+    planned = Planned(
+        plan,
+        trace=trace,
+        link=link,
+        micro_batches=config.accumulate,
+        dilation=dilation_of(config.cluster),
+        whole=why_whole(config),
+        codec=codec,
+        launches=launches,
     )
+    return predicted_step_s(planned, config.compressor)

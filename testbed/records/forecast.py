@@ -48,6 +48,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         written: when, UTC, as ISO 8601 has it.
         commit: of the source tree.
         links: digest of each link that times are of, by the name of its file.
+        codecs: digest of the costs of compressors, by the backend that they are for; `all`: every
+            other one.
         cells: one for each of the sweep.
         digest: of all of the above, see `digest_of`.
     """
@@ -57,6 +59,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     written: str
     commit: str | None = None
     links: dict[str, str] = {}
+    codecs: dict[str, str] = {}
     cells: tuple[ForecastCell, ...]
     digest: str = ""
 
@@ -64,13 +67,17 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 def digest_of(forecast: Forecast) -> str:
     """SHA-256 of what a forecast holds without its digest, 32 hexadecimal digits.
 
+    One without costs of compressors has the digest that it had before there was the key.
+
     Example:
         >>> one = Forecast(name="x", written="2026-01-01T00:00:00+00:00", cells=())
         >>> digest_of(one) == digest_of(sealed(one)), sealed(one).digest == digest_of(one)
         (True, True)
     """
-    content = msgspec.json.encode(msgspec.structs.replace(forecast, digest=""))
-    return hashlib.sha256(content).hexdigest()[:32]
+    content = msgspec.to_builtins(msgspec.structs.replace(forecast, digest=""))
+    if not forecast.codecs:
+        del content["codecs"]
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
 
 
 def sealed(forecast: Forecast) -> Forecast:

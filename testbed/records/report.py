@@ -166,6 +166,7 @@ class ForecastRow(msgspec.Struct, frozen=True, kw_only=True):
         measured_s: geometric mean over runs of their median step.
         num_runs: of the cell.
         spread: standard deviation of ln(median step) over runs; null: one run.
+        why: what the records know that the forecast could not; empty: nothing.
     """
 
     name: str
@@ -176,6 +177,7 @@ class ForecastRow(msgspec.Struct, frozen=True, kw_only=True):
     measured_s: float
     num_runs: int
     spread: float | None
+    why: str = ""
 
 
 class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):

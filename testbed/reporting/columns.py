@@ -12,7 +12,7 @@ from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult, MemoryResult
 from testbed.records.report import ReportCell
 from testbed.reporting.naming import marks_of, part_of, tuning_of
-from testbed.reporting.prediction import prediction_error
+from testbed.reporting.prediction import kind_of, prediction_error
 from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
 
@@ -248,6 +248,7 @@ _FIGURES = (
     Column("coun-\nted", "counted_steps", lambda c: c.counted_steps, lambda c: _counted_text(c)),
     _figure("pred.\nms", "predicted_step_time_s", lambda c: c.predicted_step_time_s, scale=1e3),
     _figure("pred.\nerr %", "prediction_error", lambda c: prediction_error(c), scale=100),
+    _words("prediction", lambda c: kind_of(c), "pred.\nkind"),
     _hidden("num_messages", lambda c: c.num_messages),
     _hidden("step_time_low_s", lambda c: c.step_time_low_s),
     _hidden("step_time_high_s", lambda c: c.step_time_high_s),

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from testbed.noise.steal_time import TOO_MUCH, stolen_of
 from testbed.records.cell import Cell
 from testbed.records.forecast import Forecast, ForecastCell
 from testbed.records.report import ForecastRow, ForecastScore
+from testbed.reporting.cores import BUSY, is_core_bound
 from testbed.statistics.summary import quantile
 
 BEGAN = "began"  # key of a cell's environment
@@ -112,7 +114,24 @@ def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
         measured_s=math.exp(statistics.fmean(logs)),
         num_runs=len(logs),
         spread=statistics.stdev(logs) if len(logs) > 1 else None,
+        why=_why(foreseen, cells),
     )
+
+
+def _why(foreseen: ForecastCell, cells: Sequence[Cell]) -> str:
+    """What the records know that the forecast could not; empty: nothing.
+
+    What only makes steps longer explains no step that was shorter than foreseen.
+    """
+    told = []
+    if any(cell.plan_digest and cell.plan_digest != foreseen.plan_digest for cell in cells):
+        told.append("another plan was carried out")
+    slower = all((cell.step_time_s or 0.0) > (foreseen.held_out_s or 0.0) for cell in cells)
+    if slower and all(map(is_core_bound, cells)):
+        told.append(f"cores busy for {100 * BUSY:.0f} % or more, which no link tells")
+    if slower and statistics.median(stolen_of(cell) or 0.0 for cell in cells) >= TOO_MUCH:
+        told.append(f"the host took {100 * TOO_MUCH:.0f} % or more of the cores' time")
+    return ", ".join(told)
 
 
 def scores(rows: Sequence[ForecastRow]) -> list[ForecastScore]:
@@ -196,7 +215,8 @@ def describe(rows: Sequence[ForecastRow], found: Sequence[ForecastScore]) -> lis
     lines = [FORMULA, *(_line(score) for score in found)]
     return lines + [
         f"missed by more than {MISS_SPREADS:g} times the cell's own spread: {row.name}: "
-        f"{_percent(row.held_out_s / row.measured_s - 1, '+')}, spread {_percent(row.spread)}"
+        f"{_percent(row.held_out_s / row.measured_s - 1, '+')}, spread {_percent(row.spread)}: "
+        + (f"explained: {row.why}" if row.why else "unexplained")
         for row in rows
         if row.spread is not None and _is_miss(row, row.spread)
     ]

@@ -20,7 +20,6 @@ from testbed.reporting.prediction import (
     describe_errors,
     describe_kinds,
     describe_memory,
-    kind_of,
     prediction_errors,
 )
 from testbed.reporting.ranking import describe_runs, rank
@@ -80,11 +79,8 @@ def _notes(cells: Sequence[ReportCell]) -> list[str]:
     """What the reader has to know, each said once with the cells that it is about."""
     about: dict[str, dict[str, None]] = {}
     differ = len({_started(cell) for cell in cells if cell.status == "ok"}) > 1
-    kinds = {cell_kind for cell in cells if (cell_kind := kind_of(cell))}
     for cell in cells:
         told = _notes_of(cell) + [_MEMORY.format(_started(cell))] * differ
-        if len(kinds) > 1 and kind_of(cell):
-            told.append(f"predicted: {kind_of(cell)}")
         for note in told:
             about.setdefault(note, {})[short_name(cell)] = None
     return [f"{', '.join(names)}: {note}" for note, names in about.items()]

@@ -10,9 +10,11 @@ import pytest
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import find_trace
 from testbed.base.link import Link
 from testbed.base.plan import encode_plan
-from testbed.launch.held_out import foresee, link_for, nominal_of
+from testbed.launch.held_out import Known, foresee, link_for, nominal_of
+from testbed.prediction.codec import CodecCost, CodecSample, RoundCost
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.nominal import parse_nominal
 from testbed.records.cell import Cell
@@ -139,6 +141,9 @@ def test_error_and_skill_over_null_by_class_and_backend() -> None:
     assert found[MANY, "mpi-ring"].spread is None
     assert found[MANY, "mpi-ring"].skill_low is None
     text = "\n".join(describe(rows, scores(rows)))
+    assert text.count(": unexplained") == 1
+    told = msgspec.structs.replace(rows[1], why="another plan was carried out")
+    assert "spread 1.0 %: explained: another plan" in "\n".join(describe([told], []))
     assert "skill = 1 - sum |ln(held-out / measured)| / sum |ln(null / measured)|" in text
     assert "forecast of a message per tensor, mpi-ring (2): held-out 5.3 % in the median" in text
     assert "skill 0.83; one run each" in text
@@ -187,7 +192,7 @@ LINK = Link(
 
 
 def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
-    (found,) = foresee([CONFIG], {"link.json": LINK}, None)
+    (found,) = foresee([CONFIG], Known({"link.json": LINK}))
     trace = load_workload(CONFIG.workload, seed=1).recorded
     plan = make_plan("wfbp", trace, LINK)  # type: ignore[arg-type]
     expected_s = predict(plan, trace, LINK, launches=True).iteration_s  # type: ignore[arg-type]
@@ -208,23 +213,59 @@ def test_a_cell_that_carries_out_a_given_plan_is_foreseen_with_that(tmp_path: Pa
     path = tmp_path / "plan.json"
     path.write_bytes(encode_plan(plan))
     given = msgspec.structs.replace(CONFIG, plan=str(path))
-    (found,) = foresee([given], {"link.json": LINK}, None)
+    (found,) = foresee([given], Known({"link.json": LINK}))
     assert found.plan_digest == plan.digest()
 
 
 def test_what_cannot_be_known_before_says_why() -> None:
     def why(config: RunConfig, link: Link = LINK) -> str:
-        return foresee([config], {"l": link}, None)[0].why_not
+        return foresee([config], Known({"l": link}))[0].why_not
 
     def changed(**values: object) -> RunConfig:
         return msgspec.structs.replace(CONFIG, **values)
 
     assert "no link of mpi-ring was given (there is gloo)" in why(changed(backend="mpi-ring"))
-    assert "measured when the cell runs" in why(changed(compressor="fp16"))
+    assert "no cost of 'fp16' for 4 workers was given (there is none)" in why(
+        changed(compressor="fp16")
+    )
+    assert "sends nothing" in why(changed(backend="none"))
     assert "digits-mlp computes is measured" in why(changed(workload="digits-mlp", cluster=None))
     assert "no nominal rate" in why(changed(cluster=None))
     given = parse_nominal("rate=1gbit,latency=1ms")
-    assert foresee([changed(cluster=None)], {"l": LINK}, given)[0].null_s is not None
+    assert foresee([changed(cluster=None)], Known({"l": LINK}, given))[0].null_s is not None
+
+
+def cast(workers: int = 4, seconds: float = 1e-3) -> CodecCost:
+    samples = tuple(
+        CodecSample(
+            num_elements=n,
+            compute_s=(seconds * n / 1e6, seconds * n / 1e6),
+            rounds=(RoundCost(form="sum", num_bytes=2.0 * n),),
+        )
+        for n in (1, 1_000_000)
+    )
+    return CodecCost(compressor="fp16", num_workers=workers, samples=samples)
+
+
+def test_a_compressed_cell_is_foreseen_from_what_its_codec_cost_elsewhere() -> None:
+    config = msgspec.structs.replace(CONFIG, compressor="fp16", scheduler="sequential")
+    (dense,) = foresee([msgspec.structs.replace(config, compressor="none")], Known({"l": LINK}))
+
+    def foreseen_s(**known: object) -> float:
+        (found,) = foresee([config], Known({"l": LINK}, **known))  # type: ignore[arg-type]
+        assert found.held_out_s is not None, found.why_not
+        assert found.null_s is not None
+        return found.held_out_s
+
+    costs = {"": (cast(8), cast())}
+    with_cores, crowded = (foreseen_s(codecs=costs, num_cores=n) for n in (8, 2))
+    num_elements = sum(tensor.num_elements for tensor in find_trace("resnet50-v100").tensors)
+    computed_s = 2 * 1e-3 * num_elements / 1e6  # real seconds: dilation stretches no codec
+    saved_s = 10 * LINK.seconds_per_byte * 2 * num_elements  # half of the bytes
+    assert with_cores == pytest.approx(dense.held_out_s + computed_s - saved_s)  # type: ignore[operator]
+    assert crowded == pytest.approx(with_cores + computed_s)  # four ranks take turns on two cores
+    own = {**costs, "gloo": (cast(seconds=0.0),)}  # a backend's own costs go before the others
+    assert foreseen_s(codecs=own) == pytest.approx(with_cores - computed_s)
 
 
 def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell() -> None:
@@ -240,5 +281,5 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell() -> None:
     assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2)
     assert found.seconds_per_byte == pytest.approx(1.3e-9 * 2 * (1.75 / 1.5))
     assert found.submit_s == pytest.approx(1e-4 / 2)
-    (cell,) = foresee([config], {"link": link}, None)
+    (cell,) = foresee([config], Known({"link": link}))
     assert cell.plan_class == "few messages"
