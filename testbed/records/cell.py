@@ -187,7 +187,10 @@ class Cell(msgspec.Struct, kw_only=True):
         identical_work_note: in words: what was compared, or why the work differs.
         max_reference_error: largest relative difference to the reference's parameters.
         sample_digest: digest of every sample index of every rank, in order.
+        content_digest: digest of what the samples held, likewise: shapes and up to 4096 elements of
+            each tensor of a batch; empty: not recorded, as in a resumed run.
         initial_digest: digest of the initial parameters.
+        buffer_digest: the same of rank 0's buffers (batch statistics) in the end; empty: not known.
         final_digest: digest of the final parameters of rank 0.
         scheduler: when gradients leave, as given.
         num_messages: messages of one step.
@@ -257,8 +260,10 @@ class Cell(msgspec.Struct, kw_only=True):
     identical_work_note: str = ""
     max_reference_error: float | None = None
     sample_digest: str = ""
+    content_digest: str = ""
     initial_digest: str = ""
     final_digest: str = ""
+    buffer_digest: str = ""
     consistency: str = "bsp"
     scheduler: str = ""
     num_messages: int | None = None

@@ -150,7 +150,7 @@ _MEDIANS = (
     "cores_outside",
 )
 _LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
-_DIGESTS = ("sample_digest", "initial_digest", "final_digest")
+_DIGESTS = ("sample_digest", "content_digest", "initial_digest", "final_digest", "buffer_digest")
 
 
 def aggregate(cells: Iterable[Found]) -> list[ReportCell]:
@@ -175,7 +175,7 @@ def _combine(source: str, group: Sequence[Cell]) -> ReportCell:
 
 def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
     values: dict[str, Any] = {
-        name: median_of_known(getattr(cell, name) for cell in ok) for name in _MEDIANS
+        name: _agreed_or_median([getattr(cell, name) for cell in ok]) for name in _MEDIANS
     }
     for name in _LARGEST:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
@@ -189,6 +189,12 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
     values["link"] = next((c.link for c in ok if was_rehearsed(c)), ok[0].link)
     values["samples"] = StepSamples(**_pool(cell.samples for cell in ok))
     return values | _step_time(ok)
+
+
+def _agreed_or_median(values: Sequence[float | None]) -> float | None:
+    """The value of all runs, a count as a whole number; else the median of those that have one."""
+    known = {value for value in values if value is not None}
+    return known.pop() if len(known) == 1 else median_of_known(values)
 
 
 def _compression(each: Sequence[CompressionResult]) -> CompressionResult | None:

@@ -227,7 +227,10 @@ def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
         return ""
     what = f"as memory {MEMORY.default} with the same compressor after {cell.steps} steps"
     if cell.final_digest == plain.final_digest:
-        return f"same parameters {what}, bit for bit"
+        told = f"same parameters {what}, bit for bit"
+        recorded = cell.buffer_digest and plain.buffer_digest
+        buffers_differ = recorded and cell.buffer_digest != plain.buffer_digest
+        return f"{told}; buffers differ" if buffers_differ else told
     return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
@@ -258,6 +261,10 @@ def _compare(cell: ReportCell, peers: Sequence[ReportCell]) -> tuple[bool | None
                 False,
                 f"{what} differ from those of the other cells: {own[:8]}, not {others[:8]}",
             )
+    contents = [peer.content_digest for peer in finished if peer.content_digest]
+    if cell.content_digest and cell.content_digest != (usual := most_common(contents)):
+        differ = f"{cell.content_digest[:8]}, not {usual[:8]}"
+        return False, f"sample contents differ from those of the other cells: {differ}"
     if len(finished) == 1:
         return True, "no other cell of the same work to compare with"
     return True, f"same initial parameters and samples as {len(finished) - 1} other cell(s)"

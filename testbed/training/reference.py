@@ -23,6 +23,7 @@ from testbed.compression.protocol import State
 from testbed.training.compressed.engine import shapes_of
 from testbed.training.compressed.spec import Compression, compressors_of
 from testbed.training.compressed.state import carried
+from testbed.training.evidence import ContentDigest, Sketch, sketch_of
 from testbed.training.exchange.buckets import describe_messages
 from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import (
@@ -42,12 +43,14 @@ class Verification(Observer):
     """Proves that the run did the work of a single process: equal parameters after some steps.
 
     Rank 0 copies its parameters after those steps, and trains alone, from the start, when the run
-    has ended.
+    has ended. Each rank tells what its samples held in those steps, and its buffers after the
+    first one: later ones are not everybody's own where a framework shares rank 0's.
 
     Args:
         run: the rank's place in the job.
         model: that is trained.
         num_steps: after which to compare.
+        content: of this rank's samples so far.
         compressing: what makes the means; None: they are sums, divided.
     """
 
@@ -56,10 +59,14 @@ class Verification(Observer):
         run: Run,
         model: torch.nn.Module,
         num_steps: int,
+        content: ContentDigest,
         compressing: Compressing | None = None,
     ) -> None:
         self._run = run
         self._model = model
+        self._content = content
+        self._seen = ""
+        self._buffers: Sketch = []
         self._num_steps = num_steps
         self._compressing = compressing
         self._plans = [] if compressing is None else [compressing.plan()]
@@ -73,11 +80,16 @@ class Verification(Observer):
         """See `Observer.after_step`."""
         if self._compressing is not None and record.done < self._num_steps:
             self._plans.append(self._compressing.plan())
+        if record.done == 1:
+            self._buffers = sketch_of(self._model)
+        if self.reads_after(record.done):
+            self._seen = self._content.value
         if self.reads_after(record.done) and self._run.rank == 0:
             self._copies = [p.detach().cpu().clone() for p in self._model.parameters()]
 
     def finish(self, outcome: Outcome) -> None:
         """See `Observer.finish`."""
+        outcome.verified_content, outcome.first_buffers = self._seen, self._buffers
         if not self._copies:
             return
         run, compressing = self._run, self._compressing
@@ -93,7 +105,10 @@ class Verification(Observer):
                 *(compressing.compression, run.backend.capabilities, num_workers, self._plans)
             )
             means = made.set
-        theirs = reference_parameters(run.build(), run.config, num_workers, self._num_steps, means)
+        reference = reference_of(run.build(), run.config, num_workers, self._num_steps, means)
+        theirs = reference.parameters
+        outcome.reference_contents = [content.value for content in reference.contents]
+        outcome.reference_buffers = reference.buffers
         torch.set_rng_state(random_state)
         if compressing is not None:
             outcome.reference_slack = max(compressing.slack, made.slack)
@@ -136,14 +151,36 @@ SetMeans = Callable[[Replica, Sequence[Gradients], int], None]
 """Gives the replica's parameters the means of all workers' gradients in a step."""
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What one process arrives at that computes for all workers.
+
+    Attributes:
+        parameters: in the end.
+        buffers: of each worker after its first step.
+        contents: digest of what each worker's samples held.
+    """
+
+    parameters: list[torch.Tensor]
+    buffers: list[Sketch]
+    contents: list[ContentDigest]
+
+
 def reference_parameters(
+    workload: Workload, config: RunConfig, num_workers: int, steps: int
+) -> list[torch.Tensor]:
+    """Parameters after `steps` steps of `num_workers` workers, see `reference_of`."""
+    return reference_of(workload, config, num_workers, steps).parameters
+
+
+def reference_of(
     workload: Workload,
     config: RunConfig,
     num_workers: int,
     steps: int,
     means: SetMeans | None = None,
-) -> list[torch.Tensor]:
-    """Parameters after `steps` steps of `num_workers` workers.
+) -> Reference:
+    """What `num_workers` workers arrive at after `steps` steps.
 
     Args:
         workload: built anew under the run's seed.
@@ -159,17 +196,22 @@ def reference_parameters(
     replica.model.train()
     cursors = [SampleCursor(order, rank) for rank in range(num_workers)]
     workers = [_VirtualWorker(replica.model, rank, config.seed) for rank in range(num_workers)]
+    contents = [ContentDigest() for _ in workers]
+    buffers: list[Sketch] = []
     for step in range(steps):
         gradients = []
-        for worker, cursor in zip(workers, cursors, strict=True):
+        for worker, cursor, content in zip(workers, cursors, contents, strict=True):
             worker.enter(replica.model)
-            backward(replica, cursor.indices(step), config.accumulate)
+            backward(replica, cursor.indices(step), config.accumulate, see=content.see)
+            if step == 0:
+                buffers.append(sketch_of(replica.model))
             worker.leave(replica.model)
             gradients.append([p.grad for p in replica.model.parameters()])
             replica.optimizer.zero_grad(set_to_none=True)
         (means or set_means)(replica, gradients, step)
         update(replica, config.clip_norm)
-    return [p.detach().cpu().clone() for p in replica.model.parameters()]
+    parameters = [p.detach().cpu().clone() for p in replica.model.parameters()]
+    return Reference(parameters, buffers, contents)
 
 
 def set_means(replica: Replica, gradients: Sequence[Gradients], step: int) -> None:

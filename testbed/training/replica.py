@@ -176,6 +176,7 @@ def backward(
     indices: npt.NDArray[np.int64],
     num_parts: int,
     hold_back: Callable[[], AbstractContextManager[None]] = nullcontext,
+    see: Callable[[tuple[torch.Tensor, ...]], None] | None = None,
 ) -> float:
     """Forward and backward over a worker's samples of one step, in `num_parts` micro-batches.
 
@@ -184,6 +185,7 @@ def backward(
         indices: its samples of this step.
         num_parts: micro-batches whose gradients are averaged before anything is exchanged.
         hold_back: context of every micro-batch but the last, in which gradients stay here.
+        see: is shown each micro-batch.
 
     Returns:
         The mean loss.
@@ -192,7 +194,10 @@ def backward(
     total = 0.0
     for part in range(num_parts):
         chosen = indices[part * size : (part + 1) * size]
-        batch = replica.to_device(replica.workload.train.batch(chosen))
+        samples = replica.workload.train.batch(chosen)
+        if see is not None:
+            see(samples)
+        batch = replica.to_device(samples)
         with hold_back() if part < num_parts - 1 else nullcontext():
             loss = replica.loss(batch) / num_parts
             total += float(loss.detach())

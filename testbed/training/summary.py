@@ -17,6 +17,7 @@ from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, MemoryResult, StepSamples
 from testbed.statistics.summary import quantile
+from testbed.training.evidence import Sketch, sketch_error
 from testbed.training.sampling import RunningDigest
 
 # What one rank brings home.
@@ -33,6 +34,10 @@ class Outcome(msgspec.Struct, kw_only=True):
         reference_slack: what the difference may be at least, as a compressor's sums may be rounded
             so differently in another order.
         reference_lacks: why there is no reference, where there could be one.
+        reference_contents: digest of what each worker's samples held in those steps, there.
+        reference_buffers: of each worker after its first step, there.
+        verified_content: digest of what this rank's samples held in those steps.
+        first_buffers: of this rank after its first step.
     """
 
     rank: int
@@ -55,8 +60,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     steps: int = 0
     batch_size: int = 0
     sample_digest: str = ""
+    content_digest: str = ""
     initial_digest: str = ""
     final_digest: str = ""
+    buffer_digest: str = ""
     test_accuracy: float | None = None
     accuracy_curve: list[Accuracy] = []
     reference_error: float | None = None
@@ -64,6 +71,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     reference_steps: int = 0
     reference_slack: float = 0.0
     reference_lacks: str = ""
+    reference_contents: list[str] = []
+    reference_buffers: list[Sketch] = []
+    verified_content: str = ""
+    first_buffers: Sketch = []
     bit_equal: bool | None = None
     compression: CompressionResult | None = None
     memory: MemoryResult | None = None
@@ -146,7 +157,11 @@ def make_cell(
         identical_work_note=note,
         max_reference_error=first.reference_error,
         sample_digest=_combined(o.sample_digest for o in outcomes),
+        content_digest=_combined(o.content_digest for o in outcomes)
+        if all(o.content_digest for o in outcomes)
+        else "",
         initial_digest=first.initial_digest,
+        buffer_digest=first.buffer_digest,
         final_digest=first.final_digest,
         consistency=consistency,
         scheduler=plan.scheduler,
@@ -219,6 +234,8 @@ def judge(
     peer, steps = "a single process", f"after {first.reference_steps} steps"
     if inexact:
         peer += f" with {' and '.join(inexact.values())}"
+    if differs := _differing_inputs(outcomes, TOLERANCE[config.precision]):
+        return False, f"{differs} of {peer}"
     limit = max(TOLERANCE[config.precision], first.reference_slack)
     if not first.reference_error <= limit:
         return False, (
@@ -227,6 +244,21 @@ def judge(
         )
     how = "bit for bit" if first.bit_equal else f"to {first.reference_error:.1e}"
     return True, f"ranks agree bit for bit; equal to {peer} {how} {steps}"
+
+
+def _differing_inputs(outcomes: Sequence[Outcome], limit: float) -> str:
+    """Whose samples or buffers are not those of the reference, in words; empty: nobody's."""
+    first = outcomes[0]
+    for outcome, content in zip(outcomes, first.reference_contents, strict=False):
+        if outcome.verified_content != content:
+            what = f"sample contents differ: rank {outcome.rank}'s in the first"
+            return f"{what} {first.reference_steps} steps are not those"
+    for outcome, buffers in zip(outcomes, first.reference_buffers, strict=False):
+        error, name = sketch_error(outcome.first_buffers, buffers)
+        if error > limit:
+            what = f"buffers differ: rank {outcome.rank}'s {name!r} after the first step is"
+            return f"{what} {error:.1e} from that"
+    return ""
 
 
 def _samples(outcomes: Sequence[Outcome], consistency: str) -> StepSamples:

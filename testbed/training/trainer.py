@@ -26,6 +26,7 @@ from testbed.training.compressed.spec import (
     refuse_ratios,
 )
 from testbed.training.evaluation import Evaluation
+from testbed.training.evidence import ContentDigest
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
 from testbed.training.memory import MemoryWatch, foresee, wants_memory
@@ -80,12 +81,12 @@ def train(run: Run, workload: Workload) -> Outcome:
             batch_size=order.batch_size,
             initial_digest=digest_tensors(replica.model.parameters()),
         )
-        digest = RunningDigest()
+        digest, content = RunningDigest(), ContentDigest()
         identity = _identity(config, outcome)
         checkpoints = Checkpoints(run, replica, session, digest, identity, total)
         first = checkpoints.resume()
         if config.verify_steps and config.resume_from is None:
-            observers += _verification(run, replica, session, compression, total)
+            observers += _verification(run, replica, session, compression, total, content)
         if workload.test is not None:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
@@ -97,13 +98,17 @@ def train(run: Run, workload: Workload) -> Outcome:
         ]
         watched = first + warmup if warmup and foreseen.engine is not None else None
         watch = MemoryWatch(replica, session, watched)
-        steps = _Steps(run, replica, session, SampleCursor(order, run.rank), digest, watch)
+        cursor = SampleCursor(order, run.rank)
+        steps = _Steps(run, replica, session, cursor, (digest, content), watch)
         steps.take(first, total, observers)
         for observer in observers:
             observer.finish(outcome)
         outcome.memory = foreseen.result(watch)
         outcome.sample_digest = digest.value
+        # A resumed run has not seen what came before.
+        outcome.content_digest = "" if first else content.value
         outcome.final_digest = digest_tensors(replica.model.parameters())
+        outcome.buffer_digest = digest_tensors(replica.model.buffers())
     return outcome
 
 
@@ -186,7 +191,7 @@ class _Steps:
         replica: that is trained.
         session: exchanges gradients.
         cursor: this rank's samples.
-        digest: of all samples so far.
+        digests: of all samples so far, and of what they held.
         watch: measures the memory of one step.
     """
 
@@ -196,14 +201,14 @@ class _Steps:
         replica: Replica,
         session: TrainingSession,
         cursor: SampleCursor,
-        digest: RunningDigest,
+        digests: tuple[RunningDigest, ContentDigest],
         watch: MemoryWatch,
     ) -> None:
         self._run = run
         self._replica = replica
         self._session = session
         self._cursor = cursor
-        self._digest = digest
+        self._digest, self._content = digests
         self._watch = watch
         text = run.config.slow
         self._slow = () if text is None else parse_slowdowns(text, run.backend.size)
@@ -238,7 +243,8 @@ class _Steps:
         if delay_s:
             time.sleep(delay_s * run.dilation)
             self._resume_clock()
-        loss = backward(self._replica, indices, run.config.accumulate, session.accumulating)
+        parts = run.config.accumulate
+        loss = backward(self._replica, indices, parts, session.accumulating, self._content.see)
         if run.config.clip_norm is not None or self._replica.scaler is not None:
             session.synchronize()
         update(self._replica, run.config.clip_norm)
@@ -296,6 +302,7 @@ def _verification(
     session: TrainingSession,
     compression: Compression | None,
     total: int,
+    content: ContentDigest,
 ) -> list[Observer]:
     """Compares with one process; nothing where something else than a compressor is not exact."""
     compressing = None
@@ -306,7 +313,7 @@ def _verification(
     if inexact_parts(run.config).keys() - known:
         return []
     num_steps = min(run.config.verify_steps, total)
-    return [Verification(run, replica.model, num_steps, compressing)]
+    return [Verification(run, replica.model, num_steps, content, compressing)]
 
 
 def _check(run: Run, total: int) -> None:
