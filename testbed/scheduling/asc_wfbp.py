@@ -14,6 +14,7 @@ from testbed.base.trace import Trace
 from testbed.prediction.contention import Admitted, first_in_first_out
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import plan_of, streamed
+from testbed.scheduling.processor_time import with_processor_time
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,22 @@ def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
     Reference:
         Shi, Chu and Li, 2021, INFOCOM. Departs: that plans are made with serial times is read from
         the authors' code, not from the paper's text; admission to channels, and the slow-down of
-        more than two messages at once, are ours.
+        more than two messages at once, are ours; so is `with_processor_time`.
     """
     backward = Backward.of(trace)
-    stops = asc_stops(backward, link)
-    channels = admit(backward, stops, link, options.channels).channel
-    reason = f"{len(stops)} messages, up to {options.channels} under way at once"
-    return plan_of(
-        "asc-wfbp",
-        trace,
-        stops,
-        channels=channels,
-        num_channels=options.channels,
-        reason=reason,
-    )
+
+    def make(seen: Link) -> Plan:
+        stops = asc_stops(backward, seen)
+        return plan_of(
+            "asc-wfbp",
+            trace,
+            stops,
+            channels=admit(backward, stops, seen, options.channels).channel,
+            num_channels=options.channels,
+            reason=f"{len(stops)} messages, up to {options.channels} under way at once",
+        )
+
+    return with_processor_time(make, trace, link)
 
 
 ASC_WFBP = Part(

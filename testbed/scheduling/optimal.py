@@ -20,6 +20,7 @@ from testbed.prediction.timeline import Backward
 from testbed.scheduling.asc_wfbp import admit, asc_stops
 from testbed.scheduling.build import plan_of
 from testbed.scheduling.mg_wfbp import merge_streaming
+from testbed.scheduling.processor_time import charged_stops, with_processor_time
 
 # The exact dynamic program over groups of neighbours on one channel.
 
@@ -275,7 +276,8 @@ def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
     no contiguous one, as each group is one message per dtype. On several channels up to 9 tensors
     are tried exhaustively, more are searched; the result is never later than `asc-wfbp` with as
     many channels, nor than one channel, unless there are several dtypes: the search does not
-    foresee how groups are cut.
+    foresee how groups are cut. On one channel processor time of messages is part of the recursion,
+    see `charged_stops`.
 
     Args:
         trace: sizes (bytes) and backward times (s).
@@ -299,11 +301,27 @@ def plan_optimal(trace: Trace, link: Link, options: OptimalOptions) -> Plan:
         are ours.
     """
     backward = Backward.of(trace)
+
+    def charged(plan: Plan) -> Iterator[Plan]:
+        if options.channels == 1 and len(set(backward.dtypes)) == 1:
+            yield _serial(trace, charged_stops(backward, link, len(plan.messages)))
+
+    return with_processor_time(
+        lambda seen: _planned(trace, backward, seen, options.channels), trace, link, charged
+    )
+
+
+def _serial(trace: Trace, stops: Sequence[int]) -> Plan:
+    reason = f"{len(stops)} messages, exact for contiguous groups on one channel"
+    return plan_of("optimal", trace, stops, reason=reason)
+
+
+def _planned(trace: Trace, backward: Backward, link: Link, channels: int) -> Plan:
+    """The best groups where messages cost the channel alone."""
     stops = optimal_stops(backward, link)
-    if options.channels == 1 or not stops:
-        reason = f"{len(stops)} messages, exact for contiguous groups on one channel"
-        return plan_of("optimal", trace, stops, reason=reason)
-    found = best_concurrent(backward, link, options.channels, stops)
+    if channels == 1 or not stops:
+        return _serial(trace, stops)
+    found = best_concurrent(backward, link, channels, stops)
     exact = len(backward) <= MAX_EXHAUSTIVE
     how = "all groupings tried" if exact else "by local search over group boundaries"
     return plan_of(

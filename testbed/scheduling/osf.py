@@ -18,6 +18,7 @@ from testbed.prediction.factors import scaling
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import add_then_close, plan_of, streamed
 from testbed.scheduling.optimal import optimal_stops
+from testbed.scheduling.processor_time import with_processor_time
 
 Rule = Literal["global", "message", "schedule", "exact"]
 
@@ -149,9 +150,14 @@ def plan_osf(trace: Trace, link: Link, options: OsfOptions) -> Plan:
         knows overlap and fusion. Departs: this is a reconstruction from the abstract, as the
         paper's text was not at hand; all four rules are ours.
     """
-    stops = RULES[options.rule](Backward.of(trace), link)
-    reason = f"rule {options.rule}; {scaling(trace, stops, link).in_words()}"
-    return plan_of("osf", trace, stops, reason=reason)
+    backward = Backward.of(trace)
+
+    def make(seen: Link) -> Plan:
+        stops = RULES[options.rule](backward, seen)
+        reason = f"rule {options.rule}; {scaling(trace, stops, seen).in_words()}"
+        return plan_of("osf", trace, stops, reason=reason)
+
+    return with_processor_time(make, trace, link)
 
 
 OSF = Part(

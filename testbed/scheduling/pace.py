@@ -28,6 +28,7 @@ from testbed.scheduling.build import (
 )
 from testbed.scheduling.pace_bounds import Bounds, Floats
 from testbed.scheduling.pace_oracle import Channel, Job, Tensors, arrive, drain, finish_s, work
+from testbed.scheduling.processor_time import with_processor_time
 
 # The segmented schedule of a candidate grouping, simulated from where its prefix left off.
 
@@ -326,6 +327,10 @@ def plan_pace(trace: Trace, link: Link, options: PaceOptions) -> Plan:
     if options.segment_bytes is not None:
         limits = [elements_in(trace, i, options.segment_bytes) for i in range(len(trace.tensors))]
         require_few_messages(trace, limits, "pace: segment_kib")
+    return with_processor_time(lambda seen: _planned(trace, seen, options), trace, link)
+
+
+def _planned(trace: Trace, link: Link, options: PaceOptions) -> Plan:
     tensors = released(trace, link, options.segment_bytes)
     ideal = options.oracle == "ideal"
     singles = list(range(1, len(tensors) + 1))
