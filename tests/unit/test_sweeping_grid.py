@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 
 from testbed.base.config import RunConfig, read_values
 from testbed.base.errors import UnknownName, UsageError
+from testbed.base.files import load_link
 from testbed.sweeping.grid import Sweep, expand, interleave
 from testbed.sweeping.progress import remaining_s
 from testbed.sweeping.recipe import check_parts, load_recipe, load_toml, recipe_names, with_axes
 
+ROOT = Path(__file__).parents[2]
 AXES = st.fixed_dictionaries(
     {},
     optional={
@@ -122,6 +125,28 @@ def test_recipes_name_parts_that_exist(name):
     assert sweep.summary
     assert with_axes(sweep, {"seed": [1]}).cells == sweep.cells
     check_parts(sweep.cells)
+
+
+def test_random_cells_are_those_of_the_list_that_was_drawn_beforehand():
+    told = (ROOT / "runs/random-cells/drawn.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in told.splitlines() if line.startswith("| ")]
+    listed = [row[1:] for row in rows[1:] if row[0].isdigit()]
+    cells = load_recipe("random-cells").cells
+    assert len(listed) == len(set(cells)) == 60
+    assert listed == [
+        [c.workload.removeprefix("replay:"), c.cluster, c.backend, c.scheduler] for c in cells
+    ]
+    assert {c.workers for c in cells} == {2, 6, 8}
+
+
+@pytest.mark.parametrize("name", ["emulated", "emulated-merging", "ddp-pairs", "random-cells"])
+def test_cells_that_are_forecast_measure_no_link(name):
+    for cell in load_recipe(name).cells:
+        if cell.backend != "none":
+            assert cell.predict
+            assert load_link(ROOT / cell.link).num_workers == 4
+        assert not cell.rehearse
+        assert cell.verify_steps < cell.warmup < cell.steps - 3
 
 
 def test_unknown_recipe_lists_the_known_ones():
