@@ -84,7 +84,7 @@ def charged_stops(backward: Backward, link: Link, most: int) -> list[int]:
         >>> link = Link(backend="x", num_workers=2, latency_s=0, seconds_per_byte=1, submit_s=3)
         >>> backward = Backward((2, 4, 7, 10, 15), (3, 4, 1, 1, 1))
         >>> charged_stops(backward, link, 5)
-        [4, 5]
+        [3, 5]
     """
     count, numbers = len(backward), np.arange(1, most + 1)
     prefix = np.array(backward.prefix_bytes, dtype=float)
