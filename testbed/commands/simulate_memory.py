@@ -44,12 +44,15 @@ def simulate_memory(
         plot: SVG or HTML file for a picture of each step's memory over its time.
 
     Raises:
-        UsageError: `--max-batch` without a budget, or a part that cannot be used.
+        UsageError: `--max-batch` without a budget, a budget not above 0, or a part that cannot
+            be used.
     """
     from testbed.launch.foresee import foresee_all
 
     if max_batch and budget_mb is None:
         raise UsageError("--max-batch was given without --budget-mb; expected both")
+    if budget_mb is not None and not budget_mb > 0:
+        raise UsageError(f"--budget-mb is {budget_mb:g}; expected a number above 0")
     if max_batch and batches:
         raise UsageError("--max-batch looks for the batch size; leave --batch out")
     budget_bytes = None if budget_mb is None else round(budget_mb * MIB)

@@ -63,10 +63,12 @@ def foresee_all(
             largest = largest_batch(asked.peak_bytes, budget_bytes)
             sizes = [] if largest is None else [largest]
             if largest is None:
-                told = "not even one sample fits the budget"
                 found.append(
                     MemoryForecast(
-                        memory=config.memory, compressor=config.compressor, fits=False, error=told
+                        memory=config.memory,
+                        compressor=config.compressor,
+                        fits=False,
+                        error=asked.why_not_one(),
                     )
                 )
         found += [asked.described(size, curves=curves) for size in sizes]
@@ -136,6 +138,17 @@ class Asked:
             return self.at(batch_size).needed_bytes + RESERVE_BYTES
         except DoesNotFit:
             return None
+
+    def why_not_one(self) -> str:
+        """What one sample takes, where not even one fits."""
+        try:
+            needed = self.at(1).needed_bytes + RESERVE_BYTES
+        except DoesNotFit as error:
+            return f"not even one sample fits: {error}"
+        return (
+            f"not even one sample fits the budget; with one, a step takes {-(-needed // MIB)} MiB, "
+            f"{RESERVE_BYTES // MIB} of them beside storages"
+        )
 
     def described(self, batch_size: int, *, curves: bool = False) -> MemoryForecast:
         """The forecast as a record, with the bytes at every event if asked for."""

@@ -55,7 +55,23 @@ def test_the_largest_batch_that_fits(capsys):
     ]
 
 
+@pytest.mark.parametrize("memory", ["none", "laysa"])
+def test_where_not_one_sample_fits_it_tells_what_one_takes(capsys, memory: str):
+    asked = {"memory": memory, "workload": "digits-mlp", "max_batch": True}
+    simulate(**asked, budget_mb=1.0)
+    told = capsys.readouterr().out
+    assert "not even one sample fits" in told
+    least = int(re.search(r"takes? (?:is )?([0-9]+) MiB", told)[1])
+    simulate(**asked, budget_mb=least)
+    assert "; fits" in capsys.readouterr().out
+    simulate(**asked, budget_mb=least - 1)
+    assert "not even one sample fits" in capsys.readouterr().out
+
+
 def test_what_cannot_be_asked_is_refused(tmp_path):
+    for none_at_all in (-5.0, 0.0, float("nan")):
+        with pytest.raises(UsageError, match="expected a number above 0"):
+            simulate(**MLP, budget_mb=none_at_all)
     with pytest.raises(UsageError, match="expected both"):
         simulate(**MLP, max_batch=True)
     with pytest.raises(UsageError, match="leave --batch out"):
