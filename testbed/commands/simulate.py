@@ -172,6 +172,11 @@ def simulate(
     """
     check_plot(plot)
     if memory is not None:
+        for name, value in {"--trace": trace, "--link": link, "--plan-out": plan_out}.items():
+            if value is not None:
+                raise UsageError(
+                    f"{name} was given with --memory, which has no use for it; leave it out"
+                )
         simulate_memory(
             memory,
             compressor or COMPRESSORS.default,

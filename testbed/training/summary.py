@@ -224,6 +224,11 @@ def judge(
         return False, "ranks ended with different parameters"
     inexact = inexact_parts(config)
     if first.reference_error is None:
+        if config.resume_from is not None:
+            return None, (
+                "ranks agree bit for bit; what goes on from a checkpoint is not compared with a "
+                "single process"
+            )
         if not inexact:
             return None, "not compared with a single process; ranks agree bit for bit"
         lacks = first.reference_lacks and f" ({first.reference_lacks})"

@@ -74,6 +74,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             simulate(**MLP, budget_mb=none_at_all)
     with pytest.raises(UsageError, match="expected both"):
         simulate(**MLP, max_batch=True)
+    with pytest.raises(UsageError, match="--plan-out was given with --memory"):
+        simulate(**MLP, plan_out=tmp_path / "plan.json")
     with pytest.raises(UsageError, match="leave --batch out"):
         simulate(**MLP, max_batch=True, budget_mb=1.0)
     with pytest.raises(UsageError, match="--workload was not given"):
