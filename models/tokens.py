@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 
 from testbed.base.errors import UsageError
 from testbed.workloads.samples import SYNTHETIC_POOL, Batch, PooledSamples, as_index
@@ -100,6 +102,12 @@ class HiddenTokens:
         generator = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + index)
         order = torch.randperm(length, generator=generator, device="cpu")
         return order < max(1, round(0.15 * length))
+
+
+def token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy over the tokens that have a target."""
+    tokens, targets = batch
+    return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
 def synthetic_tokens(

@@ -14,17 +14,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from testbed.base.axes import WorkloadFacts
 from testbed.base.errors import UsageError
 from testbed.base.parts import Part, installed
 from testbed.base.spec import options_class
-from testbed.workloads.samples import Batch, spread_subset
+from testbed.workloads.samples import spread_subset
 from testbed.workloads.workload import Samples, Workload
 
 from .checks import check_at_least
-from .tokens import HiddenTokens, NextToken, TokenWindows, synthetic_tokens
+from .tokens import HiddenTokens, NextToken, TokenWindows, synthetic_tokens, token_loss
 
 SYNTHETIC_NUM_SAMPLES = 50_000
 _MASK_TOKEN = 103  # [MASK] in BERT's vocabulary
@@ -41,12 +40,6 @@ class Logits(nn.Module):
         """Tokens [B, L] to logits [B, L, V]."""
         logits: torch.Tensor = self.inner(input_ids=tokens).logits
         return logits
-
-
-def token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy over the tokens that have a target."""
-    tokens, targets = batch
-    return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
 def gpt2_model(sizes: dict[str, int], dropout: float) -> nn.Module:

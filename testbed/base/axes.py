@@ -205,6 +205,7 @@ WORKLOADS: Final = Axis(
         "bert-base": "testbed.models.transformer:BERT_BASE",
         "bert-large": "testbed.models.transformer:BERT_LARGE",
         "gpt2": "testbed.models.transformer:GPT2",
+        "byte-gpt": "testbed.models.language:BYTE_GPT",
         "replay": "testbed.replay.kind:REPLAY",
     },
     "testbed.workloads",
@@ -332,7 +333,8 @@ STUDIES: Final = Registry(
     {
         "paper-shapes": "testbed.studies.published.study:PAPER_SHAPES",
         "laysa": "testbed.studies.laysa:LAYSA",
-        "accuracy-compressed": "testbed.studies.accuracy.carry_out:ACCURACY_COMPRESSED",
+        "accuracy-compressed": "testbed.studies.accuracy.digits:ACCURACY_COMPRESSED",
+        "loss-compressed": "testbed.studies.accuracy.loss:LOSS_COMPRESSED",
         "aa": "testbed.studies.aa:AA",
         "map": "testbed.studies.map.study:MAP",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -81,22 +82,37 @@ class Evaluation(Observer):
         return accuracy
 
 
-def accuracy_of(replica: Replica, batch_size: int = 256) -> float | None:
+def accuracy_of(replica: Replica) -> float | None:
     """Share of the test samples that the model gets right; None without test samples."""
+    return _mean_over_test(replica, replica.workload.num_correct)
+
+
+def loss_of(replica: Replica) -> float | None:
+    """Mean loss of the test samples; None without any."""
+    loss = replica.workload.loss
+    assert loss is not None
+    return _mean_over_test(replica, lambda model, b: float(loss(model, b)) * len(b[0]))
+
+
+def _mean_over_test(
+    replica: Replica,
+    total: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], float] | None,
+    batch_size: int = 256,
+) -> float | None:
+    """The model's `total` over all batches of test samples, divided by their number."""
     test = replica.workload.test
     if test is None or len(test) == 0:
         return None
-    assert replica.workload.num_correct is not None
+    assert total is not None
     was_training = replica.model.training
     replica.model.eval()
-    correct = 0
+    found = 0.0
     with torch.no_grad():
         for start in range(0, len(test), batch_size):
             chosen = range(start, min(start + batch_size, len(test)))
-            batch = replica.to_device(test.batch(chosen))
-            correct += replica.workload.num_correct(replica.model, batch)
+            found += total(replica.model, replica.to_device(test.batch(chosen)))
     replica.model.train(was_training)
-    return correct / len(test)
+    return found / len(test)
 
 
 def _copy(into: list[torch.Tensor], source: tuple[torch.Tensor, ...]) -> None:

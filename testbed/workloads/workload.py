@@ -32,7 +32,8 @@ class Workload:
         test: samples that are never trained on, for the accuracy; None where there are none.
         loss: mean loss of a batch: `loss(model, batch) -> scalar`; None = cross entropy of
             `model(batch[0])` against `batch[1]`.
-        num_correct: right answers in a batch: `num_correct(model, batch) -> int`; None = arg max.
+        num_correct: right answers in a batch: `num_correct(model, batch)`; where a sample has
+            several answers, the sum of their shares; None = arg max.
         batch_size: samples per worker and step, unless the user says otherwise.
         learning_rate: a rate at which the workload trains well with `optimizer`.
         momentum: momentum that belongs to `learning_rate`.
@@ -51,7 +52,7 @@ class Workload:
     train: Any
     test: Any = None
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor] | None = None
-    num_correct: Callable[[torch.nn.Module, Batch], int] | None = None
+    num_correct: Callable[[torch.nn.Module, Batch], float] | None = None
     batch_size: int = 32
     learning_rate: float = 0.1
     momentum: float = 0.9

@@ -1,4 +1,4 @@
-"""Trains the trials of the study side by side, and keeps each outcome as soon as it is there."""
+"""Trains the trials of a study, in as many processes as wanted, and keeps each outcome at once."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import math
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Protocol, TextIO
 
-import msgspec
 import numpy as np
 import torch
 
 from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import NonFiniteGradient, UsageError
-from testbed.base.files import to_json
 from testbed.compression.common import num_bytes
 from testbed.compression.lockstep import Lockstep
-from testbed.records.store import write_atomically
-from testbed.studies.accuracy.plan import Comparison, Outcome, Trial, methods, to_markdown
-from testbed.sweeping.study import Study
-from testbed.training.evaluation import accuracy_of
+from testbed.studies.accuracy.kept import Kept, Record
+from testbed.studies.accuracy.trials import Done, Outcome, Trial
+from testbed.training.evaluation import accuracy_of, loss_of
 from testbed.training.replica import (
     Replica,
     backward,
@@ -63,7 +61,8 @@ class Chosen:
 def held_out(workload: Workload) -> Workload:
     """The workload with a fifth of its training samples as its test samples, the same for all.
 
-    What is chosen by these has not seen the real test samples.
+    What is chosen by these has not seen the real test samples. No more of them are used than there
+    are test samples.
     """
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(workload.train))
     places = tuple(int(i) for i in order)
@@ -71,7 +70,7 @@ def held_out(workload: Workload) -> Workload:
     return replace(
         workload,
         train=Chosen(workload.train, places[cut:]),
-        test=Chosen(workload.train, places[:cut]),
+        test=Chosen(workload.train, places[: min(cut, len(workload.test))]),
     )
 
 
@@ -103,7 +102,15 @@ def run_trial(trial: Trial) -> Outcome:
         [SampleCursor(order, rank) for rank in range(trial.workers)],
         _messages(trial, replica),
     )
-    taken = _train(workers, steps, order.steps_per_epoch)
+    curve: list[tuple[int, float]] = []
+
+    def judge(done: int) -> None:
+        if trial.evaluate_every and done % trial.evaluate_every == 0:
+            judged = loss_of(replica)
+            if judged is not None and math.isfinite(judged):
+                curve.append((done, judged))
+
+    taken = _train(workers, steps, order.steps_per_epoch, judge)
     diverged = taken < steps
     loss = math.nan if diverged or not workers.losses else sum(workers.losses) / len(workers.losses)
     per_step = trial.workers * max(1, taken)
@@ -119,6 +126,7 @@ def run_trial(trial: Trial) -> Outcome:
         state_bytes=sum(num_bytes(m.states[0]) for m in workers.messages if m.states),
         cpu_s=time.process_time() - started,
         diverged=diverged,
+        curve=tuple(curve),
     )
 
 
@@ -152,15 +160,16 @@ class Workers:
         update(self.replica, None)
 
 
-def _train(workers: Workers, steps: int, steps_per_epoch: int) -> int:
-    """How many steps could be taken before a gradient was not finite."""
+def _train(workers: Workers, steps: int, epoch: int, judge: Callable[[int], None]) -> int:
+    """How many steps could be taken before a gradient was not finite; `judge` follows each."""
     for step in range(steps):
-        if step % steps_per_epoch == 0:
+        if step % epoch == 0:
             workers.losses.clear()
         try:
             workers.step(step)
         except NonFiniteGradient:  # a rate that is too high is a result, and ends the run
             return step
+        judge(step + 1)
     return steps
 
 
@@ -168,7 +177,9 @@ def _configuration(trial: Trial) -> RunConfig:
     return RunConfig(
         workload=trial.workload,
         workers=trial.workers,
-        epochs=trial.epochs,
+        epochs=None if trial.steps else trial.epochs,
+        steps=trial.steps or None,
+        warmup_steps=trial.warmup_steps,
         batch_size=trial.batch_size,
         learning_rate=trial.learning_rate,
         momentum=trial.momentum,
@@ -195,63 +206,77 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return (torch.zeros_like(parameter) if grad is None else grad.detach()).reshape(-1)
 
 
-FILE = "accuracy-compressed.json"
+class Planned(Protocol):
+    """What a study wants to be run."""
 
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`testbed.accuracy/1`: all outcomes so far, in the order in which they came."""
-
-    schema: Literal["testbed.accuracy/1"] = "testbed.accuracy/1"
-    outcomes: tuple[Outcome, ...] = ()
-
-
-def read_record(path: Path) -> Record:
-    """What was kept; an empty record where there is no file.
-
-    Raises:
-        UsageError: the file is no record of this schema.
-    """
-    if not path.exists():
-        return Record()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except msgspec.DecodeError as error:
-        raise UsageError(
-            f"{path} is no testbed.accuracy/1 ({error}); give a new folder, or one that an earlier "
-            "run of this study left"
-        ) from error
+    def wanted(self, done: Done) -> Sequence[Trial]:
+        """All trials that what is done calls for, itself included; nothing new: it is complete."""
+        ...
 
 
 def complete(
-    comparison: Comparison, path: Path | None, num_processes: int, progress: TextIO = sys.stderr
+    planned: Planned,
+    folder: Path | None,
+    record: str,
+    num_processes: int,
+    progress: TextIO = sys.stderr,
 ) -> Record:
-    """Run what lacks in the record, the searches first.
+    """Run what lacks in the folder, beside other processes that may do the same there.
 
     Args:
-        comparison: what is to be run.
-        path: of the record, written after each trial; None: nothing is kept.
-        num_processes: trials at a time, each in a process of its own on one thread; 1: in this
-            process, on the threads that torch has.
+        planned: what is to be run.
+        folder: of the outcomes; None: nothing is kept.
+        record: name of the file with all outcomes.
+        num_processes: trials at a time; 1: in this process.
         progress: a line for each trial.
     """
-    record = Record() if path is None else read_record(path)
-    outcomes = {outcome.trial: outcome for outcome in record.outcomes}
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = Kept(Path(scratch) if folder is None else folder, record)
+        if num_processes == 1:
+            work(planned, kept, progress)
+        else:
+            _work_side_by_side(planned, kept, num_processes)
+        done = kept.outcomes()
+        return kept.gather(done.values())
 
-    def keep(outcome: Outcome) -> None:
-        outcomes[outcome.trial] = outcome
-        if path is not None:
-            write_atomically(path, to_json(Record(outcomes=tuple(outcomes.values()))))
-        t = outcome.trial
-        progress.write(
-            f"{len(outcomes):4d} {t.part} {t.method}: rate {t.learning_rate:g}, momentum "
-            f"{t.momentum:g}, seed {t.seed}: {outcome.accuracy:.4f} in {outcome.cpu_s:.1f} s\n"
-        )
-        progress.flush()
 
-    for wanted in (comparison.search, lambda: comparison.final(outcomes)):
-        lacking = [trial for trial in wanted() if trial not in outcomes]
-        _run_all(lacking, num_processes, keep)
-    return Record(outcomes=tuple(outcomes.values()))
+def work(planned: Planned, kept: Kept, progress: TextIO = sys.stderr) -> None:
+    """Run trials on one thread, one at a time, until none lacks that nobody else is at work on."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        while lacking := _lacking(planned, kept):
+            for trial in lacking:
+                if _run_claimed(trial, kept, progress):
+                    break
+            else:  # others are at work on all of them; the next ones may follow from what they find
+                with kept.claimed(lacking[0], wait=True):
+                    pass
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _lacking(planned: Planned, kept: Kept) -> list[Trial]:
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # killed: nobody waits for this process
+        return []
+    done = kept.outcomes()
+    return [trial for trial in planned.wanted(done) if trial not in done]
+
+
+def _run_claimed(trial: Trial, kept: Kept, progress: TextIO) -> bool:
+    with kept.claimed(trial) as ours:
+        if not ours:
+            return False
+        outcome = run_trial(trial)
+        kept.keep(outcome)
+    judged = f"loss {outcome.judged_loss:.4f}" if outcome.curve else f"{outcome.accuracy:.4f}"
+    progress.write(
+        f"{trial.part} {trial.method}, {trial.workers} workers: rate {trial.learning_rate:g}, "
+        f"momentum {trial.momentum:g}, seed {trial.seed}: {judged} in {outcome.cpu_s:.1f} s\n"
+    )
+    progress.flush()
+    return True
 
 
 def cores() -> int:
@@ -259,40 +284,10 @@ def cores() -> int:
     return min(2, len(os.sched_getaffinity(0)))
 
 
-def _run_all(trials: Sequence[Trial], num_processes: int, keep: Callable[[Outcome], None]) -> None:
-    if num_processes == 1:
-        for trial in trials:
-            keep(run_trial(trial))
-        return
-    if not trials:
-        return
+def _work_side_by_side(planned: Planned, kept: Kept, num_processes: int) -> None:
     # Fresh processes: a fork would copy torch's thread pool in whatever state it is.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, context, torch.set_num_threads, (1,)) as pool:
-        futures = [pool.submit(run_trial, trial) for trial in trials]
-        try:
-            for future in as_completed(futures):
-                keep(future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-# The study `accuracy-compressed`: final accuracy of compressors beside that of dense SGD.
-
-
-def _files(folder: Path | None = None) -> Mapping[str, str]:
-    comparison = Comparison(methods())
-    record = complete(comparison, None if folder is None else folder / FILE, cores())
-    return {
-        FILE.replace(".json", ".md"): to_markdown(comparison, record.outcomes),
-        FILE: to_json(record).decode(),
-    }
-
-
-ACCURACY_COMPRESSED = Study(
-    name="accuracy-compressed",
-    summary="digits-cnn under each compressor: rates searched, 30 epochs, 6 seeds, beside dense",
-    compute=_files,
-    go_on=_files,
-)
+    with ProcessPoolExecutor(num_processes, context) as pool:
+        futures = [pool.submit(work, planned, kept) for _ in range(num_processes)]
+        for future in as_completed(futures):
+            future.result()

@@ -1,15 +1,21 @@
-"""Trials (first the search, then the best rate of each method on all seeds) and their table."""
+"""`accuracy-compressed`: final accuracy on digits under compressors, beside that of dense SGD.
+
+First the search, then the best rate of each method on all seeds.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
 
 import msgspec
-from scipy import stats
+
+from testbed.base.files import to_json
+from testbed.studies.accuracy.carry_out import complete, cores
+from testbed.studies.accuracy.trials import Done, Mean, Outcome, Trial
+from testbed.sweeping.study import Study
 
 # What is compared: methods, the rates that are searched, and how much each may lose.
 
@@ -67,77 +73,18 @@ def methods(steps_per_epoch: int = 11) -> tuple[Method, ...]:
     dgc = f"dgc:ratio=0.01,momentum=0.9,warmup_steps={steps_per_epoch}"
     return (
         Method(DENSE, "none", may_lose=0.0),
+        Method("fp16", "fp16", may_lose=1.0),
+        Method("bf16", "bf16", may_lose=1.0),
         Method(TOPK, "ef+topk:ratio=0.01", may_lose=1.0),
         Method("dgc 1 %", dgc, momenta=(0.0,), own_momentum=0.9, may_lose=1.0),
         Method("powersgd rank 4", "powersgd:rank=4", may_lose=1.0),
-        Method("qsgd 4 bit", "qsgd", may_lose=1.0),
+        Method("qsgd 4 bit", "qsgd:bits=4,norm=max", may_lose=1.0),
         Method(SIGN, "ef-sign", may_lose=2.0),
         Method("topk 1 %, ef off", "topk:ratio=0.01", settings_of=TOPK),
         Method("ef-sign, ef off", "sign:vote=0,scaled=1", settings_of=SIGN),
         Method("topk 1 %, no ef, own rate", "topk:ratio=0.01"),
         Method("sign, no ef, own rate", "sign:vote=0,scaled=1"),
     )
-
-
-# One training run under compression: what was asked for, and what came out.
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, given completely.
-
-    Attributes:
-        method: its name in the tables.
-        compressor: its specification; every parameter of the model is a message of its own.
-        learning_rate: of the optimizer, constant.
-        momentum: of the optimizer, after the exchange.
-        seed: of initial weights, sample order and draws.
-        part: `search` trains on a part of the training samples and is judged by the rest;
-            `final` trains on all of them and is judged by the test samples.
-        workload: what is trained.
-        workers: N.
-        batch_size: samples per worker and step.
-        epochs: passes over the training samples.
-    """
-
-    method: str
-    compressor: str
-    learning_rate: float
-    momentum: float
-    seed: int
-    part: Literal["search", "final"]
-    workload: str = "digits-cnn"
-    workers: int = 4
-    batch_size: int = 32
-    epochs: int = 30
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial arrived at.
-
-    Attributes:
-        trial: what was run.
-        accuracy: share of the judging samples that the model gets right at the end.
-        loss: mean training loss of the last epoch; None: it was not finite.
-        steps: optimizer steps.
-        dense_bytes: gradient bytes per step and rank.
-        sent_bytes: payload bytes that one rank hands over per step, mean over steps and ranks.
-        state_bytes: what each rank keeps between steps, at the end.
-        cpu_s: processor seconds.
-        diverged: a gradient was not finite; the model is that of the step before.
-    """
-
-    trial: Trial
-    accuracy: float
-    loss: float | None
-    steps: int
-    dense_bytes: int
-    sent_bytes: float
-    state_bytes: int
-    cpu_s: float
-    diverged: bool = False
-
-
-Done = Mapping[Trial, Outcome]
 
 
 def _plain() -> Trial:
@@ -161,6 +108,10 @@ class Comparison:
     search_seeds: tuple[int, ...] = (100, 101)
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     base: Trial = field(default_factory=_plain)
+
+    def wanted(self, done: Done) -> list[Trial]:
+        """The search, then the final trials of each method whose search is complete."""
+        return self.search() + self.final(done)
 
     def search(self) -> list[Trial]:
         """All trials of the search."""
@@ -241,38 +192,6 @@ def best_setting(searched: Sequence[Outcome | None]) -> Trial | None:
 
 
 # The table of a comparison: mean final accuracy, its interval, and the difference to dense.
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean and half the width of its 95 % interval, which is infinite for one sample.
-
-        mean +- t(0.975, n - 1) s / sqrt(n)
-
-    Reference:
-        Student, 1908, Biometrika.
-
-    Example:
-        >>> found = Mean.of([1.0, 2.0, 3.0])
-        >>> round(found.mean, 3), round(found.half_width, 3)
-        (2.0, 2.484)
-    """
-
-    mean: float
-    half_width: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Mean:
-        """Of one sample and more."""
-        count = len(samples)
-        if count < 2:
-            return cls(samples[0], math.inf)
-        error = statistics.stdev(samples) / math.sqrt(count)
-        return cls(statistics.fmean(samples), float(stats.t.ppf(0.975, count - 1)) * error)
-
-    def scaled(self, factor: float, digits: int = 2) -> str:
-        """As text."""
-        return f"{self.mean * factor:.{digits}f} ± {self.half_width * factor:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -387,3 +306,23 @@ def _search_table(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[s
             f"{100 * outcome.accuracy:.2f}{ended} | {loss} |"
         )
     return lines
+
+
+FILE = "accuracy-compressed.json"
+
+
+def _files(folder: Path | None = None) -> Mapping[str, str]:
+    comparison = Comparison(methods())
+    record = complete(comparison, folder, FILE, cores())
+    return {
+        FILE.replace(".json", ".md"): to_markdown(comparison, record.outcomes),
+        FILE: to_json(record).decode(),
+    }
+
+
+ACCURACY_COMPRESSED = Study(
+    name="accuracy-compressed",
+    summary="digits-cnn under each compressor: rates searched, 30 epochs, 6 seeds, beside dense",
+    compute=_files,
+    go_on=_files,
+)
