@@ -143,11 +143,13 @@ class CompressorFacts:
         merged_by: what a parameter server may be told to merge its payloads by: word -> class.
         carries_momentum: it does the momentum of SGD itself, so the optimizer must have none.
         exact: means are those of the gradients themselves, up to rounding.
+        requantised: servers encode the mean again unless they are told not to.
     """
 
     merged_by: Mapping[str, type] = field(default_factory=dict)
     carries_momentum: bool = False
     exact: bool = False
+    requantised: bool = False
 
 
 @dataclass(frozen=True)

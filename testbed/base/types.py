@@ -164,7 +164,8 @@ class Capabilities:
         num_helper_processes: processes beside this rank that work for it (colocated servers).
         exact_order: additions happen in rank order, so results do not depend on timing.
         num_mergers: servers that merge, each a range of a message that comes in parts; 1 without.
-        repacks: servers that merge encode the mean again, with error feedback of their own.
+        repacks: servers that merge encode the mean again, with error feedback of their own; None:
+            where the authors of the compressor do.
         settled: options of the backend that make whoever opens it again choose as was chosen here
             by measuring; None = nothing was.
     """
@@ -176,7 +177,7 @@ class Capabilities:
     num_helper_processes: int = 0
     exact_order: bool = True
     num_mergers: int = 1
-    repacks: bool = False
+    repacks: bool | None = None
     settled: object | None = None
 
     @property

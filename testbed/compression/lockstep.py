@@ -118,12 +118,12 @@ class MergingServers:
 
     Attributes:
         num_mergers: how many servers, see `Capabilities`.
-        repacks: they encode means again, with feedback of their own.
+        repacks: they encode means again, with feedback of their own; None: where the authors do.
         states: of each server, by key.
     """
 
     num_mergers: int = 1
-    repacks: bool = False
+    repacks: bool | None = None
     states: dict[tuple[int, str], State] = field(default_factory=dict)
 
     def answer(
@@ -144,7 +144,7 @@ class MergingServers:
         pieces = []
         for number, payloads in enumerate(zip(*cut, strict=True)):
             part = like[bounds[number] : bounds[number + 1]]
-            again = server_merge.encoder_of(merger) if self.repacks else None
+            again = server_merge.encoder_of(merger, self.repacks)
             kept = self.states.get((number, context.key), {})
             if "residual" in kept and kept["residual"].shape != part.shape:
                 kept = {}  # of a message of another plan

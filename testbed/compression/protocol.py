@@ -247,6 +247,7 @@ class Claims:
         keeps: it keeps a residual itself, so `ef` around it would keep it twice.
         carries_momentum: it applies momentum itself, so the optimizer must have none.
         feedback: it is `Feedback`, and what it keeps counts as a `gradient` or as an `update`.
+        requantised: its authors encode the mean again for the way back, so servers do, too.
     """
 
     unbiased: bool = False
@@ -255,6 +256,7 @@ class Claims:
     keeps: bool = False
     carries_momentum: bool = False
     feedback: Literal["none", "gradient", "update"] = "none"
+    requantised: bool = False
 
 
 class Compressor(Protocol):

@@ -257,7 +257,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class QsgdOptions:
-    """`qsgd`: random rounding to evenly spaced levels between 0 and the bucket's norm.
+    """`qsgd`: random rounding to evenly spaced levels between 0 and the bucket's scale S.
 
         y = s |v| / S,  s = 2^(bits - 1) - 1;  l = floor(y) + (1 with probability y - floor(y))
         sent = sign(v) S l / s
@@ -266,9 +266,10 @@ class QsgdOptions:
 
     Attributes:
         bits: for each value, 2 to 8, its sign included.
-        bucket: values that share a norm S; 0: all of a message.
-        norm: S is the Euclidean norm (`l2`) as published, or the largest magnitude (`max`): less
-            variance for few bits.
+        bucket: values that share a scale S; 0: all of a message.
+        norm: S is the largest magnitude (`max`), which the authors' experiments took, or the
+            Euclidean norm (`l2`) of their theory, whose variance is larger: with 4 bits and buckets
+            of 512 normal values E |C(x) - x|^2 is 1.6 |x|^2 instead of 0.04 |x|^2.
 
     Raises:
         UsageError: bits outside 2 .. 8, or a bucket of less than 8.
@@ -276,7 +277,7 @@ class QsgdOptions:
     Example:
         >>> from testbed.compression.lockstep import Lockstep
         >>> from testbed.base.axes import COMPRESSORS
-        >>> job = Lockstep(COMPRESSORS.resolve("qsgd:bits=8,norm=max").build(), num_workers=1)
+        >>> job = Lockstep(COMPRESSORS.resolve("qsgd:bits=8").build(), num_workers=1)
         >>> job.exchange([torch.tensor([127.0, -64.0, 0.0, 1.0, 1.0])])[0].mean, job.given_bytes
         (tensor([127., -64.,   0.,   1.,   1.]), [9])
 
@@ -286,7 +287,7 @@ class QsgdOptions:
 
     bits: int = 4
     bucket: int = 512
-    norm: Literal["l2", "max"] = "l2"
+    norm: Literal["l2", "max"] = "max"
 
     def __post_init__(self) -> None:
         require_between("qsgd", "bits", self.bits, 2, 8)

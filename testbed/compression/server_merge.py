@@ -195,17 +195,26 @@ def cut(
     return merger.cut(payload, like, bounds)
 
 
-def encoder_of(merger: Merger) -> Codec | None:
-    """The merger as the codec that makes such payloads; None where it only combines them.
+def encoder_of(merger: Merger, repacks: bool | None) -> Codec | None:
+    """What encodes the mean again for the way back; None: it goes back without loss.
+
+    Args:
+        merger: of the payloads. One that only combines them cannot encode.
+        repacks: whether to encode again; None: where the authors of the compressor do.
 
     Example:
         >>> from testbed.compression.topk import TopK
         >>> from testbed.compression.sparse_mean import SparseMerger
-        >>> encoder_of(TopK(0.1)), encoder_of(SparseMerger())
+        >>> encoder_of(TopK(0.1), True), encoder_of(SparseMerger(), True)
         (TopK(ratio=0.1), None)
+        >>> encoder_of(TopK(0.1), None) is None
+        True
     """
     codec: Any = merger
-    return codec if hasattr(codec, "encode") else None
+    if not hasattr(codec, "encode"):
+        return None
+    wanted = codec.claims.requantised if repacks is None else repacks
+    return codec if wanted else None
 
 
 def _fields(part: object) -> tuple[dataclasses.Field[Any], ...]:

@@ -38,8 +38,9 @@ class EfSignOptions:
 
         v = e + x;  sent = mean(|v|) sign(v) in each bucket;  e = v - sent
 
-    Bytes: 4 ceil(n / bucket) + ceil(n / 8) (float64: 8 for each bucket), n e where that is less. On
-    a server the mean goes back dense; `zmq-ps:repack=1` sends it as signs again.
+    Bytes: 4 ceil(n / bucket) + ceil(n / 8) (float64: 8 for each bucket), n e where that is less. A
+    server sends the mean of scaled signs back as scaled signs, with error feedback of its own
+    (`zmq-ps:repack=0`: dense, without loss).
 
     Attributes:
         vote: the majority's sign times the mean scale; else the mean of the scaled signs, for which
@@ -59,8 +60,8 @@ class EfSignOptions:
     Reference:
         Karimireddy et al., 2019, ICML (EF-signSGD); the vote is that of Bernstein et al., 2019,
         ICLR. Departs: the scale is a bucket's, not a layer's; what a vote overrules is lost, so
-        that with `vote` nothing is promised of error feedback (Zheng et al., 2019, NeurIPS, keep it
-        on the server: that is `zmq-ps:repack=1` without `vote`).
+        that with `vote` nothing is promised of error feedback; without, servers do as those of
+        Zheng et al., 2019, NeurIPS (dist-EF-SGD).
     """
 
     vote: bool = False
@@ -119,6 +120,7 @@ class Sign:
         return Claims(
             contraction=self._contraction if self.scaled else None,
             mean_of_sent=not self.vote,
+            requantised=self.scaled and not self.vote,
         )
 
     def encode(self, values: torch.Tensor, context: Context) -> Encoded:
@@ -234,8 +236,8 @@ class OneBit:
         m+ = mean(x_i >= 0),  m- = mean(x_i < 0) of a bucket;  sent_i = m+ if x_i >= 0 else m-
 
     Bytes: 8 ceil(n / bucket) + ceil(n / 8) (float64: 16 for each bucket). A delta-contraction with
-    delta = sum over buckets of (n+ m+^2 + n- m-^2), over |x|^2. On a server the mean goes back
-    dense; `zmq-ps:repack=1` sends it as signs again.
+    delta = sum over buckets of (n+ m+^2 + n- m-^2), over |x|^2. A server quantises the mean again,
+    with error feedback of its own, as published (`zmq-ps:repack=0`: dense, without loss).
 
     Attributes:
         bucket: values that share the two means; 0: all of a message.
@@ -264,7 +266,7 @@ class OneBit:
     @property
     def claims(self) -> Claims:
         """See `Quantiser.claims`."""
-        return Claims(contraction=self._contraction)
+        return Claims(contraction=self._contraction, requantised=True)
 
     def code(self, values: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Quantiser.code`."""
@@ -305,7 +307,9 @@ SIGN = Part(
     origin=PUBLISHED,
     build=Gathered,
     options=Sign,
-    facts=lambda options: CompressorFacts({"sign": Sign}),
+    facts=lambda options: CompressorFacts(
+        {"sign": Sign}, requantised=options.claims.requantised
+    ),
 )
 
 EF_SIGN = Part(
@@ -314,7 +318,7 @@ EF_SIGN = Part(
     origin=PUBLISHED,
     build=lambda options: ErrorFeedback(Gathered(Sign(options.vote, True, options.bucket))),
     options=EfSignOptions,
-    facts=lambda options: CompressorFacts({"sign": Sign}),
+    facts=lambda options: CompressorFacts({"sign": Sign}, requantised=not options.vote),
 )
 
 ONEBIT = Part(
@@ -323,5 +327,7 @@ ONEBIT = Part(
     origin=PUBLISHED,
     build=lambda options: Gathered(Quantised(options)),
     options=OneBit,
-    facts=lambda options: CompressorFacts({"onebit": OneBit, "quantised": Quantised}),
+    facts=lambda options: CompressorFacts(
+        {"onebit": OneBit, "quantised": Quantised}, requantised=True
+    ),
 )

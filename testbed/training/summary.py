@@ -33,7 +33,6 @@ class Outcome(msgspec.Struct, kw_only=True):
         reference_steps: after so many steps.
         reference_slack: what the difference may be at least, as a compressor's sums may be rounded
             so differently in another order.
-        reference_lacks: why there is no reference, where there could be one.
         reference_contents: digest of what each worker's samples held in those steps, there.
         reference_buffers: of each worker after its first step, there.
         verified_content: digest of what this rank's samples held in those steps.
@@ -70,7 +69,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     reference_worst: str = ""
     reference_steps: int = 0
     reference_slack: float = 0.0
-    reference_lacks: str = ""
     reference_contents: list[str] = []
     reference_buffers: list[Sketch] = []
     verified_content: str = ""
@@ -231,10 +229,9 @@ def judge(
             )
         if not inexact:
             return None, "not compared with a single process; ranks agree bit for bit"
-        lacks = first.reference_lacks and f" ({first.reference_lacks})"
         return None, (
             f"ranks agree bit for bit; {' and '.join(inexact.values())} changes what is trained: a "
-            f"single process would arrive elsewhere{lacks}"
+            f"single process would arrive elsewhere"
         )
     peer, steps = "a single process", f"after {first.reference_steps} steps"
     if inexact:

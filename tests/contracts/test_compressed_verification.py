@@ -42,8 +42,9 @@ BACKENDS = {
     for member in (*DEFAULTS, *MORE)
     if member.follows_plans and not member.reason and member.device == "cpu"
 }
-# Of what is encoded again: selected elements, signs, levels that are drawn.
-AGAIN = ("ef+topk:ratio=0.05", "ef+sign", "ef+qsgd:bits=2")
+# Of what is encoded again: selected elements, signs, levels that are drawn; by default, too.
+BY_DEFAULT = ("onebit", "ef-sign")
+AGAIN = ("ef+topk:ratio=0.05", "ef+sign", "ef+qsgd:bits=2", *BY_DEFAULT)
 
 
 def model() -> nn.Module:
@@ -56,13 +57,13 @@ def train(
     compressor: str,
     scheduler: str,
     num_ranks: int = 2,
-    replans: bool | None = None,
     **more: Any,
 ) -> tuple[RunConfig, list[Outcome]]:
     member = BACKENDS[backend]
     plan = plan_of(scheduler, compressor, member.max_channels, model)
     setup = setup_of(plan, max(plan.num_channels, member.max_channels))
-    if backend == REPACKED:  # servers keep what they have not sent as long as the backend is open
+    if backend == REPACKED or compressor in BY_DEFAULT:
+        # Servers keep what they have not sent as long as the backend is open.
         setup = replace(setup, num_channels=setup.num_channels + AGAIN.index(compressor))
     config = without_own_momentum(
         RunConfig(
@@ -74,8 +75,7 @@ def train(
         )
     )
     ranks = pools.with_setup(job_of(member, num_ranks), setup)
-    replans = backend != REPACKED if replans is None else replans
-    return config, ranks.run(CASE, plan, config, member.max_channels, replans, setup=setup)
+    return config, ranks.run(CASE, plan, config, member.max_channels, True, setup=setup)
 
 
 def check(pools: PoolKeeper, *choice: Any, **more: Any) -> None:
@@ -96,13 +96,6 @@ def test_every_compressor_is_verified(pools: PoolKeeper, num_ranks: int) -> None
 def test_every_sort_is_verified_on_every_backend(pools: PoolKeeper, backend: str) -> None:
     for number, compressor in enumerate(AGAIN if backend == REPACKED else SORTS):
         check(pools, backend, compressor, SCHEDULES[number % len(SCHEDULES)])
-
-
-def test_what_servers_keep_of_another_plan_is_not_known(pools: PoolKeeper) -> None:
-    config, outcomes = train(pools, REPACKED, AGAIN[0], "wfbp", replans=True)
-    is_same, note = judge(config, outcomes, "bsp")
-    assert is_same is None
-    assert "the plan changed after a step" in note
 
 
 class Forgetful(Session):

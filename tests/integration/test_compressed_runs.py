@@ -98,7 +98,11 @@ def test_a_checkpoint_of_another_compressor_is_refused(tmp_path: Path) -> None:
         (("--compressor", "topk", "--precision", "fp16"), "--precision fp16"),
         (
             ("--compressor", "topk", "--backend", "zmq-ps:repack=1", "--checkpoint", "/tmp"),
-            "leave out repack",
+            "write zmq-ps:repack=0",
+        ),
+        (
+            ("--compressor", "ef-sign", "--backend", "zmq-ps", "--resume-from", "/tmp"),
+            "write zmq-ps:repack=0",
         ),
     ],
 )

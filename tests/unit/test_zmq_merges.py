@@ -16,7 +16,8 @@ from testbed.base.errors import Disagreement, RankLost, UsageError
 from testbed.base.types import Op, Request
 from testbed.compression.protocol import Context
 from testbed.compression.quantize import Levels, Quantised
-from testbed.compression.server_merge import describe, merge
+from testbed.compression.server_merge import describe, encoder_of, merge
+from testbed.compression.sign import OneBit, Sign
 from testbed.compression.sparse_mean import SparseMerger
 from testbed.compression.topk import Threshold, TopK
 from tests.harness.compressors import messages
@@ -82,10 +83,9 @@ def exchange(merges, payloads, note, step):
 
 
 @pytest.mark.parametrize("codec", [TopK(0.02), Quantised(Levels(4, 512, "l2"))])
-@pytest.mark.parametrize("by_note", [False, True])
-def test_a_server_that_encodes_again_keeps_what_it_did_not_send(codec, by_note):
-    merges = Merges(3, repack=not by_note)
-    note = describe(codec, SIZE, torch.float32, again=codec if by_note else None)
+def test_a_server_that_encodes_again_keeps_what_it_did_not_send(codec):
+    merges = Merges(3)
+    note = describe(codec, SIZE, torch.float32, again=codec)
     pushed_sum, pulled_sum = torch.zeros(SIZE), torch.zeros(SIZE)
     for step in range(5):
         payloads = payloads_of(codec, 3, step)
@@ -106,11 +106,24 @@ def test_without_repacking_nothing_is_kept():
     assert merges.state_bytes == 0
 
 
-def test_what_only_combines_goes_back_without_loss_even_when_repacking():
-    merges = Merges(2, repack=True)
-    note = describe(SparseMerger(), SIZE, torch.float32)
-    reply = exchange(merges, payloads_of(TopK(0.1), 2), note, 0)
-    assert not reply.header.flags & Flag.REPACKED
+@pytest.mark.parametrize(
+    ("merger", "authors"),
+    [
+        (SparseMerger(), False),
+        (TopK(0.1), False),
+        (Quantised(Levels(4, 512, "max")), False),
+        (Quantised(OneBit()), True),
+        (Sign(), False),
+        (Sign(vote=False, scaled=True), True),
+    ],
+)
+def test_servers_encode_again_where_the_authors_do_and_what_can_encode_where_asked_to(
+    merger, authors
+):
+    asked = None if merger == SparseMerger() else merger  # which only combines
+    assert encoder_of(merger, None) == (merger if authors else None)
+    assert encoder_of(merger, True) == asked
+    assert encoder_of(merger, False) is None
 
 
 def errors_of(state, *all_messages):
@@ -158,19 +171,21 @@ def test_owners_are_balanced_by_bytes_and_stay(sizes, num_servers, channel):
     assert again == [twin.owner(channel, f"key {n}", size) for n, size in enumerate(sizes)]
 
 
-def merge_request(payload, codec, **more):
-    return Request(Op.MERGE, payload, key="w", note=describe(codec, SIZE, torch.float32), **more)
+def merge_request(payload, codec, again=None, **more):
+    note = describe(codec, SIZE, torch.float32, again)
+    return Request(Op.MERGE, payload, key="w", note=note, **more)
 
 
 @pytest.mark.parametrize("servers", ["colocated:1", "dedicated:2"])
 def test_repacked_pulls_are_as_short_as_pushes_over_sockets(servers):
     codec = TopK(0.02)
-    with job(2, ZmqPsOptions(servers=servers, repack=True)) as running:
+    with job(2, ZmqPsOptions(servers=servers)) as running:
         state = {}
         for step in range(3):
             payloads = payloads_of(codec, 2, step)
             expected, state = merge(codec, tuple(payloads), LIKE, state, Context(), again=codec)
-            done = running.request(*(merge_request(p, codec, step=step) for p in payloads))
+            asked = (merge_request(p, codec, codec, step=step) for p in payloads)
+            done = running.request(*asked)
             for combined in done:
                 assert not combined.lossless
                 assert torch.equal(combined.tensor, expected.payload)

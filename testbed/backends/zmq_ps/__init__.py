@@ -59,12 +59,20 @@ def _refuses(options: ZmqPsOptions, config: RunConfig) -> str | None:
             "update=server the optimizer is on the servers and takes gradients as they are; use "
             "update=worker"
         )
-    if compressed and options.repack and saves:
+    if compressed and saves and _encodes_again(options, config):
         return (
-            f"with {config.backend!r} servers keep what they did not send back, which no "
-            "checkpoint holds; leave out repack, or --checkpoint and --resume-from"
+            f"with {config.backend!r} servers keep what they did not send back of "
+            f"{config.compressor!r}, which no checkpoint holds; write zmq-ps:repack=0, or leave "
+            "out --checkpoint and --resume-from"
         )
     return None
+
+
+def _encodes_again(options: ZmqPsOptions, config: RunConfig) -> bool:
+    if options.repack is not None:
+        return options.repack
+    links = COMPRESSORS.resolve(config.compressor).links
+    return any(link.facts.requantised for link in links)
 
 
 ZMQ_PS = Part(

@@ -183,7 +183,6 @@ def _settings(group: Group, options: ZmqPsOptions, index: int) -> ServerSettings
         options.staleness,
         options.slice_bytes,
         beside=options.num_dedicated == 0,
-        repack=options.repack,
     )
 
 

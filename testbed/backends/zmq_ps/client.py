@@ -56,8 +56,12 @@ def begin(request: Request, ticket: Ticket, layout: Layout, owners: Owners) -> E
             first = zlib.crc32(request.key.encode())
             return MergeExchange(request, ticket, layout, first)
         case Op.MERGE:
-            num_bytes = build(request.note).dense_bytes
-            owner = owners.owner(request.channel, request.key, num_bytes)
+            merging = build(request.note)
+            if merging.again is not None:
+                # Its server keeps what it did not send: the same one on whichever channel.
+                owner = zlib.crc32(request.key.encode())
+            else:
+                owner = owners.owner(request.channel, request.key, merging.dense_bytes)
             return MergeExchange(request, ticket, layout, owner)
         case _:
             return Exchange(request, ticket, layout)

@@ -33,7 +33,8 @@ class ZmqPsOptions:
             larger costs fewer messages.
         repack: for compressed gradients that servers merge: encode the mean again for the way back,
             with the codec that the workers used and error feedback on the server; else it goes back
-            without loss. Compressors that only combine (dgc) are not encoded again.
+            without loss. None: as the authors of the compressor do (onebit and ef-sign are encoded
+            again). Compressors that only combine (dgc) never are.
 
     Raises:
         UsageError: a value that none of these words describes, or update=worker without bsp; when
@@ -59,7 +60,7 @@ class ZmqPsOptions:
     consistency: str = "bsp"
     update: Literal["worker", "server"] | None = None
     slice_kib: int = 1024
-    repack: bool = False
+    repack: bool | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"colocated|(colocated|dedicated):[1-9]\d{0,3}", self.servers):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from testbed.backends.zmq_ps.wire import ExchangeName, Flag, Header, Mismatch, Packet, check_same
 from testbed.base.errors import TestbedError
 from testbed.compression.protocol import Context, State
-from testbed.compression.server_merge import Merging, Pulled, build, encoder_of, merge
+from testbed.compression.server_merge import Merging, Pulled, build, merge
 
 
 @dataclass
@@ -40,13 +40,10 @@ class Merges:
 
     Args:
         num_workers: workers 0 .. num_workers - 1.
-        repack: encode the merged mean again, with the codec of the payloads and this server's own
-            error feedback for each key, wherever the description names no other codec for that.
     """
 
-    def __init__(self, num_workers: int, repack: bool = False) -> None:
+    def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
-        self._repack = repack
         self._open: dict[ExchangeName, _Merging] = {}
         self._states: dict[str, State] = {}
 
@@ -110,8 +107,7 @@ class Merges:
         self, merging: Merging, payloads: tuple[torch.Tensor, ...], header: Header
     ) -> Pulled:
         like = merging.like()
-        again = merging.again or (encoder_of(merging.merger) if self._repack else None)
-        before = self._before(header.key, like) if again is not None else {}
+        before = {} if merging.again is None else self._before(header.key, like)
         # None of the workers has this rank, so that the server's draws are none of theirs.
         context = Context(
             rank=self._num_workers,
@@ -120,8 +116,8 @@ class Merges:
             seed=merging.seed,
             key=header.key,
         )
-        pulled, after = merge(merging.merger, payloads, like, before, context, again)
-        if again is not None:
+        pulled, after = merge(merging.merger, payloads, like, before, context, merging.again)
+        if merging.again is not None:
             self._states[header.key] = after
         return pulled
 

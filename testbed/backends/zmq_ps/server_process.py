@@ -59,17 +59,14 @@ class ServerState:
     Args:
         num_workers: workers 0 .. num_workers - 1.
         staleness: clocks that the slowest worker may be behind; 0 = bulk synchronous, None = async.
-        repack: see `Merges`.
     """
 
-    def __init__(
-        self, num_workers: int, staleness: int | None = 0, *, repack: bool = False
-    ) -> None:
+    def __init__(self, num_workers: int, staleness: int | None = 0) -> None:
         self.num_workers = num_workers
         self.departed: set[int] = set()
         self._sums = Sums(num_workers)
         self._relays = Relays(num_workers)
-        self._merges = Merges(num_workers, repack)
+        self._merges = Merges(num_workers)
         self._parameters = Parameters(num_workers, staleness)
         self._broken: dict[ExchangeName, bytes] = {}
         self._handlers: dict[Operation, Callable[[Packet], list[Packet]]] = {
@@ -147,7 +144,6 @@ class ServerSettings(msgspec.Struct, frozen=True):
         num_workers: workers of the job.
         staleness: as in `ServerState`.
         slice_bytes: largest payload that a worker may send.
-        repack: see `Merges`.
         beside: there is a worker on this machine that need not go through the network.
     """
 
@@ -158,7 +154,6 @@ class ServerSettings(msgspec.Struct, frozen=True):
     staleness: int | None
     slice_bytes: int
     beside: bool = False
-    repack: bool = False
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -220,7 +215,7 @@ class Server:
     """
 
     def __init__(self, settings: ServerSettings, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._state = ServerState(settings.num_workers, settings.staleness, repack=settings.repack)
+        self._state = ServerState(settings.num_workers, settings.staleness)
         self._digest = token_digest(settings.token)
         self._identities = [worker_identity(settings.token, w) for w in range(settings.num_workers)]
         self._workers = {identity: w for w, identity in enumerate(self._identities)}

@@ -22,7 +22,7 @@ import torch
 from testbed.backends.protocol import Backend, PendingResult, Work
 from testbed.base.errors import RunFailed
 from testbed.base.plan import Plan
-from testbed.base.types import Op, Request, Result
+from testbed.base.types import Capabilities, Op, Request, Result
 from testbed.compression import server_merge
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import (
@@ -220,7 +220,7 @@ class Conversations:
                 given.merger,
                 given.parts[0],
                 outgoing.values,
-                self._backend.capabilities.num_mergers,
+                self._backend.capabilities,
                 outgoing.context.seed,
             )
         whole = len(parts) == 1 and given.op is not Op.ALL_TO_ALL
@@ -317,16 +317,17 @@ def arrived_of(op: Op, combined: Result) -> Arrived:
 
 
 def for_servers(
-    merger: Merger, payload: torch.Tensor, like: torch.Tensor, num_mergers: int, seed: int
+    merger: Merger, payload: torch.Tensor, like: torch.Tensor, servers: Capabilities, seed: int
 ) -> tuple[tuple[torch.Tensor, ...], str]:
     """The payload for the server of its key, or cut into one for each; and the mergers in words.
 
     A single server's link would carry the payloads of all workers, and what they are merged into
     to all workers, while those of the others are idle.
     """
-    bounds = server_merge.bounds_of(merger, like, num_mergers)
+    bounds = server_merge.bounds_of(merger, like, servers.num_mergers)
+    again = server_merge.encoder_of(merger, servers.repacks)
     notes = [
-        server_merge.describe(merger, high - low, like.dtype, seed=seed)
+        server_merge.describe(merger, high - low, like.dtype, again, seed)
         for low, high in itertools.pairwise(bounds)
     ]
     return server_merge.cut(merger, payload, like, bounds), "\n".join(notes)
