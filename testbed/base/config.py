@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ Precision = Literal["float32", "float64", "bf16", "fp16"]
 
 LATER: Final = frozenset(
     {"start_deadline", "memory", "budget_mb", "measure_memory", "max_batch", "rehearse"}
-    | {"tune", "tuned"}
+    | {"tune", "tuned", "target_loss"}
 )
 """Fields that are younger than the first records; `identity` leaves them out at their default."""
 
 
 def read_targets(text: str) -> tuple[float, ...]:
-    """Accuracies to note.
+    """Accuracies or losses to note.
 
     Raises:
         UsageError: a piece is no number.
@@ -37,7 +38,7 @@ def read_targets(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(piece) for piece in text.split(",") if piece)
     except ValueError as error:
-        raise UsageError(f"accuracies are {text!r}; expected e.g. 0.95 or 0.95,0.97") from error
+        raise UsageError(f"targets are {text!r}; expected e.g. 0.95 or 0.95,0.97") from error
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     target_accuracy: Annotated[
         tuple[float, ...], Setting("note when these are reached: 0.95,0.97", read=read_targets)
     ] = ()
+    target_loss: Annotated[
+        tuple[float, ...],
+        Setting("note when the loss of the test samples is at these: 2.5,2.3", read=read_targets),
+    ] = ()
     evaluate_every: Annotated[
         int | None, Setting("steps between evaluations", unset="an epoch", above=0)
     ] = None
@@ -244,6 +249,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
                 raise UsageError(
                     f"--target-accuracy is {target}; expected 0 < accuracy <= 1, as 0.95"
                 )
+        if not all(0 < target < math.inf for target in self.target_loss):
+            raise UsageError(
+                f"--target-loss is {self.target_loss}; expected losses above 0, as 2.5"
+            )
         if self.steps is not None and self.epochs is not None:
             raise UsageError("--steps and --epochs are both given; give one of them")
         if self.plan is not None and (self.trace or self.link):

@@ -307,9 +307,7 @@ SIGN = Part(
     origin=PUBLISHED,
     build=Gathered,
     options=Sign,
-    facts=lambda options: CompressorFacts(
-        {"sign": Sign}, requantised=options.claims.requantised
-    ),
+    facts=lambda options: CompressorFacts({"sign": Sign}, requantised=options.claims.requantised),
 )
 
 EF_SIGN = Part(

@@ -57,11 +57,15 @@ class StepSamples(msgspec.Struct, kw_only=True):
 
 
 class Accuracy(msgspec.Struct, kw_only=True):
-    """Test accuracy after so many steps and so much training time (evaluation not counted)."""
+    """Test accuracy after so many steps and so much training time (evaluation not counted).
+
+    The loss of the test samples, too, where a target was set for it.
+    """
 
     step: int
     time_s: float
     accuracy: float
+    loss: float | None = None
 
 
 class CompressionResult(msgspec.Struct, kw_only=True):
@@ -181,6 +185,7 @@ class Cell(msgspec.Struct, kw_only=True):
         final_loss: training loss of the last step, rank 0.
         test_accuracy: at the end; null without test samples.
         time_to_accuracy_s: target -> training time until it was first reached (null: never).
+        time_to_loss_s: the same for losses of the test samples.
         identical_work: true if proven: same samples, same start, same parameters on all ranks, and
             equal to a single-process reference that has the run's compressor; false if the work
             differs; null if not checked.
@@ -255,6 +260,7 @@ class Cell(msgspec.Struct, kw_only=True):
     final_loss: float | None = None
     test_accuracy: float | None = None
     time_to_accuracy_s: dict[str, float | None] = {}
+    time_to_loss_s: dict[str, float | None] = {}
     training_time_s: float | None = None
     identical_work: bool | None = None
     identical_work_note: str = ""

@@ -182,7 +182,8 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
         values[name] = median_of_known(_median_s(cell, name) for cell in ok)
-    values["time_to_accuracy_s"] = _times_to_accuracy([cell.time_to_accuracy_s for cell in ok])
+    for name in ("time_to_accuracy_s", "time_to_loss_s"):
+        values[name] = _times_to_targets([getattr(cell, name) for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
     values["memory"] = found = _memory([c.memory for c in ok if c.memory])
     values["memory_error"] = memory_error(found)
@@ -298,7 +299,7 @@ def _work(ok: Sequence[Cell]) -> dict[str, Any]:
     return values
 
 
-def _times_to_accuracy(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+def _times_to_targets(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Median over repeats; a repeat that never came there counts as later than all others."""
     result: dict[str, float | None] = {}
     for target in dict.fromkeys(t for each in times for t in each):

@@ -87,6 +87,9 @@ def describe_cell(cell: Cell) -> str:
     for target, time_s in cell.time_to_accuracy_s.items():
         when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
         lines.append(f"  {float(target):.0%} accuracy  {when}")
+    for target, time_s in cell.time_to_loss_s.items():
+        when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
+        lines.append(f"  loss {target}     {when}")
     if cell.staleness_max is not None:
         lines.append(f"  staleness     at most {cell.staleness_max} steps ({cell.consistency})")
     lines.append(f"  same work     {work}: {cell.identical_work_note}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.base.axes import AXES, COMPRESSORS
@@ -206,23 +206,34 @@ def _staleness_text(cell: ReportCell) -> str:
 
 
 def _targets(cells: Sequence[ReportCell]) -> list[Column]:
-    """A column for each accuracy that some cell was to reach; a dash where it never did."""
-    targets = dict.fromkeys(t for cell in cells for t in cell.time_to_accuracy_s)
-    return [_target(target) for target in sorted(targets, key=float)]
+    """A column for each accuracy and loss that some cell was to reach."""
+    accuracies = dict.fromkeys(t for cell in cells for t in cell.time_to_accuracy_s)
+    losses = dict.fromkeys(t for cell in cells for t in cell.time_to_loss_s)
+    return [
+        *(
+            _target(f"{float(t) * 100:g} %", "accuracy", t, lambda cell: cell.time_to_accuracy_s)
+            for t in sorted(accuracies, key=float)
+        ),
+        *(
+            _target(f"loss {t}", "loss", t, lambda cell: cell.time_to_loss_s)
+            for t in sorted(losses, key=float, reverse=True)
+        ),
+    ]
 
 
-def _target(target: str) -> Column:
+def _target(
+    title: str, kind: str, target: str, times: Callable[[ReportCell], Mapping[str, float | None]]
+) -> Column:
     def value(cell: ReportCell) -> float | None:
-        return cell.time_to_accuracy_s.get(target)
+        return times(cell).get(target)
 
     def text(cell: ReportCell) -> str:
         figure = value(cell)
         if figure is not None:
             return rounded(figure)
-        return "never" if target in cell.time_to_accuracy_s else ""
+        return "never" if target in times(cell) else ""
 
-    percent = f"{float(target) * 100:g}"
-    return Column(f"s to\n{percent} %", f"time_to_accuracy_{target}_s", value, text)
+    return Column(f"s to\n{title}", f"time_to_{kind}_{target}_s", value, text)
 
 
 def _hidden(key: str, value: Callable[[ReportCell], Value]) -> Column:

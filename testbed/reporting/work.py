@@ -53,14 +53,14 @@ def undilated(cell: C) -> C:
         return cell
     times = {name: value / factor for name in _TIMES if (value := getattr(cell, name, None))}
     reached = {
-        target: None if time_s is None else time_s / factor
-        for target, time_s in cell.time_to_accuracy_s.items()
+        name: {target: t if t is None else t / factor for target, t in getattr(cell, name).items()}
+        for name in ("time_to_accuracy_s", "time_to_loss_s")
     }
     speed = None if cell.samples_per_s is None else cell.samples_per_s * factor
     return msgspec.structs.replace(
         cell,
         **times,
-        time_to_accuracy_s=reached,
+        **reached,
         samples_per_s=speed,
         compression=_compression(cell.compression, factor),
     )
@@ -115,6 +115,7 @@ _RECORD = (
     "repeat",
     "warmup",
     "target_accuracy",
+    "target_loss",
     "evaluate_every",
     "verify_steps",
     "checkpoint",

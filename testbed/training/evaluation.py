@@ -65,21 +65,23 @@ class Evaluation(Observer):
         if self._run.rank != 0:
             return
         self._run.control.state = "evaluating"
-        for s in self._snapshots:
-            accuracy = self._accuracy_at(s)
-            if accuracy is not None:
-                accurate = Accuracy(step=s.step, time_s=s.time_s, accuracy=accuracy)
-                outcome.accuracy_curve.append(accurate)
+        for snapshot in self._snapshots:
+            judged = self._judged(snapshot)
+            if judged is not None:
+                outcome.accuracy_curve.append(judged)
         outcome.test_accuracy = accuracy_of(self._replica)
 
-    def _accuracy_at(self, snapshot: Snapshot) -> float | None:
-        """Accuracy of the model as it was; the model is left as it was found."""
+    def _judged(self, snapshot: Snapshot) -> Accuracy | None:
+        """The model as it was; the model is left as it was found."""
         kept = tuple(t.detach().clone() for t in self._tensors)
         with torch.no_grad():
             _copy(self._tensors, snapshot.tensors)
             accuracy = accuracy_of(self._replica)
+            loss = loss_of(self._replica) if self._run.config.target_loss else None
             _copy(self._tensors, kept)
-        return accuracy
+        if accuracy is None:
+            return None
+        return Accuracy(step=snapshot.step, time_s=snapshot.time_s, accuracy=accuracy, loss=loss)
 
 
 def accuracy_of(replica: Replica) -> float | None:

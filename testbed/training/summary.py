@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any
@@ -117,6 +118,7 @@ def make_cell(
         environment: of rank 0.
     """
     first = outcomes[0]
+    curve = first.accuracy_curve
     samples = _samples(outcomes, consistency)
     taken, unsteady = samples.cores_taken, samples.unsteady
     steps_s = steady_steps(samples.step_time_s, taken, unsteady)
@@ -149,7 +151,14 @@ def make_cell(
         cores_outside=_largest(o.cores_outside for o in outcomes),
         final_loss=first.loss[-1],
         test_accuracy=first.test_accuracy,
-        time_to_accuracy_s=_times_to_accuracy(config.target_accuracy, first.accuracy_curve),
+        time_to_accuracy_s={
+            f"{target:g}": _first_time_s(curve, [a.accuracy >= target for a in curve])
+            for target in config.target_accuracy
+        },
+        time_to_loss_s={
+            f"{target:g}": _first_time_s(curve, [(a.loss or math.inf) <= target for a in curve])
+            for target in config.target_loss
+        },
         training_time_s=max(o.training_time_s for o in outcomes),
         identical_work=identical,
         identical_work_note=note,
@@ -176,7 +185,7 @@ def make_cell(
         if any(o.staleness for o in outcomes)
         else None,
         samples=samples,
-        accuracy_curve=first.accuracy_curve,
+        accuracy_curve=curve,
         config=config,
         environment=environment,
         command=reproduce(config),
@@ -293,13 +302,8 @@ def _samples_per_s(outcomes: Sequence[Outcome], consistency: str, median_s: floa
     return sum(o.batch_size * len(o.step_time_s) / sum(o.step_time_s) for o in outcomes)
 
 
-def _times_to_accuracy(
-    targets: Sequence[float], curve: Sequence[Accuracy]
-) -> dict[str, float | None]:
-    return {
-        f"{target:g}": next((a.time_s for a in curve if a.accuracy >= target), None)
-        for target in targets
-    }
+def _first_time_s(curve: Sequence[Accuracy], is_there: Sequence[bool]) -> float | None:
+    return next((a.time_s for a, there in zip(curve, is_there, strict=True) if there), None)
 
 
 def _busiest(num_bytes: Sequence[int], num_servers: int) -> float:

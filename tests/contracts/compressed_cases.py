@@ -116,13 +116,13 @@ def trained(
 
 
 def through_trainer(
-    backend: Backend, group: Group, plan: Plan, config: RunConfig, max_channels: int, replans: bool
+    backend: Backend, group: Group, plan: Plan, config: RunConfig, max_channels: int
 ) -> Outcome:
     """What a run of the trainer brings home that is compared with one process."""
     build = functools.partial(awkward, 0, 0.0)
     workload = build()
     replan = replanner(config.scheduler, list(workload.model.named_parameters()))
-    _, replan = overlapped(plan, replan if replans else None, max_channels)
+    _, replan = overlapped(plan, replan, max_channels)
     outcome = train(Run(config, backend, group.control, build, plan, replan), workload)
     meet(group, "trained by the trainer")
     return outcome

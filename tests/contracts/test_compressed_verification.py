@@ -75,7 +75,7 @@ def train(
         )
     )
     ranks = pools.with_setup(job_of(member, num_ranks), setup)
-    return config, ranks.run(CASE, plan, config, member.max_channels, True, setup=setup)
+    return config, ranks.run(CASE, plan, config, member.max_channels, setup=setup)
 
 
 def check(pools: PoolKeeper, *choice: Any, **more: Any) -> None:

@@ -236,14 +236,14 @@ class Options:
 
 
 def _files(options: Options, folder: Path | None) -> Mapping[str, str]:
-    comparison = options.comparison()
+    comparison, name = options.comparison(), FILE.replace(".json", ".md")
     if options.run:
-        processes = options.processes or cores()
-        outcomes = complete(comparison, folder, FILE, processes).outcomes
-    else:
-        outcomes = tuple(Kept(folder or Path(), FILE).outcomes().values())
-    done = {outcome.trial: outcome for outcome in outcomes}
-    return {FILE.replace(".json", ".md"): to_markdown(comparison, done)}
+        record = complete(comparison, folder, FILE, options.processes or cores())
+        done = {outcome.trial: outcome for outcome in record.outcomes}
+        return {name: to_markdown(comparison, done), FILE: to_json(record).decode()}
+    if folder is None:
+        raise UsageError("loss-compressed: run=0 shows what is in a folder; give it with --output")
+    return {name: to_markdown(comparison, Kept(folder, FILE).outcomes())}
 
 
 def _study(options: Options) -> Study:
