@@ -337,6 +337,7 @@ STUDIES: Final = Registry(
         "laysa": "testbed.studies.laysa:LAYSA",
         "accuracy-compressed": "testbed.studies.accuracy.digits:ACCURACY_COMPRESSED",
         "loss-compressed": "testbed.studies.accuracy.loss:LOSS_COMPRESSED",
+        "time-to-loss": "testbed.studies.accuracy.time_to_loss:TIME_TO_LOSS",
         "aa": "testbed.studies.aa:AA",
         "map": "testbed.studies.map.study:MAP",
     },

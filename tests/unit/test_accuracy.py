@@ -13,24 +13,18 @@ import torch
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
-from testbed.studies.accuracy.carry_out import (
+from testbed.studies.accuracy.carry_out import complete, held_out, run_trial
+from testbed.studies.accuracy.digits import (
     FILE,
-    Record,
-    complete,
-    held_out,
-    read_record,
-    run_trial,
-)
-from testbed.studies.accuracy.plan import (
     Comparison,
     Method,
-    Outcome,
-    Trial,
     best_setting,
     methods,
     rows,
     to_markdown,
 )
+from testbed.studies.accuracy.kept import Kept, Record, read_record
+from testbed.studies.accuracy.trials import Outcome, Trial
 from testbed.training.reference import reference_parameters
 from testbed.workloads.load import load_workload
 
@@ -56,6 +50,7 @@ COMPARISON = Comparison(
 )
 
 TWO = Comparison((Method("dense", "none", (0.1,), (0.0,)),), (9,), (1,), TINY)
+THREE = Comparison((Method("dense", "none", (0.1,), (0.0,)),), (9,), (1, 2, 3), TINY)
 
 
 def outcome(trial, accuracy, **changes):
@@ -144,47 +139,66 @@ def test_rows_and_verdicts_by_hand():
 
 def test_what_is_kept_is_not_run_again(tmp_path):
     path = tmp_path / FILE
-    out = io.StringIO()
-    first = complete(TWO, path, 1, out)
-    assert [o.trial.part for o in first.outcomes] == ["search", "final"]
+    first = complete(TWO, tmp_path, FILE, 1, io.StringIO())
+    assert [o.trial.part for o in first.outcomes] == ["final", "search"]
     assert read_record(path) == first
-    marked = msgspec.structs.replace(first.outcomes[0], accuracy=0.123)
+    assert not list((tmp_path / "claims").iterdir())
+    (searched,) = (o for o in first.outcomes if o.trial.part == "search")
+    marked = msgspec.structs.replace(searched, accuracy=0.123)
     path.write_bytes(to_json(Record(outcomes=(marked,))))
-    again = complete(TWO, path, 1, io.StringIO())
-    assert again.outcomes[0].accuracy == 0.123
-    assert again.outcomes[1].accuracy == first.outcomes[1].accuracy
+    again = complete(TWO, tmp_path, FILE, 1, io.StringIO())
+    assert {o.trial: o.accuracy for o in again.outcomes} == {
+        o.trial: o.accuracy for o in first.outcomes
+    }
     path.write_text("{")
     with pytest.raises(UsageError, match=r"is no testbed.accuracy/1"):
-        complete(TWO, path, 1, io.StringIO())
+        complete(TWO, tmp_path, FILE, 1, io.StringIO())
+    path.unlink()
+    next((tmp_path / "trials").iterdir()).write_text("{")
+    with pytest.raises(UsageError, match="remove it, and it is run again"):
+        Kept(tmp_path, FILE).outcomes()
 
 
-def test_two_processes_find_what_one_does(tmp_path):
+def test_two_processes_share_the_trials_and_find_what_one_does(tmp_path):
     """In an interpreter of its own: multiprocessing keeps a helper process for as long."""
     program = (
         "import sys; from pathlib import Path\n"
         "from testbed.studies.accuracy.carry_out import complete\n"
-        "from tests.unit.test_accuracy import TWO\n"
-        "if __name__ == '__main__': complete(TWO, Path(sys.argv[1]), 2)"
+        "from tests.unit.test_accuracy import THREE\n"
+        "if __name__ == '__main__': complete(THREE, Path(sys.argv[1]), 'all.json', 2)"
     )
-    subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / FILE)],
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
         check=True,
         capture_output=True,
+        text=True,
         timeout=110,
         cwd=Path(__file__).parents[2],
     )
-    found = {o.trial: o for o in read_record(tmp_path / FILE).outcomes}
-    assert sorted(t.part for t in found) == ["final", "search"]
-    again = complete(TWO, None, 1, io.StringIO())
+    found = {o.trial: o for o in read_record(tmp_path / "all.json").outcomes}
+    assert len(done.stderr.splitlines()) == len(found) == 4  # none was run twice
+    again = complete(THREE, None, "all.json", 1, io.StringIO())
     assert {t: o.accuracy for t, o in found.items()} == {
         o.trial: o.accuracy for o in again.outcomes
     }
 
 
+def test_a_trial_that_another_process_is_at_work_on_is_left_to_it(tmp_path):
+    kept = Kept(tmp_path, FILE)
+    with kept.claimed(TINY) as ours, kept.claimed(TINY) as theirs:
+        assert (ours, theirs) == (True, False)
+    with kept.claimed(TINY, wait=True) as ours:  # whoever held it ended without an outcome
+        assert ours
+        kept.keep(outcome(TINY, 0.9))
+    with kept.claimed(TINY) as ours:
+        assert not ours
+    assert kept.outcomes()[TINY].accuracy == 0.9
+
+
 def test_the_comparison_names_what_the_issue_asks_for():
     known = methods()
-    assert [m.may_lose for m in known] == [0.0, 1.0, 1.0, 1.0, 1.0, 2.0, None, None, None, None]
-    assert math.isclose(known[2].settings()[0][0], 0.005)  # dgc carries the momentum itself
+    assert [m.may_lose for m in known] == [0.0, *6 * [1.0], 2.0, *4 * [None]]
+    assert math.isclose(known[4].settings()[0][0], 0.005)  # dgc carries the momentum itself
     names = {m.name for m in known}
     assert all(m.settings_of in names for m in known if m.settings_of)
 
