@@ -186,7 +186,7 @@ def _build(options: Any, *, data_dir: str | None, seed: int) -> Workload:
         loss=token_loss,
         num_correct=share_right,
         batch_size=options.batch_size,
-        learning_rate=0.1,
+        learning_rate=0.03,
         momentum=0.9,
         data=f"{source if data_dir is None else data_dir}, {text.num_files} files, "
         f"sha256 {text.digest}",

@@ -17,7 +17,7 @@ from testbed.workloads.load import load_workload
 
 WORKLOAD = "byte-gpt:width=16,num_layers=1,num_heads=2,context=16,num_test=8"
 BASE = msgspec.structs.replace(
-    Comparison().base, workload=WORKLOAD, steps=20, warmup_steps=2, workers=2, batch_size=2
+    Comparison().base, workload=WORKLOAD, steps=50, warmup_steps=2, workers=2, batch_size=2
 )
 SMALL = Comparison(
     (Arm("dense", "none"), Arm("topk", "topk:ratio=0.1")),
@@ -139,18 +139,18 @@ def test_a_small_study_runs_goes_on_and_shows_its_table(tmp_path: Path):
     assert len(done) == 6 + 4 + 1
     assert all(SMALL.wanted(done)[i] in done for i in range(11))
     first = next(t for t in done if t.part == "final" and t.compressor == "none")
-    assert [step for step, _ in done[first].curve] == [10, 20]
+    assert [step for step, _ in done[first].curve] == [10, 20, 30, 40, 50]
     assert run_trial(first).curve == done[first].curve
     assert "## 3 workers, at the rates found with 2" in to_markdown(SMALL, done)
 
 
 def test_only_the_table_of_what_is_there(tmp_path: Path):
-    study = LOSS_COMPRESSED.with_options({"run": "0", "steps": "20"})
+    study = LOSS_COMPRESSED.with_options({"run": "0", "steps": "50"})
     (text,) = study.go_on(tmp_path).values()
     assert "Not complete: 36 runs lack" in text
     with pytest.raises(UsageError, match="give it with --output"):
         study.compute()
-    with pytest.raises(UsageError, match="a multiple of 10"):
+    with pytest.raises(UsageError, match="a multiple of 50"):
         LOSS_COMPRESSED.with_options({"steps": "25"})
 
 

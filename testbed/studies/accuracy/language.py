@@ -148,7 +148,7 @@ class Comparison:
     """
 
     arms: tuple[Arm, ...] = ARMS
-    search: Search = Search(0.1)
+    search: Search = Search(0.03)
     search_seed: int = 100
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     many: int = 16

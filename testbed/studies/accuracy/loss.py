@@ -20,7 +20,7 @@ from testbed.base.files import to_json
 from testbed.base.spec import parse_options
 from testbed.studies.accuracy.carry_out import complete, cores
 from testbed.studies.accuracy.kept import Kept
-from testbed.studies.accuracy.language import EVERY, Arm, Comparison, best_rate
+from testbed.studies.accuracy.language import Arm, Comparison, best_rate
 from testbed.studies.accuracy.trials import Done, Mean, Outcome
 from testbed.sweeping.study import Study
 
@@ -207,7 +207,7 @@ class Options:
     """Options of the study.
 
     Attributes:
-        steps: of each run, 20 to 1,000, a multiple of 10.
+        steps: of each run, 50 to 1,000, a multiple of 50: it is judged at 80 % of them.
         seeds: of each arm.
         many: workers of the runs at the rates that were found with 4; 0: none.
         processes: trials at a time; 0: two, or one on one core.
@@ -221,10 +221,10 @@ class Options:
     run: bool = True
 
     def __post_init__(self) -> None:
-        if not 20 <= self.steps <= 1000 or self.steps % EVERY or self.seeds < 1 or self.many < 0:
+        if not 50 <= self.steps <= 1000 or self.steps % 50 or self.seeds < 1 or self.many < 0:
             raise UsageError(
                 f"loss-compressed: steps is {self.steps}, seeds {self.seeds}, many {self.many}; "
-                f"expected 20 to 1000 steps, a multiple of {EVERY}, and a seed or more"
+                "expected 50 to 1000 steps, a multiple of 50, and a seed or more"
             )
 
     def comparison(self) -> Comparison:
