@@ -7,7 +7,11 @@ from testbed.sweeping.grid import Sweep, expand
 # Where compressing takes this machine about as long as the bytes that it saves: two cores compress
 # for four workers. Select other rates with --cluster, other compressors with --compressor.
 RATES = ("400mbit", "600mbit", "900mbit", "1300mbit")
-COMPRESSORS = ("none", "qsgd:bits=4", "terngrad", "ef-sign", "ef+onebit")
+COMPRESSORS = (
+    *("none", "fp16", "bf16"),
+    *("qsgd:bits=4,norm=max", "terngrad", "ef-sign", "ef+onebit"),
+    *("ef+topk:ratio=0.01", "powersgd:rank=4"),
+)
 
 BASE = {
     "workload": "replay:resnet50-v100",
@@ -24,7 +28,7 @@ BASE = {
 
 
 def recipe() -> Sweep:
-    """ResNet-50 replayed on 4 nodes at four rates: where quantisers begin to pay."""
+    """ResNet-50 replayed on 4 nodes at four rates: where 16 bits and six codecs begin to pay."""
     clusters = tuple(f"nodes=4,rate={rate}" for rate in RATES)
     cells = expand(BASE, {"cluster": clusters, "compressor": COMPRESSORS})
     return Sweep("break-evens", cells, repeats=1, summary=recipe.__doc__ or "")

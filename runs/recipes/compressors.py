@@ -20,7 +20,7 @@ COMPRESSORS = (
     "ef+oktopk:ratio=0.01",
     "ef-sign",
     "ef+onebit",
-    "qsgd:bits=4",
+    "qsgd:bits=4,norm=max",
     "terngrad",
     "natural",
     "powersgd:rank=4",

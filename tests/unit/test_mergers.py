@@ -49,13 +49,13 @@ def test_compressors_that_gather_and_combine_have_mergers():
 def test_a_merger_comes_back_and_merges_alike(spec):
     for rounds in rounds_of(spec):
         merger, payloads = rounds[0].merger, tuple(given.parts[0] for given in rounds)
-        text = describe(merger, 700, torch.float32, again=encoder_of(merger), seed=5)
+        text = describe(merger, 700, torch.float32, again=encoder_of(merger, True), seed=5)
         back = build(text)
         assert describe(back.merger, 700, torch.float32, again=back.again, seed=5) == text
         assert type(back.merger) is type(merger)
         assert (back.num_elements, back.dtype, back.seed) == (700, torch.float32, 5)
         assert back.dense_bytes == 2800
-        for again in (None, encoder_of(merger)):
+        for again in (None, encoder_of(merger, True)):
             context, like = Context(rank=2), torch.zeros(700)
             ours = merge(merger, payloads, like, {}, context, again)[0]
             theirs = merge(back.merger, payloads, back.like(), {}, context, again and back.again)[0]

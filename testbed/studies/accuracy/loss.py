@@ -27,7 +27,7 @@ from testbed.sweeping.study import Study
 TARGET_SHARE = 0.8  # of the steps, after which dense has the target loss
 
 
-def steps_to(curve: Sequence[tuple[int, float]], target: float) -> float | None:
+def steps_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
     """Steps after which a curve first is at the target, linear between judgings; None: never.
 
     Example:

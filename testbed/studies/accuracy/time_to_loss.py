@@ -224,8 +224,11 @@ def _full_table(
         cells += ["never" if s is None else f"{s:.0f}" for s in (foreseen, steps)]
         seconds = None if foreseen is None else foreseen * step.time
         cells += ["never" if s is None else f"{s:.1f}" for s in (seconds, measured)]
-        error = "" if None in (seconds, measured) else f"{100 * (seconds / measured - 1):+.1f}"
-        lines.append(f"| {' | '.join([*cells, error])} |")
+        error = ""
+        if seconds is not None and measured is not None:
+            error = f"{100 * (seconds / measured - 1):+.1f}"
+        cells.append(error)
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
