@@ -27,3 +27,16 @@ def test_parameters_compared_in_the_warm_up_mark_no_measured_step(tmp_path: Path
     )
     assert done.status == 0, done.err
     assert not any(cell_of(record)["samples"]["unsteady"])
+
+
+def test_the_time_to_a_loss_is_that_of_the_first_judging_at_it(tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    done = testbed(
+        *("run", "--workload", "digits-mlp", "--backend", "loopback", "--steps", "40"),
+        *("--evaluate-every", "10", "--target-loss", "2,0.0001", "--json", str(record)),
+    )
+    assert done.status == 0, done.err
+    cell = cell_of(record)
+    there = [a["time_s"] for a in cell["accuracy_curve"] if a["loss"] <= 2]
+    assert cell["time_to_loss_s"] == {"2": there[0], "0.0001": None}
+    assert "loss 0.0001" in done.out

@@ -22,7 +22,8 @@ def test_run_offers_each_field_of_the_configuration_with_its_default() -> None:
     options = {p.name: p.default for p in get_command(make_app()).commands["run"].params}
     known = {name: getattr(RunConfig(), name) for name in RunConfig.__struct_fields__}
     assert set(known) <= set(options)
-    others = {"workers": None, "target_accuracy": None}  # by the launcher; a list in one text
+    # by the launcher; lists in one text
+    others = {"workers": None, "target_accuracy": None, "target_loss": None}
     differing = {
         name: (options[name], default)
         for name, default in known.items()
@@ -46,7 +47,8 @@ def test_sweep_offers_a_list_of_each_setting_that_says_so_with_the_same_help() -
     [
         (("--precision", "float31"), "--precision is 'float31'; expected float32 or float64"),
         (("--deadline", "soon"), "--deadline: duration is 'soon'; expected seconds"),
-        (("--target-accuracy", "high"), "--target-accuracy: accuracies are 'high'"),
+        (("--target-accuracy", "high"), "--target-accuracy: targets are 'high'"),
+        (("--target-loss", "0"), "expected losses above 0, as 2.5"),
         (("--accumulate", "0"), "--accumulate is 0; expected a number above 0"),
         (("--momentum", "-1"), "--momentum is -1.0; expected 0 or more"),
         (("--memory", "nosuch"), "no memory 'nosuch'; known: auto"),

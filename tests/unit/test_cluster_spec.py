@@ -187,6 +187,7 @@ def test_tables_divide_by_the_dilation_and_records_do_not() -> None:
         predicted_step_time_s=1.0,
         samples_per_s=32.0,
         time_to_accuracy_s={"0.9": 50.0, "0.99": None},
+        time_to_loss_s={"2.5": 30.0},
     )
     facts = Facts(spec="nodes=2", dilation=10.0, places=2, hostfile="", record={"spec": "nodes=2"})
     kept = in_cluster(cell, facts)
@@ -195,6 +196,7 @@ def test_tables_divide_by_the_dilation_and_records_do_not() -> None:
     assert (shown.step_time_s, shown.predicted_step_time_s) == (0.2, 0.1)
     assert shown.samples_per_s == 320.0
     assert shown.time_to_accuracy_s == {"0.9": 5.0, "0.99": None}
+    assert shown.time_to_loss_s == {"2.5": 3.0}
     assert undilated(cell) is cell
 
 

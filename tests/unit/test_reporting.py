@@ -20,7 +20,7 @@ from testbed.base.errors import UsageError
 from testbed.records.cell import Cell, StepSamples, encode_cell
 from testbed.records.report import BULK, Report, ReportCell, encode_report
 from testbed.reporting.aggregate import Collected, Found, collect_cells
-from testbed.reporting.columns import rounded
+from testbed.reporting.columns import columns_for, rounded
 from testbed.reporting.formats import FORMATS, to_csv, to_latex, to_markdown
 from testbed.reporting.make import make_report
 from testbed.reporting.terminal import print_report
@@ -427,6 +427,14 @@ def test_a_target_that_most_repeats_missed_was_never_reached():
     cells = [cell("gloo", 30, r, time_to_accuracy_s=t) for r, t in enumerate(times)]
     assert row(report_of(cells), "gloo").time_to_accuracy_s == {"0.9": None}
     assert row(report_of(cells[:1]), "gloo").time_to_accuracy_s == {"0.9": 1.0}
+
+
+def test_a_column_tells_the_time_to_a_loss():
+    cells = [cell("gloo", 30, time_to_loss_s={"2.5": 1.5, "2": None})]
+    columns = {c.title: c for c in columns_for(report_of(cells).cells)}
+    made = row(report_of(cells), "gloo")
+    assert columns["s to\nloss 2.5"].text(made) == "1.50"
+    assert columns["s to\nloss 2"].text(made) == "never"
 
 
 @given(
