@@ -178,13 +178,14 @@ def merge_request(payload, codec, again=None, **more):
 
 @pytest.mark.parametrize("servers", ["colocated:1", "dedicated:2"])
 def test_repacked_pulls_are_as_short_as_pushes_over_sockets(servers):
+    """On whichever channel the key comes: its server has what it did not send."""
     codec = TopK(0.02)
-    with job(2, ZmqPsOptions(servers=servers)) as running:
+    with job(2, ZmqPsOptions(servers=servers), num_channels=2) as running:
         state = {}
         for step in range(3):
             payloads = payloads_of(codec, 2, step)
             expected, state = merge(codec, tuple(payloads), LIKE, state, Context(), again=codec)
-            asked = (merge_request(p, codec, codec, step=step) for p in payloads)
+            asked = (merge_request(p, codec, codec, step=step, channel=step % 2) for p in payloads)
             done = running.request(*asked)
             for combined in done:
                 assert not combined.lossless
