@@ -16,15 +16,17 @@ RUN = (sys.executable, "-m", "testbed", "run", *MODEL)
 
 
 def test_srun_without_mpi(slurm: Slurm, tmp_path: Path) -> None:
-    """Of gloo; of zmq-ps it is in the example of a job."""
+    """Of gloo, with a plan of memory that the ranks compare; of zmq-ps it is in the example."""
     record = tmp_path / "cell.json"
     step = ("srun", "--mpi=none", "--ntasks=2")
-    done = slurm.run(*step, *RUN, "--backend", "gloo", "--json", str(record))
+    memory = ("--memory", "laysa", "--compressor", "ef:units=update+topk:ratio=0.1")
+    done = slurm.run(*step, *RUN, "--backend", "gloo", *memory, "--json", str(record))
     assert done.status == 0, done.err
     assert "joined by slurm" in done.err
     cell = cell_of(record)
     assert cell["num_workers"] == 2
     assert cell["environment"]["started"] == "fresh"
+    assert "layers or blocks" in cell["memory"]["why"]
 
 
 @pytest.mark.mpi
