@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.specs import MEMBERS, SERVING
+from tests.contracts.specs import MEMBERS, SERVING, forgetting
 from tests.harness.rank_pool import Job, PoolKeeper, RankPool
 
-_POSITION = {member.text: i for i, member in enumerate(MEMBERS + SERVING)}
+_POSITION = {m.text: i for i, m in enumerate((*MEMBERS, *map(forgetting, MEMBERS), *SERVING))}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

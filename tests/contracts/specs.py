@@ -61,6 +61,14 @@ class Member:
         return self.facts.schedule is None
 
 
+def forgetting(member: Member) -> Member:
+    """The member with servers that keep nothing: those of a pool stay up between trainings.
+
+    Servers that encode means again are compared in test_compressed_verification.
+    """
+    return replace(member, text="zmq-ps:repack=0") if member.text == "zmq-ps" else member
+
+
 # What a kind does not declare and its options decide.
 VARIANTS = (
     Member("zmq-ps:servers=dedicated:2", quick=(2,), slow=(3,)),

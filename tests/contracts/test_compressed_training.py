@@ -12,7 +12,7 @@ from tests.contracts.compressed_cases import Compressed, in_one_thread
 from tests.contracts.schedules import SPECS as SCHEDULES
 from tests.contracts.schedules import Training, plan_of, setup_of
 from tests.contracts.session_models import Recipe
-from tests.contracts.specs import DEFAULTS, Member, jobs
+from tests.contracts.specs import DEFAULTS, Member, forgetting, jobs
 from tests.harness.compressors import SPECS, keeping, resolve_compressor
 from tests.harness.rank_pool import Job, PoolKeeper
 
@@ -28,7 +28,7 @@ GATHERED = ("ef+topk:ratio=0.05", "ef-sign", "qsgd", "dgc:ratio=0.05,momentum=0.
 CONVERSING = (*(s for s in SPECS if s != "none"), "by-size:min_elements=1000000+topk")
 BUCKETS = "bucket:mib=0.02,first_mib=0.005"
 
-FOLLOWING = tuple(m for m in DEFAULTS if m.follows_plans)
+FOLLOWING = tuple(forgetting(m) for m in DEFAULTS if m.follows_plans)
 ELSEWHERE = tuple(m for m in FOLLOWING if m.text != "loopback")
 SHORT_AND_LONG = (
     pytest.param((*SORTS, "ef+randomk"), id="one of each sort"),

@@ -28,7 +28,7 @@ from testbed.scheduling.under_compressor import overlapped
 from testbed.training.replica import strategy_of
 from tests.contracts.memory_cases import build
 from tests.contracts.schedules import SMALL, setup_of
-from tests.contracts.specs import SCHEDULED, job_of
+from tests.contracts.specs import SCHEDULED, forgetting, job_of
 from tests.harness.pairwise import Choice, covering, groups_of, possible_groups
 from tests.harness.rank_pool import PoolKeeper
 
@@ -58,7 +58,7 @@ REST = tuple(
     if not COMPRESSORS.load(name).wraps and name not in {text.partition(":")[0] for text in SORTS}
 )
 SCHEDULES = tuple(SMALL.get(name, name) for name in SCHEDULERS)
-BACKENDS = {m.text: m for m in SCHEDULED if not m.reason and m.device == "cpu"}
+BACKENDS = {m.text: m for m in map(forgetting, SCHEDULED) if not m.reason and m.device == "cpu"}
 
 
 def config_of(choice: Choice) -> RunConfig:
