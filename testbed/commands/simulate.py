@@ -138,7 +138,8 @@ def simulate(
     plan_out: Annotated[
         Path | None,
         typer.Option(
-            help="save the plan (schema testbed.plan/1); several: one file each, named after it"
+            help="save the plan (schema testbed.plan/1); several: one file each, named after it; "
+            "with --memory the memory plan (testbed.memory-plan/1), for laysa:plan=FILE"
         ),
     ] = None,
 ) -> None:
@@ -167,12 +168,16 @@ def simulate(
         testbed simulate --memory none,laysa --compressor none,ef:units=update+topk:ratio=0.01 \
 --workload resnet50 --batch 8 --plot memory.svg
 
+        testbed simulate --memory laysa --workload resnet50 --batch 8 --plan-out memory.json
+
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
     check_plot(plot)
+    if plan_out is not None:
+        check_output("--plan-out", plan_out)
     if memory is not None:
-        for name, value in {"--trace": trace, "--link": link, "--plan-out": plan_out}.items():
+        for name, value in {"--trace": trace, "--link": link}.items():
             if value is not None:
                 raise UsageError(
                     f"{name} was given with --memory, which has no use for it; leave it out"
@@ -191,12 +196,11 @@ def simulate(
             max_batch=max_batch,
             json=json,
             plot=plot,
+            plan_out=plan_out,
         )
         return
     if json is not None and json != "-":
         check_output("--json", Path(json))
-    if plan_out is not None:
-        check_output("--plan-out", plan_out)
     if codecs_out is not None:
         check_output("--codecs-out", codecs_out)
     wanted = Wanted.of(

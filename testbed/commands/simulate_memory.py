@@ -30,6 +30,7 @@ def simulate_memory(
     max_batch: bool,
     json: str | None,
     plot: Path | None,
+    plan_out: Path | None,
 ) -> None:
     """Foresee the memory of a workload's step under strategies, and print a table.
 
@@ -42,10 +43,11 @@ def simulate_memory(
         max_batch: look for the largest batch that fits.
         json: file for the results; `-`: standard output.
         plot: SVG or HTML file for a picture of each step's memory over its time.
+        plan_out: file for the plan of the one strategy and batch, see `laysa:plan=FILE`.
 
     Raises:
-        UsageError: `--max-batch` without a budget, a budget not above 0, or a part that cannot
-            be used.
+        UsageError: `--max-batch` without a budget, a budget not above 0, a part that cannot
+            be used, or several plans for one file.
     """
     from testbed.launch.foresee import foresee_all
 
@@ -63,15 +65,31 @@ def simulate_memory(
     ]
     for config in configs:
         parts_of(config)
+    asked = len(configs) * max(1, len(batches))
+    if plan_out is not None and asked > 1:
+        raise UsageError(
+            f"--plan-out was given with {asked} combinations of strategy, compressor and batch; "
+            "expected one of each: the file holds one memory plan"
+        )
     found = MemorySimulation(
         workload=configs[0].workload,
         compressors=list(split_specs(compressor)),
         num_workers=configs[0].workers,
         budget_bytes=budget_bytes,
         forecasts=foresee_all(
-            configs, batches, budget_bytes, max_batch=max_batch, curves=plot is not None
+            configs,
+            batches,
+            budget_bytes,
+            max_batch=max_batch,
+            curves=plot is not None,
+            plans=plan_out is not None,
         ),
     )
+    (first, *_) = found.forecasts
+    if plan_out is not None:
+        if first.plan is None:
+            raise UsageError(f"there is no plan to save in {plan_out}: {first.error}")
+        write_atomically(plan_out, bytes(first.plan))
     if plot is not None:
         write_atomically(plot, _picture(found, plot.suffix).encode())
     encoded = to_json(found)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import torch
 
 from testbed.base.config import RunConfig
@@ -37,6 +38,7 @@ def foresee_all(
     *,
     max_batch: bool,
     curves: bool = False,
+    plans: bool = False,
 ) -> list[MemoryForecast]:
     """What steps of a workload would take; not even its weights are allocated.
 
@@ -48,6 +50,7 @@ def foresee_all(
         budget_bytes: that a step is to fit; None: no limit.
         max_batch: look for the largest batch that fits instead.
         curves: keep the bytes at every event of the step, too.
+        plans: keep what becomes of each activation, too.
 
     Raises:
         UsageError: the workload computes nothing.
@@ -71,7 +74,7 @@ def foresee_all(
                         error=asked.why_not_one(),
                     )
                 )
-        found += [asked.described(size, curves=curves) for size in sizes]
+        found += [asked.described(size, curves=curves, plans=plans) for size in sizes]
     return found
 
 
@@ -150,8 +153,10 @@ class Asked:
             f"{RESERVE_BYTES // MIB} of them beside storages"
         )
 
-    def described(self, batch_size: int, *, curves: bool = False) -> MemoryForecast:
-        """The forecast as a record, with the bytes at every event if asked for."""
+    def described(
+        self, batch_size: int, *, curves: bool = False, plans: bool = False
+    ) -> MemoryForecast:
+        """The forecast as a record, with bytes at every event and the plan if asked for."""
         memory, compressor = self._config.memory, self._config.compressor
         budget_bytes = self._budget_bytes
         try:
@@ -178,6 +183,7 @@ class Asked:
             fits=None if budget_bytes is None else found.fits(budget_bytes),
             why=found.plan.why,
             curve=_curve(found) if curves else None,
+            plan=msgspec.Raw(msgspec.json.encode(found.plan)) if plans else None,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.base.files import read_file
 from testbed.base.parts import OURS, RECONSTRUCTION, Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
@@ -15,7 +16,7 @@ from testbed.memory.mirror import state_on_host
 from testbed.memory.offload import OffloadOptions, of_size
 from testbed.memory.planning.laysa import DoesNotFit, laysa
 from testbed.memory.planning.lifetimes import KEEP, Costs, Lifetimes
-from testbed.memory.planning.plan import MemoryPlan, plan_of
+from testbed.memory.planning.plan import MemoryPlan, decode_memory_plan, plan_of, values_of
 from testbed.memory.planning.simulator import simulate
 from testbed.memory.release import refuses_release
 from testbed.memory.strategy import Limits, Mirror, Release, Strategy
@@ -38,12 +39,15 @@ class LaysaOptions:
             optimizer's state), or by the compressor (`none`).
         workspace: what operators hold while they run, beside storages, counts for the peak (a run
             measures it); without it the plan is for storages alone.
+        plan: file with a saved plan (`simulate --memory --plan-out`), which is carried out instead
+            of choosing one; `laysa` alone.
     """
 
     budget_mb: float | None = None
     in_flight: int = 2
     mirror: Literal["device", "host", "none"] = "device"
     workspace: bool = True
+    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.budget_mb is not None and not self.budget_mb > 0:
@@ -65,10 +69,11 @@ def layer_centric(options: LaysaOptions) -> Strategy:
     offloaded, whichever costs the whole iteration least (`memory.planning.laysa`).
 
     Args:
-        options: budget in MiB, messages in flight, where the mirror lies.
+        options: budget in MiB, messages in flight, where the mirror lies, a saved plan.
 
     Raises:
-        UsageError: no plan fits the budget; tells the smallest that would do.
+        UsageError: no plan fits the budget (tells the smallest that would do), or the saved one
+            does not or is another step's.
 
     Example:
         >>> strategy = layer_centric(LaysaOptions(mirror="host"))
@@ -79,10 +84,13 @@ def layer_centric(options: LaysaOptions) -> Strategy:
         Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA). Departs: a reconstruction from the
         abstract; what is pooled, what is moved and how it is chosen are ours.
     """
+    saved = decode_memory_plan(read_file(options.plan), options.plan) if options.plan else None
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
-        costs = _costs(options, limits)
-        return laysa(lifetimes, costs, _budget(options, limits), limits.iteration_s)
+        costs, budget = _costs(options, limits), _budget(options, limits)
+        if saved is not None:
+            return _again(saved, options.plan, lifetimes, costs, budget)
+        return laysa(lifetimes, costs, budget, limits.iteration_s)
 
     return _with_exchange(options, choose)
 
@@ -108,6 +116,8 @@ def cheapest(options: LaysaOptions) -> Strategy:
         Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA), which compares such strategies.
         Departs: the choice among them is ours, nothing of it is published.
     """
+    if options.plan:
+        raise UsageError("auto chooses and takes no saved plan; write laysa:plan=FILE")
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:
         budget, costs = _budget(options, limits), _costs(options, limits)
@@ -137,6 +147,29 @@ def cheapest(options: LaysaOptions) -> Strategy:
         return msgspec.structs.replace(best, why=why)
 
     return _with_exchange(options, choose)
+
+
+def _again(
+    saved: MemoryPlan, path: str, lifetimes: Lifetimes, costs: Costs, budget_bytes: int | None
+) -> MemoryPlan:
+    """The saved plan for this step; its peak and time are simulated anew."""
+    if saved.values != (here := values_of(lifetimes)):
+        apart = [pair for pair in zip(saved.values, here, strict=False) if pair[0] != pair[1]]
+        first = "" if not apart else f", at first {apart[0][0]} for {apart[0][1]}"
+        raise UsageError(
+            f"{path}: its {len(saved.values)} values are not the {len(here)} of this step{first}; "
+            "expected a plan for the same model, batch size and precision; make it again with "
+            "testbed simulate --memory laysa --plan-out FILE"
+        )
+    footprint = simulate(lifetimes, saved.actions, costs)
+    if budget_bytes is not None and footprint.peak_bytes > budget_bytes:
+        raise UsageError(
+            f"{path}: the plan takes {format_bytes(footprint.peak_bytes)} and the budget leaves "
+            f"{format_bytes(budget_bytes)}; raise it, or leave plan= out to have one chosen"
+        )
+    why = f"as saved in {path}: {saved.why}"
+    given = (saved.strategy, lifetimes, saved.actions, footprint, saved.units)
+    return plan_of(*given, gap=saved.gap, why=why)
 
 
 def _published(lifetimes: Lifetimes) -> dict[str, str]:

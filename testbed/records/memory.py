@@ -38,6 +38,8 @@ class MemoryForecast(msgspec.Struct, kw_only=True):
         why: the plan in words.
         error: why there is no prediction.
         curve: bytes at every event; null unless it was to be drawn.
+        plan: what becomes of each activation (`testbed.memory-plan/1`); null unless it was to be
+            saved.
     """
 
     memory: str
@@ -53,6 +55,7 @@ class MemoryForecast(msgspec.Struct, kw_only=True):
     why: str = ""
     error: str = ""
     curve: MemoryCurve | None = None
+    plan: msgspec.Raw | None = None
 
     @property
     def peak_bytes(self) -> int:

@@ -3,12 +3,15 @@
 import json as json_module
 import re
 
+import msgspec
 import pytest
 import torch
 
 from testbed.base.config import make_config
 from testbed.base.errors import UsageError
 from testbed.commands.simulate import simulate
+from testbed.memory.planning.lifetimes import KEEP
+from testbed.memory.planning.plan import decode_memory_plan
 from testbed.training.forecast import record_step
 from testbed.training.replica import make_replica
 from testbed.workloads.load import load_workload
@@ -74,14 +77,49 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
             simulate(**MLP, budget_mb=none_at_all)
     with pytest.raises(UsageError, match="expected both"):
         simulate(**MLP, max_batch=True)
-    with pytest.raises(UsageError, match="--plan-out was given with --memory"):
+    with pytest.raises(UsageError, match="--plan-out was given with 2 combinations"):
         simulate(**MLP, plan_out=tmp_path / "plan.json")
+    asked = {"memory": "laysa", "workload": "digits-mlp", "budget_mb": 1.0}
+    with pytest.raises(UsageError, match="no plan to save"):
+        simulate(**asked, plan_out=tmp_path / "plan.json")
+    assert not (tmp_path / "plan.json").exists()
     with pytest.raises(UsageError, match="leave --batch out"):
         simulate(**MLP, max_batch=True, budget_mb=1.0)
     with pytest.raises(UsageError, match="--workload was not given"):
         simulate(memory="none")
     with pytest.raises(UsageError, match=r"ends in .html or .svg"):
         simulate(**MLP, plot=tmp_path / "memory.png")
+
+
+def test_a_saved_plan_is_carried_out_again(tmp_path, capsys):
+    asked = {"workload": "digits-cnn", "memory": "laysa:workspace=0", "batch": "32"}
+    saved, again = tmp_path / "plan.json", tmp_path / "again.json"
+    simulate(**asked, plan_out=saved, json="-")
+    first = json_module.loads(capsys.readouterr().out)["forecasts"][0]
+    asked["memory"] += f",plan={saved}"
+    simulate(**asked, plan_out=again, json="-")
+    second = json_module.loads(capsys.readouterr().out)["forecasts"][0]
+    assert second["peak"] == first["peak"]
+    assert second["why"] == f"as saved in {saved}: {first['why']}"
+    plans = [decode_memory_plan(path.read_bytes(), path.name) for path in (saved, again)]
+    assert plans[0].digest() == plans[1].digest()
+    assert len(set(plans[0].actions)) > 1  # else there is nothing to repeat
+    # Other actions are taken over, too, though they are not the best.
+    kept = msgspec.structs.replace(plans[0], actions=KEEP * len(plans[0].actions))
+    again.write_bytes(msgspec.json.encode(kept))
+    asked["memory"] = f"laysa:workspace=0,plan={again}"
+    simulate(**asked, json="-")
+    all_kept = json_module.loads(capsys.readouterr().out)["forecasts"][0]
+    assert sum(all_kept["peak"].values()) > sum(first["peak"].values())
+    with pytest.raises(UsageError, match="the budget leaves"):
+        simulate(**asked, budget_mb=13.0)
+    with pytest.raises(UsageError, match=r"are not the [0-9]+ of this step, at first"):
+        simulate(**(asked | {"batch": "16"}))
+    with pytest.raises(UsageError, match="auto chooses and takes no saved plan"):
+        simulate(**(asked | {"memory": f"auto:plan={again}"}))
+    again.write_text("{}")
+    with pytest.raises(UsageError, match="is no memory plan"):
+        simulate(**asked)
 
 
 OWN_MODEL = """
