@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.base.errors import UsageError
-from testbed.base.types import CUT_BYTES, shard_bounds
+from testbed.base.types import CUT_BYTES, Capabilities, Op, shard_bounds
 from testbed.compression.bits import pack_codes, pack_codes_plainly, packed_bytes, unpack_codes
 from testbed.compression.protocol import Cutting
 from testbed.compression.server_merge import build, known_parts
@@ -213,11 +213,12 @@ def test_ranges_of_a_payload_hold_what_the_whole_holds(num_elements, density, nu
 def test_only_large_messages_whose_payloads_can_be_cut_are_shared_by_servers():
     large, small = torch.zeros(CUT_BYTES // 4), torch.zeros(CUT_BYTES // 4 - 1)
     payload = pack_sparse(torch.tensor([7]), torch.tensor([1.0]), len(large))
-    parts, notes = for_servers(SparseMerger(), payload, large, 3, seed=0)
+    one, three = (Capabilities(frozenset({Op.MERGE}), num_mergers=n) for n in (1, 3))
+    parts, notes = for_servers(SparseMerger(), payload, large, three, seed=0)
     assert [len(part) > 0 for part in parts] == [True, False, False]
     assert sum(build(note).num_elements for note in notes.split("\n")) == len(large)
-    assert len(for_servers(SparseMerger(), payload, small, 3, seed=0)[0]) == 1
-    assert len(for_servers(SparseMerger(), payload, large, 1, seed=0)[0]) == 1
+    assert len(for_servers(SparseMerger(), payload, small, three, seed=0)[0]) == 1
+    assert len(for_servers(SparseMerger(), payload, large, one, seed=0)[0]) == 1
 
 
 @pytest.mark.parametrize("part", known_parts().values(), ids=known_parts())
