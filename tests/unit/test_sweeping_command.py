@@ -93,7 +93,7 @@ def test_schedulers_are_an_axis_whose_options_stay_with_them():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], r"nothing to sweep; give a recipe \(backends, .*, quick, .*, paper-shapes\)"),
+        ([], r"nothing to sweep; give a recipe \(backends, .*, quick, .*, paper-shapes, .*\)"),
         (["nosuch"], "no recipe 'nosuch'"),
         (["no.toml"], "no file no.toml"),
         (["quick", "folder"], "one word too many"),
