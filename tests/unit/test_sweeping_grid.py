@@ -139,7 +139,17 @@ def test_random_cells_are_those_of_the_list_that_was_drawn_beforehand():
     assert {c.workers for c in cells} == {2, 6, 8}
 
 
-@pytest.mark.parametrize("name", ["emulated", "emulated-merging", "ddp-pairs", "random-cells"])
+FORECAST = [
+    "emulated",
+    "emulated-dilated",
+    "emulated-merging",
+    "ddp-pairs",
+    "ddp-pairs-dilated",
+    "random-cells",
+]
+
+
+@pytest.mark.parametrize("name", FORECAST)
 def test_cells_that_are_forecast_measure_no_link(name):
     for cell in load_recipe(name).cells:
         if cell.backend != "none":
