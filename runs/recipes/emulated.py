@@ -26,6 +26,9 @@ TUNED_DDP = {MODEL: "ddp:bucket_mib=8", "resnet101-v100": "ddp:bucket_mib=8"}
 # held-out. PyTorch DDP exchanges over Gloo. The paths are those of a clone's root.
 LINKS = {name: f"runs/links/{name}.json" for name in BACKENDS} | {"ddp": "runs/links/gloo.json"}
 
+# Where two cores keep up with whatever the nodes do; steps are longer, and fewer do.
+SLOWLY = {"cluster": CLUSTER.format(dilation=OF_MANY), "steps": 10}
+
 # Five steps of warm-up; the first two are compared with one process, so that nothing is awaited in
 # those that count.
 BASE = {
@@ -61,11 +64,10 @@ def cells(
 def recipe() -> Sweep:
     """ResNet-50 of a V100 replayed on 4 nodes with 10 Gbit/s, beside PyTorch DDP; 5 rounds."""
     alone = {name: value for name, value in BASE.items() if name != "predict"}
-    many = {"cluster": CLUSTER.format(dilation=OF_MANY), "steps": 10}
     found = (
         *cells(BACKENDS, SCHEDULERS),
         *cells(("ddp", TUNED_DDP[MODEL], planned_ddp(MODEL))),
         *expand(alone, {"backend": ("none",)}),
-        *cells(BACKENDS, MANY_MESSAGES, **many),
+        *cells(BACKENDS, MANY_MESSAGES, **SLOWLY),
     )
     return Sweep("emulated", found, repeats=5, summary=recipe.__doc__ or "")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from testbed.recipes.emulated import (
     BACKENDS,
     BASE,
-    CLUSTER,
     MODEL,
-    OF_MANY,
+    SLOWLY,
     TUNED_DDP,
     cells,
     planned_ddp,
@@ -19,11 +18,10 @@ SCHEDULERS = ("bucket", "optimal", "dear", "pace")
 
 def recipe() -> Sweep:
     """What `emulated` has at dilation 10 alone, at 40: few messages, pace, DDP; 5 rounds."""
-    slowly = {"cluster": CLUSTER.format(dilation=OF_MANY), "steps": 10}
-    alone = {name: value for name, value in BASE.items() if name != "predict"} | slowly
+    alone = {name: value for name, value in BASE.items() if name != "predict"} | SLOWLY
     found = (
-        *cells(BACKENDS, SCHEDULERS, **slowly),
-        *cells(("ddp", TUNED_DDP[MODEL], planned_ddp(MODEL)), **slowly),
+        *cells(BACKENDS, SCHEDULERS, **SLOWLY),
+        *cells(("ddp", TUNED_DDP[MODEL], planned_ddp(MODEL)), **SLOWLY),
         *expand(alone, {"backend": ("none",)}),
     )
     return Sweep("emulated-dilated", found, repeats=5, summary=recipe.__doc__ or "")

@@ -59,14 +59,15 @@ class ProcessRunner:
     Attributes:
         command: the command line of a cell; its JSON belongs at the given path.
         timeout_s: seconds that a cell may take; None = no limit.
-        grace_s: seconds that a cell's processes get to end by themselves when told to.
+        grace_s: seconds that a cell's processes get to end by themselves when told to: more than a
+            cell gives its own ranks before it takes an emulated cluster down.
         environment: variables of the cell's processes; None = this process's own. A sweep that a
             launcher started leaves the launcher's out, so that a cell starts a job of its own.
     """
 
     command: Command = run_command
     timeout_s: float | None = None
-    grace_s: float = 5.0
+    grace_s: float = 20.0
     environment: Mapping[str, str] | None = None
 
     def __call__(self, config: RunConfig, json_path: Path, log_path: Path) -> Cell:

@@ -43,7 +43,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
     Args:
         sweep: what is to be measured.
         hostfile: text that names the hosts to run on; empty: this machine.
-        arguments: the command line that asked for it.
+        arguments: the command line that asked for it; wherever its script lies, it is `testbed`.
     """
     order = []
     for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
@@ -60,7 +60,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         again_within_min=sweep.again_within_min,
         hostfile=hostfile,
         environment=describe_environment(),
-        command=shlex.join(arguments),
+        command=shlex.join(("testbed", *arguments[1:])) if arguments else "",
     )
 
 

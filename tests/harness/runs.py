@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -125,6 +126,14 @@ def answer(*arguments: str, **variables: str) -> Finished:
 
 def _no_rank(status: int) -> NoReturn:
     raise AssertionError(f"it trained here and would have left with {status}; start a process")
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Until something is so; what never is fails the test."""
+    end_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
 
 
 def end_family(pid: int) -> None:

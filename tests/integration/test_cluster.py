@@ -16,7 +16,8 @@ import pytest
 
 from testbed.cluster.system import NETNS_FOLDER, PREFIX, lacking
 from testbed.launch.allocation import GRACE_S
-from tests.harness.runs import FAULTY, answer, end_family, testbed
+from testbed.sweeping.run import INTERRUPTED
+from tests.harness.runs import FAULTY, answer, end_family, testbed, wait_for
 
 HARNESS = Path(__file__).parents[1] / "harness"
 HEADERS = 1514 / 1448  # Ethernet, IP and TCP with time stamps around 1448 bytes of payload
@@ -33,10 +34,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's names
 MODEL = ("--workload", f"{FAULTY}:build", "--steps", "10", "--warmup", "2", "--verify-steps", "5")
 
 
+def namespaces() -> set[str]:
+    return set(os.listdir(NETNS_FOLDER)) if NETNS_FOLDER.is_dir() else set()
+
+
 def ours(pid: int) -> list[str]:
     """Namespaces that the process owns."""
-    names = os.listdir(NETNS_FOLDER) if NETNS_FOLDER.is_dir() else []
-    return [name for name in names if name.startswith(f"{PREFIX}{pid}-")]
+    return [name for name in namespaces() if name.startswith(f"{PREFIX}{pid}-")]
 
 
 def folders(pid: int) -> list[Path]:
@@ -282,6 +286,37 @@ def test_a_sweep_in_a_cluster_reproduces_by_its_cells_commands(tmp_path: Path) -
     assert all(c["cluster"]["nodes"] == c["num_workers"] == 2 for c in cells)
     assert all("--cluster nodes=2,rate=1gbit" in c["command"] for c in cells)
     assert "emulated cluster nodes=2,rate=1gbit" in done.out
+
+
+@as_root
+def test_an_interrupted_sweep_takes_down_the_cluster_of_its_cell(tmp_path: Path) -> None:
+    """`mpirun` needs seconds to end its ranks, and the cluster stands until it has."""
+    folder, note = tmp_path / "out", tmp_path / "begun"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"""
+[base]
+workload = "{FAULTY}:build:fault=hang,rank=1,at=3,note={note}"
+cluster = "nodes=2,rate=1gbit"
+backend = "mpi-ring"
+steps = 1000
+verify_steps = 0
+""")
+    before = namespaces()
+    with subprocess.Popen(
+        [sys.executable, "-m", "testbed", "sweep", str(recipe), "--output", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as sweep:
+        try:
+            wait_for(note.exists)
+            assert len(namespaces() - before) == 3
+            sweep.send_signal(signal.SIGTERM)
+            assert sweep.wait(WITHIN_S) == INTERRUPTED
+        finally:
+            if sweep.poll() is None:
+                end_family(sweep.pid)
+    assert namespaces() <= before
+    assert json.loads((folder / "sweep.json").read_text())["command"].startswith("testbed sweep ")
 
 
 def test_comm_shows_the_cluster_s_times_and_the_share_of_the_line(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ import pytest
 
 from testbed.forking import through_stub
 from tests.harness.family import belongs, descendants
-from tests.harness.runs import FAULTY, end_family, testbed
+from tests.harness.runs import FAULTY, end_family, testbed, wait_for
 
 DEADLINE_S = "4"
 NETWORKED = ["zmq-ps", "mpi-ring", "mpi", "gloo"]
@@ -157,13 +156,6 @@ def statuses(pid: int) -> list[str]:
             if belongs(member, frozenset({pid})):
                 found.append(psutil.Process(member).status())
     return found
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def shared_memory_files() -> set[str]:
