@@ -1,0 +1,79 @@
+"""A timeline's file: it reads back as it was, and viewers find events that nest or lie apart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Message, Plan, TensorSlice
+from testbed.records.timeline import (
+    ClockLine,
+    Kind,
+    Timeline,
+    TimelineEvent,
+    decode_timeline,
+    encode_timeline,
+)
+
+KINDS: tuple[Kind, ...] = ("compute", "send", "encode", "wait", "ready")
+
+events = st.builds(
+    lambda kind, rank, begin, length: TimelineEvent(
+        kind=kind, name="x", rank=rank, step=5, begin_s=begin, end_s=begin + length, channel=0
+    ),
+    st.sampled_from(KINDS),
+    st.integers(0, 2),
+    st.integers(0, 30).map(lambda n: n / 8),
+    st.integers(0, 20).map(lambda n: n / 8),
+)
+
+
+def timeline(found: list[TimelineEvent]) -> Timeline:
+    in_order = sorted(found, key=lambda e: (e.begin_s, -e.end_s))
+    return Timeline(backend="mpi-ring", num_workers=2, num_servers=1, events=tuple(in_order))
+
+
+@given(st.lists(events, max_size=30))
+def test_events_of_a_thread_nest_or_lie_apart_and_all_read_back(found: list[TimelineEvent]) -> None:
+    data = encode_timeline(timeline(found))
+    assert decode_timeline(data) == timeline(found)
+    drawn = [e for e in json.loads(data)["traceEvents"] if e["ph"] == "X"]
+    spans = [(e["pid"], e["tid"], e["ts"], e["ts"] + e["dur"]) for e in drawn]
+    for index, (pid, tid, begin, end) in enumerate(spans):
+        for other in spans[index + 1 :]:
+            if other[:2] == (pid, tid):
+                assert other[2] >= end or other[3] <= end, (begin, end, other)
+
+
+def test_plan_link_and_clocks_read_back() -> None:
+    part = TensorSlice(tensor=0, start=0, stop=4)
+    plan = Plan(
+        scheduler="wfbp",
+        names=("w",),
+        num_elements=(4,),
+        dtypes=("float32",),
+        messages=(Message(parts=(part,)),),
+    )
+    whole = Timeline(
+        backend="gloo",
+        num_workers=2,
+        events=(TimelineEvent(kind="step", name="step 5", rank=0, step=5, begin_s=0, end_s=0.5),),
+        clocks=(ClockLine(rank=1, offset_s=0.05, drift=5e-5, at_s=3.0, num_bursts=12),),
+        plan=plan,
+        link=Link(backend="gloo", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-9),
+        exposed_s={5: [0.1, 0.2]},
+    )
+    assert decode_timeline(encode_timeline(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"traceEvents": []}', b'{"otherData": {"schema": "x"}}']
+)
+def test_another_file_is_refused_with_its_name(data: bytes) -> None:
+    with pytest.raises(UsageError, match=r"cell\.json"):
+        decode_timeline(data, "cell.json")
