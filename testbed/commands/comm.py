@@ -36,7 +36,7 @@ from testbed.records.store import write_atomically
 class Format(StrEnum):
     """Whose columns the results are printed in."""
 
-    NCCL = "nccl"
+    TABLE = "table"
     OSU = "osu"
 
 
@@ -117,8 +117,9 @@ def comm(
         ),
     ] = False,
     format: Annotated[
-        Format, typer.Option(help="nccl: a row as each size is done; osu: OSU's columns at the end")
-    ] = Format.NCCL,
+        Format,
+        typer.Option(help="table: a row as each size is done; osu: OSU's columns at the end"),
+    ] = Format.TABLE,
     fit: Annotated[
         bool, typer.Option("--fit", help="fit start-up and per-byte time instead; up to --max")
     ] = False,
@@ -244,7 +245,7 @@ def _as_member(
 
     def begin(group: Group) -> Hear:
         hosts.extend(group.hosts)
-        if format is Format.NCCL:
+        if format is Format.TABLE:
             launcher = role.identity.launcher
             _say(header(config, group.hosts, launcher, emulation, per_iteration=per_iteration))
         return hear
@@ -252,7 +253,7 @@ def _as_member(
     def hear(samples: SizeSamples) -> None:
         rows = results_of(config, contestants, samples, emulation.line_bps if emulation else None)
         results.extend(rows)
-        if format is Format.NCCL:
+        if format is Format.TABLE:
             each = (row(config, r, emulation, per_iteration=per_iteration) for r in rows)
             _say("".join(each))
 
