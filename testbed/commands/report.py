@@ -32,6 +32,7 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     LATEX = "latex"
+    BENCHMARK = "benchmark"
 
 
 def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
@@ -75,6 +76,8 @@ def report(
         testbed report runs/results/quick-20250101-120000
 
         testbed report runs/results/quick-* --format csv --output quick.csv
+
+        testbed report runs/results/quick-* --format benchmark --output quick.json
 
         testbed report runs/results/emulated-* --forecast forecast.json
     """

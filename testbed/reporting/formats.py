@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from testbed.records.report import Report, ReportCell, encode_report
+from testbed.reporting.benchmark import to_benchmark
 from testbed.reporting.columns import Column, columns_for
 from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound, undilated
@@ -96,6 +97,7 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
     "csv": to_csv,
     "json": to_json,
     "latex": to_latex,
+    "benchmark": lambda report: to_benchmark(as_shown(report)),
 }
 
 
