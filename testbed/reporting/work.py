@@ -135,6 +135,7 @@ _RECORD = (
     "max_batch",
 )
 _MEMORY = (MEMORY.what, "budget_mb")
+_FILES = ("workload", "trace", "link", "plan", "data", "resume_from")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -282,7 +283,22 @@ def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
     return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
-def _without(cell: ReportCell, names: Iterable[str]) -> RunConfig:
+def settings_of(cell: Cell) -> RunConfig:
+    """A cell's settings without what changes neither its work nor its time.
+
+    Files are named without their folders, so that checkouts in two places have the same cells.
+    """
+    found = _without(cell, (*_RECORD, "deadline", "start_deadline"))
+    names = {n: _without_folder(text) for n in _FILES if (text := getattr(found, n))}
+    return msgspec.structs.replace(found, **names)
+
+
+def _without_folder(text: str) -> str:
+    head, colon, options = text.partition(":")
+    return text if "=" in head else head.rpartition("/")[2] + colon + options
+
+
+def _without(cell: Cell, names: Iterable[str]) -> RunConfig:
     """The cell's settings as they came out in the end, with some of them levelled."""
     asked = msgspec.structs.replace(
         cell.config,
