@@ -20,6 +20,7 @@ from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
+from testbed.reporting.page.page import to_html
 from testbed.reporting.terminal import print_report
 
 
@@ -31,6 +32,7 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     LATEX = "latex"
+    HTML = "html"
 
 
 def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
@@ -52,7 +54,8 @@ def report(
     ],
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[
-        Path | None, typer.Option(help="write to this file instead of the terminal")
+        Path | None,
+        typer.Option("--output", "-o", help="write to this file instead of the terminal"),
     ] = None,
     forecast: Annotated[
         Path | None,
@@ -69,6 +72,8 @@ def report(
 
         testbed report runs/results/quick-* --format csv --output quick.csv
 
+        testbed report runs/results/quick-* --format html -o report.html
+
         testbed report runs/results/emulated-* --forecast forecast.json
     """
     foreseen = None if forecast is None else load_forecast(forecast)
@@ -83,6 +88,8 @@ def report(
         buffer = io.StringIO()
         print_report(made, buffer)
         text = buffer.getvalue()
+    elif format is Format.HTML:
+        text = to_html(made, ", ".join(path.name for path in directories))
     elif format is Format.JSON:
         text = encode_report(made, full=full).decode()
     else:

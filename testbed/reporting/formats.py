@@ -51,7 +51,7 @@ def to_markdown(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     lines = [
-        _markdown_row([_one_line(column.title) for column in columns]),
+        _markdown_row([one_line(column.title) for column in columns]),
         _markdown_row(["---:" if column.numeric else "---" for column in columns]),
         *(_markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
     ]
@@ -66,7 +66,7 @@ def to_latex(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     align = "".join("r" if column.numeric else "l" for column in columns)
-    titles = " & ".join(_latex_text(_one_line(c.title)) for c in columns)
+    titles = " & ".join(_latex_text(one_line(c.title)) for c in columns)
     rows = [
         " & ".join(_latex_text(shown(column, cell)) for column in columns) + r" \\"
         for cell in report.cells
@@ -123,7 +123,7 @@ def _csv_value(column: Column, cell: ReportCell) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _one_line(title: str) -> str:
+def one_line(title: str) -> str:
     """A heading without the breaks that the terminal needs."""
     return title.replace("-\n", "").replace("/\n", "/").replace("\n", " ")
 

@@ -208,6 +208,23 @@ def step_key(cell: ReportCell) -> Key:
     return _without(cell, levelled), sharing_of(cell.cluster)
 
 
+def setting_key(cell: ReportCell) -> Key:
+    """What cells have in common that answer one question: which exchange is fastest here."""
+    kept = {"slow"}
+    levelled = tuple(n for n in _EXCHANGE + _MEMORY if n not in kept) + _RECORD + _LENGTH
+    return _without(cell, levelled), sharing_of(cell.cluster)
+
+
+def scaling_key(cell: ReportCell, *, methods: bool = True) -> Key:
+    """What a cell has in common with itself on another number of workers; else with all methods."""
+    parts = {axis.what for axis in AXES} if methods else set[str]()
+    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH)
+    found = _without(cell, [name for name in levelled if name not in {"slow", *parts}])
+    pieces = (cell.config.cluster or "").split(",")
+    cluster = ",".join(piece for piece in pieces if not piece.startswith("nodes="))
+    return msgspec.structs.replace(found, workers=1, cluster=cluster), ""
+
+
 def apart_from_dilation(cell: ReportCell) -> Key:
     """What a cell has in common with itself at another dilation of its emulated cluster."""
     levelled = _without(cell, (*_RECORD, *_LENGTH, "deadline", "start_deadline"))

@@ -1,0 +1,216 @@
+"""Bars: what a step's time and a step's memory consist of, labelled where they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from testbed.records.report import ReportCell
+from testbed.reporting.columns import columns_for, rounded
+from testbed.reporting.page.groups import Group, Placed, grouped
+from testbed.reporting.page.markup import Markup, element, joined, section
+from testbed.reporting.work import setting_key
+
+MiB = 2.0**20
+
+
+def step_bars(cells: Sequence[Placed]) -> Markup | None:
+    """The steps' times, a chart for each workload and cluster."""
+    known = [each for each in cells if each.cell.step_time_s and each.cell.compute_s is not None]
+    if not known:
+        return None
+    compressed = any(each.cell.compression for each in known)
+    told = [
+        "A bar is rank 0's median step: compute, then exposed communication, which compute did "
+        "not hide. The upright mark is the step time over ranks and runs, with its interval"
+    ]
+    if any(each.cell.predicted_step_time_s for each in known):
+        told.append("; the diamond is the predicted step")
+    if compressed:
+        told.append(
+            ". The thin bar below is what the messages took altogether, encode, transfer and "
+            "decode: what of it reaches beyond compute is exposed"
+        )
+    charts = [
+        _step_chart(group)
+        for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers))
+    ]
+    return section("Step time", element("p", "".join(told) + "."), *charts)
+
+
+def _step_chart(group: Group) -> Markup:
+    step = next(c for c in columns_for([p.cell for p in group.cells]) if c.key == "step_time_s")
+    high = max(_end_s(each.cell) for each in group.cells)
+    rows = [_step_row(each, high, step.text(each.cell)) for each in group.cells]
+    return element(
+        "figure",
+        element("figcaption", f"{group.heading}: ms a step, 0 to {rounded(high * 1e3)}"),
+        element("ul", *rows, class_="bars"),
+    )
+
+
+def interval_s(cell: ReportCell) -> tuple[float, float] | None:
+    """The ends of the interval that the table shows: over runs, else of the runs or the steps."""
+    ends = [
+        (cell.step_time_low_s, cell.step_time_high_s),
+        (cell.step_time_smallest_s, cell.step_time_largest_s)
+        if len(cell.run_medians_s) == 2
+        else (None, None),
+        (cell.step_time_p5_s, cell.step_time_p95_s),
+    ]
+    return next(((a, b) for a, b in ends if a is not None and b is not None), None)
+
+
+def _end_s(cell: ReportCell) -> float:
+    found, spent = interval_s(cell), cell.compression
+    return max(
+        (cell.compute_s or 0.0) + (cell.exposed_comm_s or 0.0),
+        cell.step_time_s or 0.0,
+        cell.predicted_step_time_s or 0.0,
+        found[1] if found else 0.0,
+        spent.encode_s + spent.communication_s + spent.decode_s if spent else 0.0,
+    )
+
+
+def _step_row(each: Placed, high_s: float, text: str) -> Markup:
+    cell = each.cell
+    parts = {"compute_s": cell.compute_s or 0.0, "exposed_comm_s": cell.exposed_comm_s or 0.0}
+    thin = {}
+    if cell.compression:
+        for name in ("encode_s", "communication_s", "decode_s"):
+            thin[name] = getattr(cell.compression, name)
+    marks = [_stack(parts, high_s, 3, 15), _stack(thin, high_s, 20, 5)]
+    found = interval_s(cell)
+    if found is not None:
+        marks.append(_whisker(found, cell.step_time_s or 0.0, high_s))
+    if cell.predicted_step_time_s:
+        diamond = element("path", d="M0 5L5 10.5L0 16L-5 10.5Z", class_="predicted")
+        at = f"{100 * cell.predicted_step_time_s / high_s:.3f}%"
+        marks.append(element("svg", diamond, x=at, overflow="visible"))
+    labels = [_label(name, value) for name, value in {**parts, **thin}.items()]
+    if cell.predicted_step_time_s:
+        labels.append(
+            element(
+                "span",
+                element("i", class_="predicted"),
+                f"predicted {rounded(cell.predicted_step_time_s * 1e3)}",
+                data_key="predicted_step_time_s",
+                data_value=repr(cell.predicted_step_time_s),
+            )
+        )
+    return element(
+        "li",
+        element("span", each.name, class_="name"),
+        element("span", f"{text} ms", class_="value"),
+        _drawing(joined(*marks), f"{each.name}: {text} ms", 26 if thin else 20),
+        element("span", *labels, class_="parts"),
+        data_cell=each.number,
+    )
+
+
+WORDS: Mapping[str, str] = {
+    "compute_s": "compute",
+    "exposed_comm_s": "exposed communication",
+    "encode_s": "encode",
+    "communication_s": "transfer",
+    "decode_s": "decode",
+}
+
+
+def _label(name: str, value_s: float) -> Markup:
+    text = f"{WORDS[name]} {rounded(value_s * 1e3)}"
+    return element("span", element("i", class_=name), text, data_key=name, data_value=repr(value_s))
+
+
+def _stack(parts: Mapping[str, float], high: float, top: int, height: int) -> Markup:
+    """Rectangles one after another, `high` being the width of the drawing."""
+    drawn, begin = [], 0.0
+    for name, value in parts.items():
+        drawn.append(
+            element(
+                "rect",
+                x=f"{100 * begin / high:.3f}%",
+                y=top,
+                width=f"{100 * value / high:.3f}%",
+                height=height,
+                class_=name,
+            )
+        )
+        begin += value
+    return joined(*drawn)
+
+
+def _whisker(ends: tuple[float, float], middle: float, high: float) -> Markup:
+    at = {value: f"{100 * value / high:.3f}%" for value in (*ends, middle)}
+    across = element("line", x1=at[ends[0]], x2=at[ends[1]], y1=10.5, y2=10.5)
+    ticks = [
+        element("line", x1=x, x2=x, y1=10.5 - half, y2=10.5 + half)
+        for x, half in ((at[ends[0]], 3), (at[ends[1]], 3), (at[middle], 10))
+    ]
+    return element("g", across, *ticks, class_="interval")
+
+
+def _drawing(inner: Markup, label: str, height: int) -> Markup:
+    return element(
+        "svg", inner, role="img", aria_label=label, width="100%", height=height, overflow="visible"
+    )
+
+
+def memory_bars(cells: Sequence[Placed]) -> Markup | None:
+    """The peaks of live storages by category, as predicted and as measured."""
+    known = [each for each in cells if each.cell.memory is not None]
+    if not known:
+        return None
+    charts = []
+    for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers)):
+        every = [
+            found
+            for each in group.cells
+            if each.cell.memory
+            for found in (each.cell.memory.predicted, each.cell.memory.measured)
+        ]
+        high = float(max(sum(found.values()) for found in every)) or 1.0
+        rows = [row for each in group.cells for row in _memory_rows(each, high)]
+        told = f"{group.heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
+        charts.append(
+            element("figure", element("figcaption", told), element("ul", *rows, class_="bars"))
+        )
+    return joined(
+        element("p", "Live storages of rank 0 at the peak of a step, by category."), *charts
+    )
+
+
+def _memory_rows(each: Placed, high: float) -> list[Markup]:
+    memory = each.cell.memory
+    if memory is None:
+        return []
+    rows = []
+    for kind, found in (("predicted", memory.predicted), ("measured", memory.measured)):
+        if not found:
+            continue
+        total = f"{rounded(sum(found.values()) / MiB)} MiB {kind}"
+        labels = [
+            element(
+                "span",
+                element("i", class_=name),
+                f"{name} {rounded(size / MiB)}",
+                data_key=f"memory.{kind}.{name}",
+                data_value=size,
+            )
+            for name, size in found.items()
+            if size
+        ]
+        rows.append(
+            element(
+                "li",
+                element("span", each.name if kind == "predicted" else "", class_="name"),
+                element("span", total, class_="value"),
+                _drawing(
+                    _stack({name: float(size) for name, size in found.items()}, high, 3, 15),
+                    f"{each.name}: {total}",
+                    20,
+                ),
+                element("span", *labels, class_="parts"),
+                data_cell=each.number,
+            )
+        )
+    return rows
