@@ -12,14 +12,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from testbed.records.cell import Cell
+from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
 from testbed.records.report import encode_report
 from testbed.records.store import Store, cell_key, write_atomically
+from testbed.records.timeline import SUFFIX, decode_timeline
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
+from testbed.reporting.page.lanes import Recorded
 from testbed.reporting.page.page import to_html
 from testbed.reporting.terminal import print_report
 
@@ -46,6 +48,26 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
         for key, index, _ in plan.order:
             if key in cells:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
+
+
+def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
+    """The timelines beside the cells of sweeps' folders.
+
+    Raises:
+        UsageError: a file is no timeline.
+    """
+    for directory in dict.fromkeys(directories):
+        folder = directory / "cells" if (directory / "cells").is_dir() else directory
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
+            if beside.is_file():
+                config = decode_cell(beside.read_bytes()).config
+                yield Recorded(
+                    path,
+                    str(directory),
+                    msgspec.structs.replace(config, repeat=0),
+                    decode_timeline(path.read_bytes(), str(path)),
+                )
 
 
 def report(
@@ -89,7 +111,8 @@ def report(
         print_report(made, buffer)
         text = buffer.getvalue()
     elif format is Format.HTML:
-        text = to_html(made, ", ".join(path.name for path in directories))
+        title = ", ".join(path.resolve().name for path in directories)
+        text = to_html(made, title, list(timelines_of(directories)))
     elif format is Format.JSON:
         text = encode_report(made, full=full).decode()
     else:

@@ -124,6 +124,7 @@ _RECORD = (
     "max_batch",
 )
 _MEMORY = (MEMORY.what, "budget_mb")
+_PREDICTION = ("predict", "rehearse")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -210,15 +211,14 @@ def step_key(cell: ReportCell) -> Key:
 
 def setting_key(cell: ReportCell) -> Key:
     """What cells have in common that answer one question: which exchange is fastest here."""
-    kept = {"slow"}
-    levelled = tuple(n for n in _EXCHANGE + _MEMORY if n not in kept) + _RECORD + _LENGTH
-    return _without(cell, levelled), sharing_of(cell.cluster)
+    levelled = [n for n in (*_EXCHANGE, *_MEMORY, *_LENGTH, *_PREDICTION) if n != "slow"]
+    return _without(cell, (*levelled, *_RECORD)), sharing_of(cell.cluster)
 
 
 def scaling_key(cell: ReportCell, *, methods: bool = True) -> Key:
     """What a cell has in common with itself on another number of workers; else with all methods."""
     parts = {axis.what for axis in AXES} if methods else set[str]()
-    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH)
+    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH, *_PREDICTION)
     found = _without(cell, [name for name in levelled if name not in {"slow", *parts}])
     pieces = (cell.config.cluster or "").split(",")
     cluster = ",".join(piece for piece in pieces if not piece.startswith("nodes="))

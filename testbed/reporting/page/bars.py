@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from testbed.records.report import ReportCell
-from testbed.reporting.columns import columns_for, rounded
+from testbed.reporting.columns import columns_for, rounded, step_range
 from testbed.reporting.page.groups import Group, Placed, grouped
 from testbed.reporting.page.markup import Markup, element, joined, section
 from testbed.reporting.work import setting_key
@@ -48,20 +48,8 @@ def _step_chart(group: Group) -> Markup:
     )
 
 
-def interval_s(cell: ReportCell) -> tuple[float, float] | None:
-    """The ends of the interval that the table shows: over runs, else of the runs or the steps."""
-    ends = [
-        (cell.step_time_low_s, cell.step_time_high_s),
-        (cell.step_time_smallest_s, cell.step_time_largest_s)
-        if len(cell.run_medians_s) == 2
-        else (None, None),
-        (cell.step_time_p5_s, cell.step_time_p95_s),
-    ]
-    return next(((a, b) for a, b in ends if a is not None and b is not None), None)
-
-
 def _end_s(cell: ReportCell) -> float:
-    found, spent = interval_s(cell), cell.compression
+    (found, _), spent = step_range(cell), cell.compression
     return max(
         (cell.compute_s or 0.0) + (cell.exposed_comm_s or 0.0),
         cell.step_time_s or 0.0,
@@ -79,7 +67,7 @@ def _step_row(each: Placed, high_s: float, text: str) -> Markup:
         for name in ("encode_s", "communication_s", "decode_s"):
             thin[name] = getattr(cell.compression, name)
     marks = [_stack(parts, high_s, 3, 15), _stack(thin, high_s, 20, 5)]
-    found = interval_s(cell)
+    found, _ = step_range(cell)
     if found is not None:
         marks.append(_whisker(found, cell.step_time_s or 0.0, high_s))
     if cell.predicted_step_time_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 
 from testbed.base.axes import AXES
 from testbed.records.report import ReportCell
@@ -41,19 +42,29 @@ class Line:
     colour: int = 0
 
 
-def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> Markup:
-    """Lines over x and y from 0, each named where it ends."""
+def chart(
+    title: str, x_label: str, y_label: str, lines: Sequence[Line], *, from_zero: bool = True
+) -> Markup:
+    """Lines over x from 0 and y, each named beside its end."""
     xs = sorted({x for line in lines for x, _ in line.points})
     _, x_high, x_ticks = axis_of(xs, log_y=False)
     if len(xs) <= MAX_LINES and all(x == int(x) for x in xs):
         x_ticks, x_high = xs, max(xs)
-    _, y_high, y_ticks = axis_of([y for line in lines for _, y in line.points], log_y=False)
+    ys = [y for line in lines for _, y in line.points]
+    y_low = 0.0 if from_zero else min(ys)
+    _, rise, steps = axis_of([max(ys) - y_low], log_y=False)
+    if not from_zero and len(steps) > 1:
+        gap = steps[1]
+        y_low = floor(y_low / gap) * gap
+        steps = [gap * n for n in range(ceil((max(ys) - y_low) / gap - 1e-9) + 1)]
+        rise = steps[-1]
+    y_ticks = [y_low + each for each in steps]
 
     def x_of(x: float) -> float:
         return LEFT + x / x_high * (WIDTH - LEFT - RIGHT)
 
     def y_of(y: float) -> float:
-        return HEIGHT - BOTTOM - y / y_high * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - (y - y_low) / rise * (HEIGHT - TOP - BOTTOM)
 
     parts = []
     for tick in y_ticks:
@@ -94,11 +105,11 @@ def _line(line: Line, places: Sequence[Point], end: float) -> Markup:
         )
         for place, (x, y), number in zip(places, line.points, line.cells, strict=True)
     ]
-    x, y = places[-1]
-    lead = element("path", d=f"M{x + 4:.1f} {y:.1f}L{x + 14:.1f} {end:.1f}", class_="lead")
+    (x, y), label = places[-1], WIDTH - RIGHT + 17
+    lead = element("path", d=f"M{x + 4:.1f} {y:.1f}L{label - 3:.1f} {end:.1f}", class_="lead")
     kind = f"line l{line.colour % NUM_COLOURS}" + (" dashed" if line.dashed else "")
     return element(
-        "g", element("path", d=path), *dots, lead, _text(x + 17, end + 4, line.name), class_=kind
+        "g", element("path", d=path), *dots, lead, _text(label, end + 4, line.name), class_=kind
     )
 
 
@@ -215,4 +226,5 @@ def _over_time(heading: str, what: str, key: str, cells: Sequence[Placed]) -> li
     ]
     more = len(lines) - len(chosen)
     left_out = f" ({len(chosen)} of {len(lines)}: those that trained fastest)" if more else ""
-    return [chart(heading, "s of training", f"{what}{left_out}", chosen)]
+    y_label = f"{what}{left_out}"
+    return [chart(heading, "s of training", y_label, chosen, from_zero=False)]

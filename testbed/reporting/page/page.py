@@ -12,16 +12,18 @@ from testbed.reporting.formats import as_shown, below
 from testbed.reporting.page.bars import memory_bars, step_bars
 from testbed.reporting.page.curves import scaling, time_to_target
 from testbed.reporting.page.groups import Placed, placed
+from testbed.reporting.page.lanes import Recorded, timelines
 from testbed.reporting.page.markup import Markup, element, section
 from testbed.reporting.page.tables import commands, memory_table, tables
 
 
-def to_html(report: Report, title: str) -> str:
+def to_html(report: Report, title: str, recorded: Sequence[Recorded] = ()) -> str:
     """One file with everything in it: it opens from a disk, without a network.
 
     Args:
         report: with samples and curves of accuracy.
         title: of the page: the folders' names.
+        recorded: timelines of its cells.
     """
     report = as_shown(report)
     cells = placed(report.cells)
@@ -32,6 +34,7 @@ def to_html(report: Report, title: str) -> str:
         scaling(cells),
         time_to_target(cells),
         section("Memory", memory, memory_table(cells)) if memory else None,
+        timelines(cells, recorded),
         _notes(below(report)),
         commands(cells),
     ]

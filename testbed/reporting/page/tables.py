@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.base.axes import AXES
 from testbed.records.report import ReportCell
 from testbed.reporting.columns import Column, columns_for, compression_columns, memory_columns
 from testbed.reporting.formats import one_line, shown
@@ -22,7 +23,9 @@ def tables(cells: Sequence[Placed]) -> list[Markup]:
     if compressed:
         columns = compression_columns([each.cell for each in compressed])
         told = element("p", "What compressing cost, for each step and rank.")
-        found.append(section("Compression", told, *_table("compression", columns, compressed)))
+        found.append(
+            section("Compression", told, *_table("compression", columns, compressed, named=True))
+        )
     return found
 
 
@@ -31,11 +34,15 @@ def memory_table(cells: Sequence[Placed]) -> Markup | None:
     known = [each for each in cells if each.cell.memory is not None]
     if not known:
         return None
-    return joined(*_table("memory", memory_columns([each.cell for each in known]), known))
+    return joined(
+        *_table("memory", memory_columns([each.cell for each in known]), known, named=True)
+    )
 
 
-def _table(label: str, columns: Sequence[Column], cells: Sequence[Placed]) -> list[Markup]:
-    """What all rows have in common, then the table."""
+def _table(
+    label: str, columns: Sequence[Column], cells: Sequence[Placed], *, named: bool = False
+) -> list[Markup]:
+    """What all rows have in common, then the table; `named`: with the cells' names."""
     titled = [c for c in columns if c.title and any(c.text(each.cell) for each in cells)]
     same = [
         c
@@ -46,9 +53,17 @@ def _table(label: str, columns: Sequence[Column], cells: Sequence[Placed]) -> li
     ]
     kept = [c for c in titled if c not in same]
     wide = any(c.wide for c in kept) and not all(c.wide for c in kept if c.numeric)
-    head = [_heading(c, wide) for c in kept]
+    parts = {axis.what for axis in AXES}
+    kept = [c for c in kept if not (named and c.key in parts)]
+    head = [element("th", element("button", "cell", type="button"), scope="col")] * named
+    head += [_heading(c, wide) for c in kept]
     rows = [
-        element("tr", *(_entry(c, each.cell, wide) for c in kept), data_cell=each.number)
+        element(
+            "tr",
+            element("td", each.name) if named else None,
+            *(_entry(c, each.cell, wide) for c in kept),
+            data_cell=each.number,
+        )
         for each in cells
     ]
     table = element(
