@@ -14,6 +14,8 @@ import typer
 
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
+from testbed.records.memory import SUFFIX as OF_MEMORY
+from testbed.records.memory import decode_memory
 from testbed.records.report import encode_report
 from testbed.records.store import Store, cell_key, write_atomically
 from testbed.records.timeline import SUFFIX, decode_timeline
@@ -112,7 +114,12 @@ def report(
         text = buffer.getvalue()
     elif format is Format.HTML:
         title = ", ".join(path.resolve().name for path in directories)
-        text = to_html(made, title, list(timelines_of(directories)))
+        foreseen = [
+            decode_memory(path.read_bytes(), str(path))
+            for directory in dict.fromkeys(directories)
+            for path in sorted(directory.glob(f"*{OF_MEMORY}"))
+        ]
+        text = to_html(made, title, list(timelines_of(directories)), foreseen)
     elif format is Format.JSON:
         text = encode_report(made, full=full).decode()
     else:

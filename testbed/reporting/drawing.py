@@ -163,12 +163,12 @@ def svg_areas(title: str, x_label: str, y_label: str, panels: Sequence[Panel]) -
                 )
         parts += [
             f'<path fill="{colours[name]}" d="{outline}"/>'
-            for name, outline in _outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
+            for name, outline in outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
         ]
     return "\n".join([*parts, "</svg>"])
 
 
-def _outlines(
+def outlines(
     panel: Panel, until_s: float, x_scale: float, floor: float, y_scale: float
 ) -> list[tuple[str, str]]:
     """The outline of each area of a panel."""

@@ -10,8 +10,6 @@ from testbed.reporting.page.groups import Group, Placed, grouped
 from testbed.reporting.page.markup import Markup, element, joined, section
 from testbed.reporting.work import setting_key
 
-MiB = 2.0**20
-
 
 def step_bars(cells: Sequence[Placed]) -> Markup | None:
     """The steps' times, a chart for each workload and cluster."""
@@ -66,7 +64,7 @@ def _step_row(each: Placed, high_s: float, text: str) -> Markup:
     if cell.compression:
         for name in ("encode_s", "communication_s", "decode_s"):
             thin[name] = getattr(cell.compression, name)
-    marks = [_stack(parts, high_s, 3, 15), _stack(thin, high_s, 20, 5)]
+    marks = [stack(parts, high_s, 3, 15), stack(thin, high_s, 20, 5)]
     found, _ = step_range(cell)
     if found is not None:
         marks.append(_whisker(found, cell.step_time_s or 0.0, high_s))
@@ -89,7 +87,7 @@ def _step_row(each: Placed, high_s: float, text: str) -> Markup:
         "li",
         element("span", each.name, class_="name"),
         element("span", f"{text} ms", class_="value"),
-        _drawing(joined(*marks), f"{each.name}: {text} ms", 26 if thin else 20),
+        drawing(joined(*marks), f"{each.name}: {text} ms", 26 if thin else 20),
         element("span", *labels, class_="parts"),
         data_cell=each.number,
     )
@@ -109,7 +107,7 @@ def _label(name: str, value_s: float) -> Markup:
     return element("span", element("i", class_=name), text, data_key=name, data_value=repr(value_s))
 
 
-def _stack(parts: Mapping[str, float], high: float, top: int, height: int) -> Markup:
+def stack(parts: Mapping[str, float], high: float, top: int, height: int) -> Markup:
     """Rectangles one after another, `high` being the width of the drawing."""
     drawn, begin = [], 0.0
     for name, value in parts.items():
@@ -137,68 +135,8 @@ def _whisker(ends: tuple[float, float], middle: float, high: float) -> Markup:
     return element("g", across, *ticks, class_="interval")
 
 
-def _drawing(inner: Markup, label: str, height: int) -> Markup:
+def drawing(inner: Markup, label: str, height: int) -> Markup:
+    """A drawing as wide as there is room; it tells what it shows."""
     return element(
         "svg", inner, role="img", aria_label=label, width="100%", height=height, overflow="visible"
     )
-
-
-def memory_bars(cells: Sequence[Placed]) -> Markup | None:
-    """The peaks of live storages by category, as predicted and as measured."""
-    known = [each for each in cells if each.cell.memory is not None]
-    if not known:
-        return None
-    charts = []
-    for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers)):
-        every = [
-            found
-            for each in group.cells
-            if each.cell.memory
-            for found in (each.cell.memory.predicted, each.cell.memory.measured)
-        ]
-        high = float(max(sum(found.values()) for found in every)) or 1.0
-        rows = [row for each in group.cells for row in _memory_rows(each, high)]
-        told = f"{group.heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
-        charts.append(
-            element("figure", element("figcaption", told), element("ul", *rows, class_="bars"))
-        )
-    return joined(
-        element("p", "Live storages of rank 0 at the peak of a step, by category."), *charts
-    )
-
-
-def _memory_rows(each: Placed, high: float) -> list[Markup]:
-    memory = each.cell.memory
-    if memory is None:
-        return []
-    rows = []
-    for kind, found in (("predicted", memory.predicted), ("measured", memory.measured)):
-        if not found:
-            continue
-        total = f"{rounded(sum(found.values()) / MiB)} MiB {kind}"
-        labels = [
-            element(
-                "span",
-                element("i", class_=name),
-                f"{name} {rounded(size / MiB)}",
-                data_key=f"memory.{kind}.{name}",
-                data_value=size,
-            )
-            for name, size in found.items()
-            if size
-        ]
-        rows.append(
-            element(
-                "li",
-                element("span", each.name if kind == "predicted" else "", class_="name"),
-                element("span", total, class_="value"),
-                _drawing(
-                    _stack({name: float(size) for name, size in found.items()}, high, 3, 15),
-                    f"{each.name}: {total}",
-                    20,
-                ),
-                element("span", *labels, class_="parts"),
-                data_cell=each.number,
-            )
-        )
-    return rows

@@ -6,34 +6,41 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from testbed.base.axes import AXES
+from testbed.records.memory import MemorySimulation
 from testbed.records.report import Report
 from testbed.reporting.columns import columns_for
 from testbed.reporting.formats import as_shown, below
-from testbed.reporting.page.bars import memory_bars, step_bars
+from testbed.reporting.page.bars import step_bars
 from testbed.reporting.page.curves import scaling, time_to_target
 from testbed.reporting.page.groups import Placed, placed
 from testbed.reporting.page.lanes import Recorded, timelines
 from testbed.reporting.page.markup import Markup, element, section
-from testbed.reporting.page.tables import commands, memory_table, tables
+from testbed.reporting.page.memory import memory_section
+from testbed.reporting.page.tables import commands, tables
 
 
-def to_html(report: Report, title: str, recorded: Sequence[Recorded] = ()) -> str:
+def to_html(
+    report: Report,
+    title: str,
+    recorded: Sequence[Recorded] = (),
+    foreseen: Sequence[MemorySimulation] = (),
+) -> str:
     """One file with everything in it: it opens from a disk, without a network.
 
     Args:
         report: with samples and curves of accuracy.
         title: of the page: the folders' names.
         recorded: timelines of its cells.
+        foreseen: simulations of memory, with curves.
     """
     report = as_shown(report)
     cells = placed(report.cells)
-    memory = memory_bars(cells)
     sections = [
         step_bars(cells),
         *tables(cells),
         scaling(cells),
         time_to_target(cells),
-        section("Memory", memory, memory_table(cells)) if memory else None,
+        memory_section(cells, foreseen),
         timelines(cells, recorded),
         _notes(below(report)),
         commands(cells),
