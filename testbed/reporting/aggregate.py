@@ -55,7 +55,7 @@ class Collected:
 
 
 def collect_cells(directories: Sequence[Path]) -> Collected:
-    """The cells of the folders of sweeps, of folders of cells, and of single files.
+    """The cells of the folders of sweeps, of folders of cells or of sweeps, and of single files.
 
     Of several, those without cells are left out, and a note says so.
 
@@ -65,7 +65,7 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     cells: list[Found] = []
     notes: list[str] = []
     empty: list[Path] = []
-    for directory in dict.fromkeys(directories):
+    for directory in dict.fromkeys(itertools.chain.from_iterable(map(_sweeps_in, directories))):
         plan, problem = _read_plan(directory)
         files = _cell_files(directory)
         if not files:
@@ -80,6 +80,19 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
         )
     notes += [f"{directory} is left out: it holds no cells yet" for directory in empty]
     return Collected(tuple(cells), tuple(notes))
+
+
+def _sweeps_in(directory: Path) -> list[Path]:
+    """The folder itself; those of sweeps below one that is none."""
+    if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+        return sorted(path.parent for path in directory.rglob(PLAN)) or [directory]
+    return [directory]
+
+
+def _no_cells(directory: Path) -> bool:
+    return not (directory / "cells").is_dir() and not any(
+        b"testbed.cell/" in path.read_bytes()[:200] for path in directory.glob("*.json")
+    )
 
 
 def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str]) -> Found | None:
