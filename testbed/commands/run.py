@@ -51,11 +51,13 @@ def run(
     json: Annotated[
         Path | None, typer.Option(help="write the cell (schema testbed.cell/1) here")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="do not tell how far the run is")] = False,
     **given: Any,
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
-    Every ten seconds it tells, on standard error, what rank 0 is doing.
+    While it runs it shows on standard error a bar with the time of a step and the remaining time;
+    where that is no terminal, a line every ten seconds.
 
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
@@ -87,43 +89,48 @@ def run(
     if config.tune is not None:
         config = tuned_run(config, identity.launcher, json)
     if config.cluster is not None and here is None:
-        again = _arguments(config, interface, json)
+        again = _arguments(config, interface, json, quiet)
         raise typer.Exit(
             run_in_cluster(config.cluster, processes.own_command(*again), config.deadline)
         )
     if identity.launcher != "alone":
         role = assign_role(identity, asked, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
-        raise typer.Exit(_finish(_as_rank(config, role, interface), json))
+        raise typer.Exit(_finish(_as_rank(config, role, interface, quiet), json))
     role = Role(identity, asked, config.workers, asked.facts.num_servers)
     if asked.facts.in_process or not (
         asked.facts.needs_mpi or config.workers + role.num_servers > 1 or hostfile
     ):
-        raise typer.Exit(_finish(_in_this_process(config, role, interface), json))
+        raise typer.Exit(_finish(_in_this_process(config, role, interface, quiet), json))
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
     modules = (*RANK_MODULES, *parts[WORKLOADS.what].facts.imports)
-    raise typer.Exit(_start(config, role, hostfile, interface, json, modules))
+    raise typer.Exit(_start(config, role, hostfile, interface, json, modules, quiet))
 
 
-def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
+def _as_rank(config: RunConfig, role: Role, interface: str | None, quiet: bool) -> Cell | None:
     from testbed.launch.worker import Settings, run_rank
 
-    return run_rank(config, role, Settings(interface, role.identity.launcher))
+    return run_rank(config, role, Settings(interface, role.identity.launcher, quiet))
 
 
-def _in_this_process(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
+def _in_this_process(
+    config: RunConfig, role: Role, interface: str | None, quiet: bool
+) -> Cell | None:
     from testbed.launch.worker import run_threads
 
     if role.backend.facts.in_process:
-        return run_threads(config, role)
-    return _as_rank(config, role, interface)
+        return run_threads(config, role, quiet=quiet)
+    return _as_rank(config, role, interface, quiet)
 
 
-def _arguments(config: RunConfig, interface: str | None, json: Path | None) -> list[str]:
+def _arguments(
+    config: RunConfig, interface: str | None, json: Path | None, quiet: bool
+) -> list[str]:
     """The command line that starts this run again."""
     arguments = ["run", *to_arguments(config)]
     arguments += ["--interface", interface] if interface else []
+    arguments += ["--quiet"] if quiet else []
     return arguments + (["--json", str(json.resolve())] if json else [])
 
 
@@ -134,18 +141,20 @@ def _start(
     interface: str | None,
     json: Path | None,
     modules: Sequence[str],
+    quiet: bool,
 ) -> int:
     """Start the ranks, wait for them, and leave a record even if they fail."""
     size = config.workers + role.num_servers
     threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
-        processes.own_command(*_arguments(config, interface, json)),
+        processes.own_command(*_arguments(config, interface, json, quiet)),
         size,
         threads,
         role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
         modules=modules,
+        quiet=quiet,
     )
     over = run_job(job, config.deadline)
     if not over.words:

@@ -126,6 +126,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the commands instead of running them")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="tell failures alone, not how far the sweep is")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the report to this file too")] = None,
     **given: Any,
 ) -> None:
@@ -189,7 +192,7 @@ def sweep(
     if submit is not None:
         raise typer.Exit(_submit(store, go, cell_timeout))
     with process_runner(store, cell_timeout, _given(context).get("environment")) as runner:
-        status = _finish(store, runner, json, share)
+        status = _finish(store, runner, json, share, quiet=quiet)
     raise typer.Exit(status)
 
 
@@ -372,11 +375,12 @@ def _submit(store: Store, go: bool, cell_timeout: float | None) -> int:
         raise Unavailable("launcher", "sbatch", "no sbatch on PATH", remedy) from error
 
 
-def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | None) -> int:
+def _finish(
+    store: Store, runner: Runner, json_path: Path | None, share: int | None, *, quiet: bool
+) -> int:
     """Run what is missing, then show what is there."""
-    status = carry_out(
-        store, runner, share=share, tuner=functools.partial(tuned_cell, store, runner)
-    )
+    tuner = functools.partial(tuned_cell, store, runner)
+    status = carry_out(store, runner, share=share, tuner=tuner, quiet=quiet)
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))

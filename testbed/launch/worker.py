@@ -30,7 +30,7 @@ from testbed.launch.lifecycle import (
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
-from testbed.launch.progress import freeze_long_lived, progress_of
+from testbed.launch.progress import StepsDone, freeze_long_lived, progress_of
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.training.compressed.spec import without_own_momentum
@@ -51,6 +51,7 @@ class Settings:
 
     interface: str | None = None
     launcher: str = "alone"
+    quiet: bool = False
 
 
 def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
@@ -71,13 +72,16 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         if role.is_server:
             _serve(config, role, group)
             return None
-        with progress_of(group.control, role.identity.rank, sys.stderr):
-            return _work(msgspec.structs.replace(config, device=device), role, group)
+        steps, alone = StepsDone(), settings.launcher == "alone"
+        with progress_of(
+            *(group.control, group.rank, sys.stderr, steps), alone=alone, quiet=settings.quiet
+        ):
+            return _work(msgspec.structs.replace(config, device=device), role, group, steps)
 
     return as_member(role.identity.rank, group, live)
 
 
-def run_threads(config: RunConfig, role: Role) -> Cell | None:
+def run_threads(config: RunConfig, role: Role, *, quiet: bool = False) -> Cell | None:
     """All ranks as threads of this process, for backends that join threads."""
     hub = InprocHub(role.num_workers)
     building = threading.Lock()
@@ -97,8 +101,9 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            with progress_of(group.control, rank, sys.stderr):
-                cells[rank] = _work(config, role, group, build)
+            steps = StepsDone()
+            with progress_of(group.control, rank, sys.stderr, steps, alone=True, quiet=quiet):
+                cells[rank] = _work(config, role, group, steps, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
             group.control.report_failure(str(error))
@@ -139,6 +144,7 @@ def _work(
     config: RunConfig,
     role: Role,
     group: Group,
+    steps: StepsDone,
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -168,6 +174,7 @@ def _work(
         dilation_of(config.cluster),
         pricing_of(planned, config),
         root_of(os.environ, alone=build is not None or group.size + role.num_servers == 1),
+        (steps,) if group.rank == 0 else (),
     )
     freeze_long_lived()
     outcome = train(run, workload)
