@@ -43,9 +43,19 @@ def label(config: RunConfig) -> str:
         >>> label(RunConfig(backend="gloo", scheduler="dear", workers=4, repeat=1))
         'digits-cnn, gloo, dear, 4 workers, repeat 2'
     """
-    chosen = [axis.of(config) for axis in AXES if axis.shown or not axis.is_default(config)]
+    return f"{chosen(config)}, repeat {config.repeat + 1}"
+
+
+def chosen(config: RunConfig) -> str:
+    """What was chosen for a cell, whichever repeat it is.
+
+    Example:
+        >>> chosen(RunConfig(backend="gloo", workers=1))
+        'digits-cnn, gloo, 1 worker'
+    """
+    parts = [axis.of(config) for axis in AXES if axis.shown or not axis.is_default(config)]
     workers = f"{config.workers} worker{'s' if config.workers != 1 else ''}"
-    return ", ".join([*chosen, workers, f"repeat {config.repeat + 1}"])
+    return ", ".join([*parts, workers])
 
 
 def remaining_s(measured_s: Mapping[str, Sequence[float]], pending: Sequence[str]) -> float | None:

@@ -46,7 +46,9 @@ def test_what_is_written_is_read_and_a_longer_text_leaves_nothing_behind(tmp_pat
     for state in ("waiting for '" + "a" * 500, "é" * 300, "short"):
         assert write_progress(path, RunProgress(state, 3, 9, 0.5, 3.0))
         told = read_progress(path)
-        assert told is not None and state.startswith(told.state) and told.done == 3
+        assert told is not None
+        assert state.startswith(told.state)
+        assert told.done == 3
     assert told.state == "short"
 
 
