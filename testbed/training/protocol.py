@@ -166,6 +166,9 @@ class StepRecord:
 class Observer:
     """Sees each step of a run, outside of measured time; does nothing unless it is overridden."""
 
+    def begin(self, first: int, total: int) -> None:
+        """`first` of `total` steps were done before, by the run that this one resumes."""
+
     def reads_after(self, done: int) -> bool:
         """Whether `after_step` will read parameters; in step with each other, all ranks agree."""
         return False
