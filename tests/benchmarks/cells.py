@@ -13,6 +13,7 @@ from tests.harness.bench_cases import VERBS
 
 IDENTITY = who_am_i()
 LAUNCHED = IDENTITY.launcher != "alone"
+NUM_RANKS = IDENTITY.size if LAUNCHED else 2  # where one number is enough
 KIB, MIB = 1 << 10, 1 << 20
 # Under a launcher all processes are workers: there are none for dedicated servers.
 BACKENDS = (*comparable(), *(() if LAUNCHED else ("zmq-ps:servers=dedicated:1",)))
