@@ -16,6 +16,7 @@ from testbed.commands.comm import comm
 from testbed.commands.diff import diff
 from testbed.commands.forecast import forecast
 from testbed.commands.list import list_parts
+from testbed.commands.pack import pack
 from testbed.commands.plan import plan
 from testbed.commands.profile import profile
 from testbed.commands.report import report
@@ -42,6 +43,7 @@ def make_app() -> typer.Typer:
     app.command()(forecast)
     app.command()(report)
     app.command()(diff)
+    app.command()(pack)
     app.command(name="list")(list_parts)
     app.command()(comm)
     app.command()(cluster)

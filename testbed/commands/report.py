@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from testbed.records.archive import as_folder
 from testbed.records.cell import Cell
 from testbed.records.forecast import load_forecast
 from testbed.records.report import encode_report
@@ -39,8 +40,10 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
     Raises:
         UsageError: a folder is no sweep's.
     """
-    for store in map(Store, dict.fromkeys(directories)):
-        plan, cells = store.read_plan(), store.read_cells()
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as folder:
+            store = Store(folder)
+            plan, cells = store.read_plan(), store.read_cells()
         for key, index, _ in plan.order:
             if key in cells:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
@@ -48,7 +51,8 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
 
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(help="folders of sweeps, as runs/results/quick-...")
+        list[Path],
+        typer.Argument(help="folders of sweeps, as runs/results/quick-..., or their archives"),
     ],
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[

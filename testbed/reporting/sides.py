@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -249,7 +250,8 @@ def environment_of(cell: Cell) -> dict[str, str]:
         found |= {f"cluster {key}": cell.cluster.get(key) for key in _CLUSTER}
     found |= given.get("versions") or {}
     found |= given.get("variables") or {}
-    return {key: str(value) for key, value in found.items() if value not in (None, "")}
+    words = {key: str(value) for key, value in found.items() if value not in (None, "")}
+    return {key: re.sub(r"testbed-\w{8}\b", "testbed-*", text) for key, text in words.items()}
 
 
 def environment_differences(a: Iterable[Cell], b: Iterable[Cell]) -> dict[str, tuple[str, str]]:
