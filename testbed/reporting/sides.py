@@ -100,6 +100,26 @@ def read_side(text: str) -> Side:
     return Side(text, tuple(grouped(found)), () if key else collected.notes)
 
 
+def read_run(text: str) -> tuple[Cell, list[Cell]]:
+    """The one run that a text names, and all finished runs of its cell in the same folder.
+
+    Raises:
+        UsageError: there is nothing of that name, or it holds several runs.
+    """
+    path, key = find_place(text)
+    collected = collect_cells([path])
+    if not collected.cells:
+        raise UsageError(f"{text} is no cell that can be read: {'; '.join(collected.notes)}")
+    if not key and len(collected.cells) > 1:
+        keys = ", ".join(each.key for each in collected.cells[:3])
+        raise UsageError(
+            f"{text} holds {len(collected.cells)} runs; name one as {text}:KEY, of {keys}, ..."
+        )
+    found = pick(collected.cells, key, path)
+    alike = (each.cell for each in collected.cells if each.group == found.group)
+    return found.cell, [cell for cell in alike if cell.status == "ok"]
+
+
 def pick(found: Sequence[Found], key: str, where: Path) -> Found:
     """The run of a key, or of the one key that begins so.
 
