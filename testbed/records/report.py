@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from testbed.base.files import to_json
+from testbed.records.answer import Answer
 from testbed.records.cell import Cell
 
 REPORT_SCHEMA: Final = "testbed.report/1"
@@ -269,6 +270,7 @@ class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
     Attributes:
+        answers: one for each setting.
         cells: one per configuration.
         families: cells that were compared, and which difference each comparison resolves.
         ratios: of methods over frameworks, those on the same transport and the fastest of others.
@@ -283,6 +285,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
+    answers: list[Answer] = []
     families: list[Family] = []
     ratios: list[RatioLine] = []
     prediction_errors: list[PredictionError] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import Collected, aggregate
+from testbed.reporting.answer import answers
 from testbed.reporting.compression import (
     break_evens,
     compression_verdicts,
@@ -47,6 +48,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     forecast = scores(rows)
     return Report(
         cells=cells,
+        answers=answers(cells),
         families=families,
         ratios=ratios,
         prediction_errors=errors,

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
-from testbed.base.axes import AXES
 from testbed.records.report import ReportCell
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import axis_of
-from testbed.reporting.naming import part_of
-from testbed.reporting.page.groups import Placed, grouped
+from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, scrolled, section
-from testbed.reporting.work import scaling_key, setting_key
+from testbed.reporting.work import scaling_key
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 56, 220, 14, 42
 MAX_LINES = 8
@@ -140,9 +138,12 @@ def scaling(cells: Sequence[Placed]) -> Markup | None:
     """Samples a second over workers, where methods ran with several numbers of them."""
     charts = []
     known = [each for each in cells if each.cell.samples_per_s and each.cell.step_time_s]
-    for group in grouped(known, setting_key_without_workers):
+    groups: dict[str, list[Placed]] = {}
+    for each in known:
+        groups.setdefault(repr(scaling_key(each.cell, methods=False)), []).append(each)
+    for group in groups.values():
         methods: dict[str, list[Placed]] = {}
-        for each in group.cells:
+        for each in group:
             methods.setdefault(repr(scaling_key(each.cell)), []).append(each)
         lines: list[Line] = []
         for number, rows in enumerate(methods.values()):
@@ -150,20 +151,15 @@ def scaling(cells: Sequence[Placed]) -> Markup | None:
             if len({each.cell.num_workers for each in rows}) > 1:
                 lines += _scaling_lines(rows, number)
         if lines:
-            charts.append(chart(group.heading, "workers", "samples a second", lines))
+            charts.append(chart(group[0].cell.workload, "workers", "samples a second", lines))
     if not charts:
         return None
     told = "Measured, and dashed as predicted, where the cells hold a prediction."
     return section("Scaling", element("p", told), *charts)
 
 
-def setting_key_without_workers(cell: ReportCell) -> object:
-    """What the points of a chart over workers have in common."""
-    return scaling_key(cell, methods=False)
-
-
 def _scaling_lines(rows: Sequence[Placed], colour: int) -> list[Line]:
-    name = _method(rows[0].cell)
+    name = rows[0].name
     points = [(float(p.cell.num_workers), p.cell.samples_per_s or 0.0) for p in rows]
     lines = [Line(name, points, [p.number for p in rows], "samples_per_s", colour=colour)]
     foreseen = [p for p in rows if p.cell.predicted_step_time_s]
@@ -189,17 +185,12 @@ def _foreseen(cell: ReportCell) -> float:
     return measured * cell.step_time_s / predicted_s
 
 
-def _method(cell: ReportCell) -> str:
-    parts = [part_of(cell, axis) for axis in AXES if not axis.is_default(cell.config) or axis.shown]
-    return ", ".join(dict.fromkeys(parts[1:]))
-
-
 def time_to_target(cells: Sequence[Placed]) -> Markup | None:
     """When targets were reached, and accuracy and loss over the time of training."""
     charts = []
-    for group in grouped(cells, lambda cell: (setting_key(cell), cell.num_workers)):
+    for heading, group in by_setting(cells).items():
         for what, key in (("test accuracy", "accuracy"), ("test loss", "loss")):
-            charts += _over_time(group.heading, what, key, group.cells)
+            charts += _over_time(heading, what, key, group)
     if not charts:
         return None
     told = (

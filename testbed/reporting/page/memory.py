@@ -8,10 +8,9 @@ from testbed.records.memory import MemoryForecast, MemorySimulation
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import LEFT, Panel, axis_of, outlines
 from testbed.reporting.page.bars import drawing, stack
-from testbed.reporting.page.groups import Placed, grouped
+from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, joined, scrolled, section
 from testbed.reporting.page.tables import memory_table
-from testbed.reporting.work import setting_key
 
 MiB = 2.0**20
 WIDTH, RIGHT, TOP, HEIGHT = 760, 20, 8, 180
@@ -87,16 +86,16 @@ def _bars(cells: Sequence[Placed]) -> Markup | None:
     if not known:
         return None
     charts = []
-    for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers)):
+    for heading, group in by_setting(known).items():
         every = [
             found
-            for each in group.cells
+            for each in group
             if each.cell.memory
             for found in (each.cell.memory.predicted, each.cell.memory.measured)
         ]
         high = float(max(sum(found.values()) for found in every)) or 1.0
-        rows = [row for each in group.cells for row in _memory_rows(each, high)]
-        told = f"{group.heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
+        rows = [row for each in group for row in _memory_rows(each, high)]
+        told = f"{heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
         charts.append(
             element("figure", element("figcaption", told), element("ul", *rows, class_="bars"))
         )

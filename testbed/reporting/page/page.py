@@ -14,7 +14,7 @@ from testbed.reporting.page.bars import step_bars
 from testbed.reporting.page.curves import scaling, time_to_target
 from testbed.reporting.page.groups import Placed, placed
 from testbed.reporting.page.lanes import Recorded, timelines
-from testbed.reporting.page.markup import Markup, element, section
+from testbed.reporting.page.markup import Markup, element, joined, section
 from testbed.reporting.page.memory import memory_section
 from testbed.reporting.page.tables import commands, tables
 
@@ -36,6 +36,7 @@ def to_html(
     report = as_shown(report)
     cells = placed(report.cells)
     sections = [
+        _answer(report),
         step_bars(cells),
         *tables(cells),
         scaling(cells),
@@ -69,6 +70,20 @@ def to_html(
         ),
         lang="en",
     )
+
+
+def _answer(report: Report) -> Markup | None:
+    """What the cells say, in words."""
+    if not report.answers:
+        return None
+    told = [
+        joined(
+            element("h3", answer.setting),
+            element("p", " ".join(answer.lines), class_="answer"),
+        )
+        for answer in report.answers
+    ]
+    return section("Answer", *told)
 
 
 def _own(name: str) -> Markup:
