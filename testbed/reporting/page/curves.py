@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, floor
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf
 
 from testbed.records.report import ReportCell
+from testbed.reporting.answer import clipped
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import axis_of
 from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, scrolled, section
 from testbed.reporting.work import scaling_key
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 56, 220, 14, 42
-MAX_LINES = 8
-NUM_COLOURS = 6
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 880, 320, 56, 340, 14, 42
+MAX_LINES = 6  # colours in page.css
 Point = tuple[float, float]
 
 
@@ -72,7 +72,7 @@ def chart(
     for tick in x_ticks:
         parts.append(_text(x_of(tick), HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
-    ends = _apart([y_of(line.points[-1][1]) for line in lines])
+    ends = spread_out([y_of(line.points[-1][1]) for line in lines])
     for line, end in zip(lines, ends, strict=True):
         parts.append(_line(line, [(x_of(x), y_of(y)) for x, y in line.points], end))
     drawing = element(
@@ -105,17 +105,17 @@ def _line(line: Line, places: Sequence[Point], end: float) -> Markup:
     ]
     (x, y), label = places[-1], WIDTH - RIGHT + 17
     lead = element("path", d=f"M{x + 4:.1f} {y:.1f}L{label - 3:.1f} {end:.1f}", class_="lead")
-    kind = f"line l{line.colour % NUM_COLOURS}" + (" dashed" if line.dashed else "")
+    kind = f"line l{line.colour % MAX_LINES}" + (" dashed" if line.dashed else "")
     return element(
         "g", element("path", d=path), *dots, lead, _text(label, end + 4, line.name), class_=kind
     )
 
 
-def _apart(places: Sequence[float], gap: float = 14) -> list[float]:
+def spread_out(places: Sequence[float], gap: float = 14) -> list[float]:
     """The places moved so that labels do not cover each other, order kept.
 
     Example:
-        >>> _apart([10.0, 12.0, 100.0])
+        >>> spread_out([10.0, 12.0, 100.0])
         [10.0, 24.0, 100.0]
     """
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -159,7 +159,7 @@ def scaling(cells: Sequence[Placed]) -> Markup | None:
 
 
 def _scaling_lines(rows: Sequence[Placed], colour: int) -> list[Line]:
-    name = rows[0].name
+    name = clipped(rows[0].name)
     points = [(float(p.cell.num_workers), p.cell.samples_per_s or 0.0) for p in rows]
     lines = [Line(name, points, [p.number for p in rows], "samples_per_s", colour=colour)]
     foreseen = [p for p in rows if p.cell.predicted_step_time_s]
@@ -197,7 +197,7 @@ def time_to_target(cells: Sequence[Placed]) -> Markup | None:
         "Accuracy and loss of the test samples over the time of training (evaluating does not "
         "count), first run of each cell. When each target was reached stands in the table."
     )
-    return section("Time to loss", element("p", told), *charts)
+    return section("Time to accuracy or loss", element("p", told), *charts)
 
 
 def _over_time(heading: str, what: str, key: str, cells: Sequence[Placed]) -> list[Markup]:
@@ -207,15 +207,26 @@ def _over_time(heading: str, what: str, key: str, cells: Sequence[Placed]) -> li
         # the curve keeps real times
         points = [(a.time_s / each.cell.dilation, float(getattr(a, key))) for a in known]
         if len(points) > 1:
-            lines.append(Line(each.name, points, [each.number] * len(points), key))
+            reached_s, words = _last_target(each.cell, key)
+            name = f"{clipped(each.name)}{words}"
+            lines.append((reached_s, Line(name, points, [each.number] * len(points), key)))
     if not lines:
         return []
-    chosen = sorted(lines, key=lambda line: line.points[-1][0])[:MAX_LINES]
-    chosen = [
-        Line(line.name, line.points, line.cells, line.key, colour=number)
-        for number, line in enumerate(chosen)
-    ]
+    lines.sort(key=lambda pair: pair[0])
+    chosen = [replace(line, colour=number) for number, (_, line) in enumerate(lines[:MAX_LINES])]
     more = len(lines) - len(chosen)
-    left_out = f" ({len(chosen)} of {len(lines)}: those that trained fastest)" if more else ""
+    left_out = f" ({len(chosen)} of {len(lines)}: those first at the target)" if more else ""
     y_label = f"{what}{left_out}"
     return [chart(heading, "s of training", y_label, chosen, from_zero=False)]
+
+
+def _last_target(cell: ReportCell, key: str) -> tuple[float, str]:
+    """When the hardest target was reached, for sorting, and in words; without targets never."""
+    times = cell.time_to_accuracy_s if key == "accuracy" else cell.time_to_loss_s
+    if not times:
+        return inf, ""
+    target = (max if key == "accuracy" else min)(times, key=float)
+    reached_s = times[target]
+    if reached_s is None:
+        return inf, f": never {target}"
+    return reached_s, f": {target} after {rounded(reached_s)} s"

@@ -32,8 +32,11 @@ def placed(cells: Sequence[ReportCell]) -> list[Placed]:
     """The cells with their names; failed ones have no setting."""
     found: dict[int, Placed] = {}
     for setting in settings_of(cells):
+        bounds = {number for number in setting.places if is_upper_bound(cells[number])}
         for number in setting.places:
-            bound = " (upper bound)" if is_upper_bound(cells[number]) else ""
+            bound = (
+                " (upper bound)" if number in bounds and len(bounds) < len(setting.places) else ""
+            )
             name = f"{setting.names[number]}{bound}"
             found[number] = Placed(number, name, setting.heading, cells[number])
     return [

@@ -12,7 +12,7 @@ from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, joined, scrolled, section
 from testbed.reporting.page.tables import memory_table
 
-MiB = 2.0**20
+MB = 1e6
 WIDTH, RIGHT, TOP, HEIGHT = 760, 20, 8, 180
 
 
@@ -40,7 +40,7 @@ def _curve(found: MemorySimulation, each: MemoryForecast) -> Markup | None:
     if each.curve is None or not each.curve.time_s:
         return None
     until_s = each.curve.time_s[-1] or 1.0
-    series = {name: [b / MiB for b in levels] for name, levels in each.curve.levels.items()}
+    series = {name: [b / MB for b in levels] for name, levels in each.curve.levels.items()}
     sums = [sum(row) for row in zip(*series.values(), strict=True)]
     _, high, y_ticks = axis_of(sums, log_y=False)
     _, _, x_ticks = axis_of([until_s], log_y=False)
@@ -65,16 +65,16 @@ def _curve(found: MemorySimulation, each: MemoryForecast) -> Markup | None:
         *parts,
         viewBox=f"0 0 {WIDTH} {floor + 24}",
         role="img",
-        aria_label=f"{title}: MiB over the time of a step",
+        aria_label=f"{title}: MB over the time of a step",
         class_="chart",
     )
     labels = [
-        element("span", element("i", class_=name), f"{name} {rounded(size / MiB)}", data_value=size)
+        element("span", element("i", class_=name), f"{name} {rounded(size / MB)}", data_value=size)
         for name, size in each.peak.items()
     ]
     return element(
         "figure",
-        element("figcaption", f"{title}: MiB, at most {rounded(each.peak_bytes / MiB)}"),
+        element("figcaption", f"{title}: MB, at most {rounded(each.peak_bytes / MB)}"),
         scrolled(f"chart: {title}", image),
         element("p", *labels, class_="parts"),
     )
@@ -95,7 +95,7 @@ def _bars(cells: Sequence[Placed]) -> Markup | None:
         ]
         high = float(max(sum(found.values()) for found in every)) or 1.0
         rows = [row for each in group for row in _memory_rows(each, high)]
-        told = f"{heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
+        told = f"{heading}: MB at the peak of a step, 0 to {rounded(high / MB)}"
         charts.append(
             element("figure", element("figcaption", told), element("ul", *rows, class_="bars"))
         )
@@ -112,12 +112,12 @@ def _memory_rows(each: Placed, high: float) -> list[Markup]:
     for kind, found in (("predicted", memory.predicted), ("measured", memory.measured)):
         if not found:
             continue
-        total = f"{rounded(sum(found.values()) / MiB)} MiB {kind}"
+        total = f"{rounded(sum(found.values()) / MB)} MB {kind}"
         labels = [
             element(
                 "span",
                 element("i", class_=name),
-                f"{name} {rounded(size / MiB)}",
+                f"{name} {rounded(size / MB)}",
                 data_key=f"memory.{kind}.{name}",
                 data_value=size,
             )
