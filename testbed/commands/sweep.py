@@ -27,7 +27,7 @@ from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
-from testbed.reporting.terminal import print_report
+from testbed.reporting.short import to_text
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, check_again, expand
 from testbed.sweeping.progress import label
@@ -380,8 +380,7 @@ def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | N
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))
-    print_report(report, sys.stdout)
-    print(f"\n{store.path}")
+    print(f"{to_text(report)}\n{store.path}")
     if json_path is not None:
         write_atomically(json_path, encode_report(report))
     return status

@@ -280,6 +280,7 @@ class Report(msgspec.Struct, kw_only=True):
         compression: of the compressed cells that have a dense one beside them and a fitted link.
         break_evens: of compressors that ran at several rates of one emulated cluster.
         notes: what the reader of the table has to know, one line each.
+        cautions: those of them that the short report holds, too.
         provenance: commit, versions, machine and launcher, in one line.
     """
 
@@ -294,6 +295,7 @@ class Report(msgspec.Struct, kw_only=True):
     compression: list[CompressionVerdict] = []
     break_evens: list[CompressorBreakEven] = []
     notes: list[str] = []
+    cautions: list[str] = []
     provenance: str = ""
 
 

@@ -109,7 +109,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         cores_taken: step -> likewise what processes outside the run and the host took.
         dilation: how many times slower than on the emulated cluster everything happened.
         event_cost_s: what recording one event took, measured before the first step.
-        dropped: events that found no room.
+        dropped: events that found no room; steps in which one did are left out.
+        zero_s: what rank 0's clock showed when the first recorded step began there.
         environment: versions and machine, as in the cell.
     """
 
@@ -129,6 +130,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     dilation: float = 1.0
     event_cost_s: float = 0.0
     dropped: int = 0
+    zero_s: float = 0.0
     environment: dict[str, Any] = {}
 
 
@@ -158,7 +160,7 @@ def in_lanes(timeline: Timeline) -> Iterator[tuple[TimelineEvent, str]]:
     """
     rows: dict[tuple[int, str], list[list[float]]] = {}  # of each row the ends of what is open
     for event in sorted(timeline.events, key=lambda e: (e.begin_s, -e.end_s)):
-        lane = lane_of(event)
+        lane = lane_of(event) if event.rank < timeline.num_workers else "server"
         found = rows.setdefault((event.rank, lane), [])
         for ends in found:
             while ends and ends[-1] <= event.begin_s:

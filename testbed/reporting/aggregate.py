@@ -33,11 +33,13 @@ class Found:
         source: folder of the sweep.
         group: equal for the repeats of one cell.
         cell: as it was read.
+        key: name of its file, without `.json`.
     """
 
     source: str
     group: str
     cell: Cell
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str])
         own = f"; a study's own table is {table}" if table.exists() else ""
         notes.append(f"{file} is left out: it is no testbed.cell/1 ({error}){own}")
         return None
-    return Found(str(directory), _group(file.stem, cell, plan), cell)
+    return Found(str(directory), _group(file.stem, cell, plan), cell, file.stem)
 
 
 def _group(key: str, cell: Cell, plan: SweepPlan | None) -> str:
@@ -184,7 +186,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
-        values[name] = median_of_known(_median_s(cell, name) for cell in ok)
+        values[name] = median_of_known(median_s(cell, name) for cell in ok)
     for name in ("time_to_accuracy_s", "time_to_loss_s"):
         values[name] = _times_to_targets([getattr(cell, name) for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
@@ -282,7 +284,11 @@ def _counted_s(samples: StepSamples, name: str) -> list[float]:
     return steady_steps(getattr(samples, name), samples.cores_taken, samples.unsteady)
 
 
-def _median_s(cell: Cell, name: str) -> float | None:
+def median_s(cell: Cell, name: str) -> float | None:
+    """Median over the steps of a run that count of a time, as measured, not undilated.
+
+    A run whose record holds no steps has the median that it tells.
+    """
     counted = _counted_s(cell.samples, name)
     return quantile(counted, 0.5) if counted else getattr(cell, name)
 

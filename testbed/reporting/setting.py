@@ -23,14 +23,20 @@ class Setting:
     """What is alike in the cells of one answer, and the cells.
 
     Attributes:
-        heading: the workload, the workers, the cluster, and what else tells it from the others.
+        parts: the workload, the workers, the batch, the cluster, and what else tells it from the
+            report's other settings.
         places: of its finished cells in `Report.cells`.
         names: of the method of each, by place.
     """
 
-    heading: str
+    parts: tuple[str, ...]
     places: tuple[int, ...]
     names: Mapping[int, str]
+
+    @property
+    def heading(self) -> str:
+        """The parts in a line."""
+        return ", ".join(self.parts)
 
 
 def settings_of(cells: Sequence[ReportCell]) -> list[Setting]:
@@ -43,14 +49,14 @@ def settings_of(cells: Sequence[ReportCell]) -> list[Setting]:
     for place, cell in enumerate(cells):
         if cell.status == "ok":
             groups.setdefault((cell.source, setting_key(cell)), []).append(place)
-    heads = _headings(groups)
+    more = _apart_from_others(groups)
     return [
-        Setting(_heading(cells[places[0]], more), tuple(places), _names(cells, places))
-        for places, more in zip(groups.values(), heads, strict=True)
+        Setting(_parts(cells[places[0]], words), tuple(places), _names(cells, places))
+        for places, words in zip(groups.values(), more, strict=True)
     ]
 
 
-def _heading(cell: ReportCell, more: Sequence[str]) -> str:
+def _parts(cell: ReportCell, more: Sequence[str]) -> tuple[str, ...]:
     workers = f"{cell.num_workers} worker{'s' if cell.num_workers != 1 else ''}"
     cluster = [
         piece
@@ -59,10 +65,10 @@ def _heading(cell: ReportCell, more: Sequence[str]) -> str:
     ]
     batch = [f"batch {cell.batch_size}"] if cell.batch_size else []
     emulated = ["emulated"] if cell.config.cluster else []
-    return ", ".join([short_text(cell.workload), workers, *batch, *emulated, *cluster, *more])
+    return (short_text(cell.workload), workers, *batch, *emulated, *cluster, *more)
 
 
-def _headings(groups: Iterable[object]) -> list[list[str]]:
+def _apart_from_others(groups: Iterable[object]) -> list[list[str]]:
     """What tells a setting from another of the same workload, workers, cluster and batch."""
     keys: list[tuple[str, tuple[RunConfig, str]]] = list(groups)  # type: ignore[arg-type]
     plain = ("workload", "workers", "cluster", "batch_size")
