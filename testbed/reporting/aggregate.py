@@ -14,10 +14,8 @@ import msgspec
 from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
-from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.report import ReportCell
-from testbed.records.store import PLAN, Store, SweepPlan
-from testbed.records.timeline import SUFFIX as OF_TIMELINE
+from testbed.records.store import PLAN, Store, SweepPlan, cell_files
 from testbed.reporting.prediction import memory_error, was_rehearsed
 from testbed.statistics.runs import estimate
 from testbed.statistics.summary import median_of_known, quantile
@@ -114,8 +112,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    every = (path for path in folder.glob("*.json") if path.name != PLAN)
-    return sorted(path for path in every if not path.name.endswith((OF_MEMORY, OF_TIMELINE)))
+    return cell_files(folder)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:
