@@ -15,7 +15,6 @@ from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
 from testbed.records.archive import as_folder, is_archive
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
-from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan, cell_files
 from testbed.reporting.prediction import memory_error, was_rehearsed
@@ -128,7 +127,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    return [path for path in cell_files(folder) if not path.name.endswith(OF_MEMORY)]
+    return cell_files(folder)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from testbed.records.report import ReportCell
 from testbed.reporting.columns import columns_for, rounded, step_range
-from testbed.reporting.page.groups import Group, Placed, grouped
+from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, joined, section
-from testbed.reporting.work import setting_key
 
 
 def step_bars(cells: Sequence[Placed]) -> Markup | None:
@@ -28,20 +27,17 @@ def step_bars(cells: Sequence[Placed]) -> Markup | None:
             ". The thin bar below is what the messages took altogether, encode, transfer and "
             "decode: what of it reaches beyond compute is exposed"
         )
-    charts = [
-        _step_chart(group)
-        for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers))
-    ]
+    charts = [_step_chart(heading, group) for heading, group in by_setting(known).items()]
     return section("Step time", element("p", "".join(told) + "."), *charts)
 
 
-def _step_chart(group: Group) -> Markup:
-    step = next(c for c in columns_for([p.cell for p in group.cells]) if c.key == "step_time_s")
-    high = max(_end_s(each.cell) for each in group.cells)
-    rows = [_step_row(each, high, step.text(each.cell)) for each in group.cells]
+def _step_chart(heading: str, group: Sequence[Placed]) -> Markup:
+    step = next(c for c in columns_for([p.cell for p in group]) if c.key == "step_time_s")
+    high = max(_end_s(each.cell) for each in group)
+    rows = [_step_row(each, high, step.text(each.cell)) for each in group]
     return element(
         "figure",
-        element("figcaption", f"{group.heading}: ms a step, 0 to {rounded(high * 1e3)}"),
+        element("figcaption", f"{heading}: ms a step, 0 to {rounded(high * 1e3)}"),
         element("ul", *rows, class_="bars"),
     )
 

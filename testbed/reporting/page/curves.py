@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, floor
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf
 
-from testbed.base.axes import AXES
 from testbed.records.report import ReportCell
+from testbed.reporting.answer import clipped
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import axis_of
-from testbed.reporting.naming import part_of
-from testbed.reporting.page.groups import Placed, grouped
+from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, scrolled, section
-from testbed.reporting.work import scaling_key, setting_key
+from testbed.reporting.work import scaling_key
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 56, 220, 14, 42
-MAX_LINES = 8
-NUM_COLOURS = 6
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 880, 320, 56, 340, 14, 42
+MAX_LINES = 6  # colours in page.css
 Point = tuple[float, float]
 
 
@@ -74,7 +72,7 @@ def chart(
     for tick in x_ticks:
         parts.append(_text(x_of(tick), HEIGHT - BOTTOM + 16, f"{tick:g}", "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
-    ends = _apart([y_of(line.points[-1][1]) for line in lines])
+    ends = spread_out([y_of(line.points[-1][1]) for line in lines])
     for line, end in zip(lines, ends, strict=True):
         parts.append(_line(line, [(x_of(x), y_of(y)) for x, y in line.points], end))
     drawing = element(
@@ -107,17 +105,17 @@ def _line(line: Line, places: Sequence[Point], end: float) -> Markup:
     ]
     (x, y), label = places[-1], WIDTH - RIGHT + 17
     lead = element("path", d=f"M{x + 4:.1f} {y:.1f}L{label - 3:.1f} {end:.1f}", class_="lead")
-    kind = f"line l{line.colour % NUM_COLOURS}" + (" dashed" if line.dashed else "")
+    kind = f"line l{line.colour % MAX_LINES}" + (" dashed" if line.dashed else "")
     return element(
         "g", element("path", d=path), *dots, lead, _text(label, end + 4, line.name), class_=kind
     )
 
 
-def _apart(places: Sequence[float], gap: float = 14) -> list[float]:
+def spread_out(places: Sequence[float], gap: float = 14) -> list[float]:
     """The places moved so that labels do not cover each other, order kept.
 
     Example:
-        >>> _apart([10.0, 12.0, 100.0])
+        >>> spread_out([10.0, 12.0, 100.0])
         [10.0, 24.0, 100.0]
     """
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -140,9 +138,12 @@ def scaling(cells: Sequence[Placed]) -> Markup | None:
     """Samples a second over workers, where methods ran with several numbers of them."""
     charts = []
     known = [each for each in cells if each.cell.samples_per_s and each.cell.step_time_s]
-    for group in grouped(known, setting_key_without_workers):
+    groups: dict[str, list[Placed]] = {}
+    for each in known:
+        groups.setdefault(repr(scaling_key(each.cell, methods=False)), []).append(each)
+    for group in groups.values():
         methods: dict[str, list[Placed]] = {}
-        for each in group.cells:
+        for each in group:
             methods.setdefault(repr(scaling_key(each.cell)), []).append(each)
         lines: list[Line] = []
         for number, rows in enumerate(methods.values()):
@@ -150,20 +151,15 @@ def scaling(cells: Sequence[Placed]) -> Markup | None:
             if len({each.cell.num_workers for each in rows}) > 1:
                 lines += _scaling_lines(rows, number)
         if lines:
-            charts.append(chart(group.heading, "workers", "samples a second", lines))
+            charts.append(chart(group[0].cell.workload, "workers", "samples a second", lines))
     if not charts:
         return None
     told = "Measured, and dashed as predicted, where the cells hold a prediction."
     return section("Scaling", element("p", told), *charts)
 
 
-def setting_key_without_workers(cell: ReportCell) -> object:
-    """What the points of a chart over workers have in common."""
-    return scaling_key(cell, methods=False)
-
-
 def _scaling_lines(rows: Sequence[Placed], colour: int) -> list[Line]:
-    name = _method(rows[0].cell)
+    name = clipped(rows[0].name)
     points = [(float(p.cell.num_workers), p.cell.samples_per_s or 0.0) for p in rows]
     lines = [Line(name, points, [p.number for p in rows], "samples_per_s", colour=colour)]
     foreseen = [p for p in rows if p.cell.predicted_step_time_s]
@@ -189,24 +185,19 @@ def _foreseen(cell: ReportCell) -> float:
     return measured * cell.step_time_s / predicted_s
 
 
-def _method(cell: ReportCell) -> str:
-    parts = [part_of(cell, axis) for axis in AXES if not axis.is_default(cell.config) or axis.shown]
-    return ", ".join(dict.fromkeys(parts[1:]))
-
-
 def time_to_target(cells: Sequence[Placed]) -> Markup | None:
     """When targets were reached, and accuracy and loss over the time of training."""
     charts = []
-    for group in grouped(cells, lambda cell: (setting_key(cell), cell.num_workers)):
+    for heading, group in by_setting(cells).items():
         for what, key in (("test accuracy", "accuracy"), ("test loss", "loss")):
-            charts += _over_time(group.heading, what, key, group.cells)
+            charts += _over_time(heading, what, key, group)
     if not charts:
         return None
     told = (
         "Accuracy and loss of the test samples over the time of training (evaluating does not "
         "count), first run of each cell. When each target was reached stands in the table."
     )
-    return section("Time to loss", element("p", told), *charts)
+    return section("Time to accuracy or loss", element("p", told), *charts)
 
 
 def _over_time(heading: str, what: str, key: str, cells: Sequence[Placed]) -> list[Markup]:
@@ -216,15 +207,26 @@ def _over_time(heading: str, what: str, key: str, cells: Sequence[Placed]) -> li
         # the curve keeps real times
         points = [(a.time_s / each.cell.dilation, float(getattr(a, key))) for a in known]
         if len(points) > 1:
-            lines.append(Line(each.name, points, [each.number] * len(points), key))
+            reached_s, words = _last_target(each.cell, key)
+            name = f"{clipped(each.name)}{words}"
+            lines.append((reached_s, Line(name, points, [each.number] * len(points), key)))
     if not lines:
         return []
-    chosen = sorted(lines, key=lambda line: line.points[-1][0])[:MAX_LINES]
-    chosen = [
-        Line(line.name, line.points, line.cells, line.key, colour=number)
-        for number, line in enumerate(chosen)
-    ]
+    lines.sort(key=lambda pair: pair[0])
+    chosen = [replace(line, colour=number) for number, (_, line) in enumerate(lines[:MAX_LINES])]
     more = len(lines) - len(chosen)
-    left_out = f" ({len(chosen)} of {len(lines)}: those that trained fastest)" if more else ""
+    left_out = f" ({len(chosen)} of {len(lines)}: those first at the target)" if more else ""
     y_label = f"{what}{left_out}"
     return [chart(heading, "s of training", y_label, chosen, from_zero=False)]
+
+
+def _last_target(cell: ReportCell, key: str) -> tuple[float, str]:
+    """When the hardest target was reached, for sorting, and in words; without targets never."""
+    times = cell.time_to_accuracy_s if key == "accuracy" else cell.time_to_loss_s
+    if not times:
+        return inf, ""
+    target = (max if key == "accuracy" else min)(times, key=float)
+    reached_s = times[target]
+    if reached_s is None:
+        return inf, f": never {target}"
+    return reached_s, f": {target} after {rounded(reached_s)} s"

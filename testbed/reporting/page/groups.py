@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testbed.base.axes import AXES, WORKLOADS
 from testbed.records.report import ReportCell
-from testbed.reporting.columns import columns_for, settings
-from testbed.reporting.naming import part_of
-from testbed.reporting.work import is_upper_bound, setting_key
+from testbed.reporting.naming import short_name
+from testbed.reporting.setting import settings_of
+from testbed.reporting.work import is_upper_bound
 
 
 @dataclass(frozen=True)
@@ -19,72 +17,37 @@ class Placed:
 
     Attributes:
         number: of the cell in the report: `data-cell` of everything that shows it.
-        name: that tells it from the others.
+        name: of its method, that tells it from the others of its setting.
+        setting: heading of the cells that it may be compared with.
         cell: with the times of the cluster that it emulated.
     """
 
     number: int
     name: str
+    setting: str
     cell: ReportCell
 
 
-@dataclass(frozen=True)
-class Group:
-    """Cells of one workload on one cluster: what may be compared.
-
-    Attributes:
-        heading: what they have in common.
-        cells: in the report's order.
-    """
-
-    heading: str
-    cells: tuple[Placed, ...]
-
-
 def placed(cells: Sequence[ReportCell]) -> list[Placed]:
-    """The cells with their names: the parts that differ, settings where these do not suffice."""
-    axes = [axis for axis in AXES if axis is not WORKLOADS]
-    shown = [a for a in axes if a.shown or len({part_of(cell, a) for cell in cells}) > 1]
-
-    def name(cell: ReportCell) -> str:
-        parts = [part_of(cell, a) for a in shown if a.shown or not a.is_default(cell.config)]
-        return ", ".join(dict.fromkeys(parts)) + (" (upper bound)" if is_upper_bound(cell) else "")
-
-    setting = next((c for c in columns_for(cells) if c.key == "setting"), None)
-    names = [name(cell) for cell in cells]
-    keys = [(text, setting_key(c), c.num_workers) for text, c in zip(names, cells, strict=True)]
-    several = Counter(map(repr, keys))
+    """The cells with their names; failed ones have no setting."""
+    found: dict[int, Placed] = {}
+    for setting in settings_of(cells):
+        bounds = {number for number in setting.places if is_upper_bound(cells[number])}
+        for number in setting.places:
+            bound = (
+                " (upper bound)" if number in bounds and len(bounds) < len(setting.places) else ""
+            )
+            name = f"{setting.names[number]}{bound}"
+            found[number] = Placed(number, name, setting.heading, cells[number])
     return [
-        Placed(
-            number,
-            f"{text} [{setting.text(cell)}]" if setting and several[repr(key)] > 1 else text,
-            cell,
-        )
-        for number, (text, key, cell) in enumerate(zip(names, keys, cells, strict=True))
+        found.get(number, Placed(number, f"{short_name(cell)}, {cell.status}", "", cell))
+        for number, cell in enumerate(cells)
     ]
 
 
-def grouped(cells: Sequence[Placed], key: Callable[[ReportCell], object]) -> list[Group]:
-    """The cells that agree in a key, headed by workload, workers and what differs between groups.
-
-    Example:
-        >>> grouped([], setting_key)
-        []
-    """
+def by_setting(cells: Iterable[Placed]) -> dict[str, list[Placed]]:
+    """The cells that may be compared, by the heading of their setting."""
     found: dict[str, list[Placed]] = {}
     for each in cells:
-        found.setdefault(repr(key(each.cell)), []).append(each)
-    firsts = [each[0].cell for each in found.values()]
-    told = ("batch_size", "cluster", "slow", "precision", "device", "accumulate")
-    differ = [n for n in told if len({getattr(cell.config, n) for cell in firsts}) > 1]
-    return [Group(_heading(each, differ), tuple(each)) for each in found.values()]
-
-
-def _heading(cells: Sequence[Placed], differ: Sequence[str]) -> str:
-    first = cells[0].cell
-    counts = sorted({each.cell.num_workers for each in cells})
-    words = ", ".join(map(str, counts))
-    plural = "" if counts == [1] else "s"
-    return ", ".join(
-        filter(None, [first.workload, f"{words} worker{plural}", settings(first.config, differ)])
-    )
+        found.setdefault(each.setting, []).append(each)
+    return found

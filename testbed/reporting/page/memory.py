@@ -8,12 +8,11 @@ from testbed.records.memory import MemoryForecast, MemorySimulation
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import LEFT, Panel, axis_of, outlines
 from testbed.reporting.page.bars import drawing, stack
-from testbed.reporting.page.groups import Placed, grouped
+from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, joined, scrolled, section
 from testbed.reporting.page.tables import memory_table
-from testbed.reporting.work import setting_key
 
-MiB = 2.0**20
+MB = 1e6
 WIDTH, RIGHT, TOP, HEIGHT = 760, 20, 8, 180
 
 
@@ -41,7 +40,7 @@ def _curve(found: MemorySimulation, each: MemoryForecast) -> Markup | None:
     if each.curve is None or not each.curve.time_s:
         return None
     until_s = each.curve.time_s[-1] or 1.0
-    series = {name: [b / MiB for b in levels] for name, levels in each.curve.levels.items()}
+    series = {name: [b / MB for b in levels] for name, levels in each.curve.levels.items()}
     sums = [sum(row) for row in zip(*series.values(), strict=True)]
     _, high, y_ticks = axis_of(sums, log_y=False)
     _, _, x_ticks = axis_of([until_s], log_y=False)
@@ -66,16 +65,16 @@ def _curve(found: MemorySimulation, each: MemoryForecast) -> Markup | None:
         *parts,
         viewBox=f"0 0 {WIDTH} {floor + 24}",
         role="img",
-        aria_label=f"{title}: MiB over the time of a step",
+        aria_label=f"{title}: MB over the time of a step",
         class_="chart",
     )
     labels = [
-        element("span", element("i", class_=name), f"{name} {rounded(size / MiB)}", data_value=size)
+        element("span", element("i", class_=name), f"{name} {rounded(size / MB)}", data_value=size)
         for name, size in each.peak.items()
     ]
     return element(
         "figure",
-        element("figcaption", f"{title}: MiB, at most {rounded(each.peak_bytes / MiB)}"),
+        element("figcaption", f"{title}: MB, at most {rounded(each.peak_bytes / MB)}"),
         scrolled(f"chart: {title}", image),
         element("p", *labels, class_="parts"),
     )
@@ -87,16 +86,16 @@ def _bars(cells: Sequence[Placed]) -> Markup | None:
     if not known:
         return None
     charts = []
-    for group in grouped(known, lambda cell: (setting_key(cell), cell.num_workers)):
+    for heading, group in by_setting(known).items():
         every = [
             found
-            for each in group.cells
+            for each in group
             if each.cell.memory
             for found in (each.cell.memory.predicted, each.cell.memory.measured)
         ]
         high = float(max(sum(found.values()) for found in every)) or 1.0
-        rows = [row for each in group.cells for row in _memory_rows(each, high)]
-        told = f"{group.heading}: MiB at the peak of a step, 0 to {rounded(high / MiB)}"
+        rows = [row for each in group for row in _memory_rows(each, high)]
+        told = f"{heading}: MB at the peak of a step, 0 to {rounded(high / MB)}"
         charts.append(
             element("figure", element("figcaption", told), element("ul", *rows, class_="bars"))
         )
@@ -113,12 +112,12 @@ def _memory_rows(each: Placed, high: float) -> list[Markup]:
     for kind, found in (("predicted", memory.predicted), ("measured", memory.measured)):
         if not found:
             continue
-        total = f"{rounded(sum(found.values()) / MiB)} MiB {kind}"
+        total = f"{rounded(sum(found.values()) / MB)} MB {kind}"
         labels = [
             element(
                 "span",
                 element("i", class_=name),
-                f"{name} {rounded(size / MiB)}",
+                f"{name} {rounded(size / MB)}",
                 data_key=f"memory.{kind}.{name}",
                 data_value=size,
             )

@@ -85,7 +85,7 @@ function timeline(figure) {
       pen.fillStyle = style.getPropertyValue("--rule");
       pen.fillRect(x(us), 14, 1, height);
       pen.fillStyle = style.color;
-      pen.fillText(us === 0 ? "0 ms" : time(us), x(us) + 2, 11);
+      pen.fillText(`${+(us / 1e3).toPrecision(6)} ms`, x(us) + 2, 11);
     }
     for (const [lane, kind, begin, stop, name] of bars) {
       if (stop < from || begin > until) continue;

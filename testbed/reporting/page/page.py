@@ -9,14 +9,17 @@ from testbed.base.axes import AXES
 from testbed.records.memory import MemorySimulation
 from testbed.records.report import Report
 from testbed.reporting.columns import columns_for
-from testbed.reporting.formats import as_shown, below
+from testbed.reporting.formats import as_shown, below, shown
 from testbed.reporting.page.bars import step_bars
 from testbed.reporting.page.curves import scaling, time_to_target
 from testbed.reporting.page.groups import Placed, placed
 from testbed.reporting.page.lanes import Recorded, timelines
-from testbed.reporting.page.markup import Markup, element, section
+from testbed.reporting.page.markup import Markup, element, joined, section
 from testbed.reporting.page.memory import memory_section
 from testbed.reporting.page.tables import commands, tables
+
+# nothing is loaded from anywhere, whatever the cells' texts say
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def to_html(
@@ -36,6 +39,7 @@ def to_html(
     report = as_shown(report)
     cells = placed(report.cells)
     sections = [
+        _answer(report),
         step_bars(cells),
         *tables(cells),
         scaling(cells),
@@ -51,6 +55,7 @@ def to_html(
         element(
             "head",
             element("meta", charset="utf-8"),
+            element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
             element("title", f"Testbed: {title}"),
@@ -71,6 +76,20 @@ def to_html(
     )
 
 
+def _answer(report: Report) -> Markup | None:
+    """What the cells say, in words."""
+    if not report.answers:
+        return None
+    told = [
+        joined(
+            element("h3", answer.setting),
+            element("p", " ".join(answer.lines), class_="answer"),
+        )
+        for answer in report.answers
+    ]
+    return section("Answer", *told)
+
+
 def _own(name: str) -> Markup:
     return Markup((files(__package__) / name).read_text("utf-8"))
 
@@ -85,7 +104,7 @@ def _bar(cells: Sequence[Placed], sections: Sequence[Markup]) -> Markup:
     keys = {axis.what for axis in AXES} | {"num_workers", "status"}
     choices = []
     for column in columns_for(every):
-        values = dict.fromkeys(column.text(cell) for cell in every)
+        values = dict.fromkeys(shown(column, cell) for cell in every)
         if column.key in keys and column.title and len(values) > 1:
             options = [element("option", text, value=text) for text in values]
             first = element("option", f"any {column.key.replace('_', ' ')}", value="")
