@@ -21,6 +21,7 @@ from testbed.commands.report import report
 from testbed.commands.run import run
 from testbed.commands.simulate import simulate
 from testbed.commands.sweep import sweep
+from testbed.commands.why import why
 from testbed.launch.allocation import allocation
 from testbed.launch.join import who_am_i
 
@@ -40,6 +41,7 @@ def make_app() -> typer.Typer:
     app.command()(sweep)
     app.command()(forecast)
     app.command()(report)
+    app.command()(why)
     app.command(name="list")(list_parts)
     app.command()(comm)
     app.command()(cluster)
