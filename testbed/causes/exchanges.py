@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import inf
 
@@ -52,22 +53,22 @@ class Exchange:
     end_s: list[float]
     parts_s: list[tuple[list[float], float]]
 
-    @property
+    @cached_property
     def started_s(self) -> float:
         """When the last rank had started it: before that none could have ended."""
         return max(self.begin_s)
 
-    @property
+    @cached_property
     def ended_s(self) -> float:
         """When it had ended on all ranks."""
         return max(self.end_s)
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
         """From the last start to the last end."""
         return max(0.0, self.ended_s - self.started_s)
 
-    @property
+    @cached_property
     def wait_free_s(self) -> float:
         """The least duration of any rank: the last one to start waits for nobody."""
         return min(e - b for b, e in zip(self.begin_s, self.end_s, strict=True))
@@ -89,7 +90,7 @@ class Wait:
     exchange: Exchange | None
     decode_s: float = 0.0
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
         """How long."""
         return self.end_s - self.begin_s

@@ -116,8 +116,8 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
     head = f"{found.backend} {found.scheduler}".strip()
     share = found.exposed_s / found.step_s if found.step_s > 0 else 0.0
     lines = [
-        f"{head}, {found.num_workers} workers, steps {first} to {last} ({len(found.steps)}): "
-        f"{time_text(found.exposed_s)} of {time_text(found.step_s)} exposed ({share:.0%})",
+        f"{head}, {found.num_workers} workers, steps {first} to {last} ({len(found.steps)})",
+        f"exposed: {time_text(found.exposed_s)} of a step of {time_text(found.step_s)} ({share:.0%}); "
         f"overlap {found.overlap:.0%} of communication; first cause: {found.first}",
     ]
     if found.usual_s is not None:

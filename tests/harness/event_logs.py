@@ -122,7 +122,8 @@ def make_log(planted: Planted | None, seed: int, also: Planted | None = None) ->
         seconds_per_byte=busy / trace.num_bytes,
     )
     plan = _plan(planted, trace, link, draw)
-    steps = list(range(FIRST_STEP, FIRST_STEP + 40))
+    num_steps = 40 if toggles else 10 if is_tiny else 16
+    steps = list(range(FIRST_STEP, FIRST_STEP + num_steps))
     first = int(draw.integers(8, 20))
     window = steps[first : first + int(draw.integers(12, 18))] if toggles else None
     setting = Setting(
@@ -224,9 +225,7 @@ def _run(setting: Setting, steps: Sequence[int], draw: np.random.Generator) -> T
         cores_taken[step] = [max(0.0, 0.02 + taken + float(x)) for x in near[0]]
         cores_busy[step] = [min(1.0, usual_busy + taken + float(x)) for x in near[1]]
     events = [
-        msgspec.structs.replace(
-            e, begin_s=e.begin_s + shift[e.rank], end_s=e.end_s + shift[e.rank]
-        )
+        msgspec.structs.replace(e, begin_s=e.begin_s + shift[e.rank], end_s=e.end_s + shift[e.rank])
         for e in setting.events
     ]
     return Timeline(
