@@ -13,6 +13,7 @@ import typer
 from testbed.base.errors import TestbedError, UsageError
 from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
+from testbed.commands.diff import diff
 from testbed.commands.forecast import forecast
 from testbed.commands.list import list_parts
 from testbed.commands.plan import plan
@@ -41,6 +42,7 @@ def make_app() -> typer.Typer:
     app.command()(sweep)
     app.command()(forecast)
     app.command()(report)
+    app.command()(diff)
     app.command()(why)
     app.command(name="list")(list_parts)
     app.command()(comm)

@@ -14,12 +14,13 @@ import typer
 
 from testbed.records.cell import Cell
 from testbed.records.forecast import load_forecast
-from testbed.records.report import encode_report
+from testbed.records.report import Report, encode_report
 from testbed.records.store import Store, cell_key, write_atomically
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
+from testbed.reporting.short import SHORT
 from testbed.reporting.terminal import print_report
 
 
@@ -31,6 +32,7 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     LATEX = "latex"
+    BENCHMARK = "benchmark"
 
 
 def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
@@ -59,15 +61,23 @@ def report(
         typer.Option(help="hold this testbed.forecast/1 file against the cells: error and skill"),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="json: with all samples and the environment")
+        bool,
+        typer.Option(
+            "--full",
+            help="every column, note and comparison; json: with all samples and the environment",
+        ),
     ] = False,
 ) -> None:
-    """Print one table of all cells in these folders, repeats put together.
+    """Answer which method is fastest in these folders, then a table for each question.
+
+    Repeats are put together. csv and json always hold every column.
 
     Examples:
         testbed report runs/results/quick-20250101-120000
 
         testbed report runs/results/quick-* --format csv --output quick.csv
+
+        testbed report runs/results/quick-* --format benchmark --output quick.json
 
         testbed report runs/results/emulated-* --forecast forecast.json
     """
@@ -76,19 +86,25 @@ def report(
     made = make_report(
         collected, None if foreseen is None else compare(foreseen, runs_of(directories))
     )
-    if format is Format.TABLE:
-        if output is None:
-            print_report(made, sys.stdout)
-            return
-        buffer = io.StringIO()
-        print_report(made, buffer)
-        text = buffer.getvalue()
-    elif format is Format.JSON:
-        text = encode_report(made, full=full).decode()
-    else:
-        text = FORMATS[format](made)
+    if format is Format.TABLE and full and output is None:
+        print_report(made, sys.stdout)
+        return
+    text = text_of(made, format, full)
     if output is None:
         sys.stdout.write(text)
     else:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text.encode())
+
+
+def text_of(made: Report, format: Format, full: bool) -> str:
+    """The report in a format."""
+    if format is Format.JSON:
+        return encode_report(made, full=full).decode()
+    if format.value in SHORT and not full:
+        return SHORT[format.value](made)
+    if format is Format.TABLE:
+        buffer = io.StringIO()
+        print_report(made, buffer)
+        return buffer.getvalue()
+    return FORMATS[format](made)

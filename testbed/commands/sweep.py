@@ -27,7 +27,7 @@ from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
-from testbed.reporting.terminal import print_report
+from testbed.reporting.short import to_text
 from testbed.sweeping.executor import Runner, run_command
 from testbed.sweeping.grid import Sweep, check_again, expand
 from testbed.sweeping.progress import label
@@ -90,6 +90,10 @@ def sweep(
             "budget: trials=30,confirm=3,steps=15,seed=1; see testbed run"
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option("--timeline", help="record what every rank does, beside each run's cell"),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
         Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
@@ -161,7 +165,7 @@ def sweep(
     study = find_study(recipe)
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
-        others |= {"submit": submit, "share": share, "tune": tune}
+        others |= {"submit": submit, "share": share, "tune": tune, "timeline": timeline or None}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
@@ -181,7 +185,8 @@ def sweep(
                 f"nothing to sweep; give a recipe ({', '.join((*recipe_names(), *STUDIES))}), a "
                 "TOML file, or axes such as --backend none,gloo"
             )
-        plan = make_plan(wanted, _hostfile_text(hostfile, context), sys.argv)
+        hosts = _hostfile_text(hostfile, context)
+        plan = make_plan(wanted, hosts, sys.argv, timeline=timeline)
         if dry_run:
             _print_commands(plan)
             return
@@ -320,7 +325,7 @@ def _print_commands(plan: SweepPlan) -> None:
     print(f"{plan.name}: {len(plan.cells)} cells, {plan.repeats} repeats, {len(runs)} runs")
     hostfile = Path("hostfile") if plan.hostfile else None
     for key, config in runs:
-        command = run_command(config, Path(f"{key}.json"), hostfile)
+        command = run_command(config, Path(f"{key}.json"), hostfile, timeline=plan.timeline)
         print(f"# {label(config)}\n{shlex.join(['testbed', *command[3:]])}")
 
 
@@ -380,8 +385,7 @@ def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | N
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))
-    print_report(report, sys.stdout)
-    print(f"\n{store.path}")
+    print(f"{to_text(report)}\n{store.path}")
     if json_path is not None:
         write_atomically(json_path, encode_report(report))
     return status

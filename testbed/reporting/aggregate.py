@@ -15,7 +15,7 @@ from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
-from testbed.records.store import PLAN, Store, SweepPlan
+from testbed.records.store import PLAN, Store, SweepPlan, cell_files
 from testbed.reporting.prediction import memory_error, was_rehearsed
 from testbed.statistics.runs import estimate
 from testbed.statistics.summary import median_of_known, quantile
@@ -31,11 +31,13 @@ class Found:
         source: folder of the sweep.
         group: equal for the repeats of one cell.
         cell: as it was read.
+        key: name of its file, without `.json`.
     """
 
     source: str
     group: str
     cell: Cell
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str])
         own = f"; a study's own table is {table}" if table.exists() else ""
         notes.append(f"{file} is left out: it is no testbed.cell/1 ({error}){own}")
         return None
-    return Found(str(directory), _group(file.stem, cell, plan), cell)
+    return Found(str(directory), _group(file.stem, cell, plan), cell, file.stem)
 
 
 def _group(key: str, cell: Cell, plan: SweepPlan | None) -> str:
@@ -110,7 +112,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    return sorted(path for path in folder.glob("*.json") if path.name != PLAN)
+    return cell_files(folder)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:
@@ -181,7 +183,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
-        values[name] = median_of_known(_median_s(cell, name) for cell in ok)
+        values[name] = median_of_known(median_s(cell, name) for cell in ok)
     for name in ("time_to_accuracy_s", "time_to_loss_s"):
         values[name] = _times_to_targets([getattr(cell, name) for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
@@ -279,7 +281,11 @@ def _counted_s(samples: StepSamples, name: str) -> list[float]:
     return steady_steps(getattr(samples, name), samples.cores_taken, samples.unsteady)
 
 
-def _median_s(cell: Cell, name: str) -> float | None:
+def median_s(cell: Cell, name: str) -> float | None:
+    """Median over the steps of a run that count of a time, as measured, not undilated.
+
+    A run whose record holds no steps has the median that it tells.
+    """
     counted = _counted_s(cell.samples, name)
     return quantile(counted, 0.5) if counted else getattr(cell, name)
 

@@ -16,6 +16,7 @@ from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import format_seconds
 from testbed.forking import through_stub
 from testbed.records.cell import Cell, decode_cell
+from testbed.records.store import timeline_of
 
 Command = Callable[[RunConfig, Path], list[str]]
 
@@ -40,8 +41,10 @@ class Runner(Protocol):
         ...
 
 
-def run_command(config: RunConfig, json_path: Path, hostfile: Path | None = None) -> list[str]:
-    """The command line of one cell.
+def run_command(
+    config: RunConfig, json_path: Path, hostfile: Path | None = None, *, timeline: bool = False
+) -> list[str]:
+    """The command line of one cell; with a timeline that is written beside its JSON.
 
     Example:
         >>> run_command(RunConfig(workers=4), Path("c.json"))[-4:]
@@ -49,7 +52,8 @@ def run_command(config: RunConfig, json_path: Path, hostfile: Path | None = None
     """
     where = ["--hostfile", str(hostfile)] if hostfile else []
     run = [sys.executable, "-m", "testbed", "run", *to_arguments(config)]
-    return [*run, *where, "--json", str(json_path)]
+    recorded = ["--timeline", str(timeline_of(json_path))] if timeline else []
+    return [*run, *where, "--json", str(json_path), *recorded]
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,16 @@ Tuner = Callable[[RunConfig], RunConfig]
 """A cell that asks for it with its knobs found; raises UsageError where that cannot be."""
 
 
-def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -> SweepPlan:
+def make_plan(
+    sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = (), *, timeline: bool = False
+) -> SweepPlan:
     """The order in which the cells run, with the machine that they run on.
 
     Args:
         sweep: what is to be measured.
         hostfile: text that names the hosts to run on; empty: this machine.
         arguments: the command line that asked for it; wherever its script lies, it is `testbed`.
+        timeline: each run is to record what its ranks do.
     """
     order = []
     for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
@@ -61,6 +64,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         hostfile=hostfile,
         environment=describe_environment(),
         command=shlex.join(("testbed", *arguments[1:])) if arguments else "",
+        timeline=timeline,
     )
 
 
@@ -97,7 +101,8 @@ def process_runner(
         environment: variables of the cells' processes; None: this process's own.
     """
     hostfile = store.hostfile if store.hostfile.exists() else None
-    command = functools.partial(run_command, hostfile=hostfile)
+    timeline = store.read_plan().timeline
+    command = functools.partial(run_command, hostfile=hostfile, timeline=timeline)
     with fork_server(os.environ if environment is None else environment) as variables:
         yield ProcessRunner(command, timeout_s, environment=variables)
 
@@ -175,7 +180,9 @@ def _run_cell(
     """Its status, and the seconds that it took."""
     reporter.started(config)
     begin_s = time.monotonic()
-    cell = runner(config, store.scratch / f"{key}.json", store.cells / f"{key}.log")
+    result = store.scratch / f"{key}.json"
+    cell = runner(config, result, store.cells / f"{key}.log")
+    store.keep_timeline(key, result, store.cells)
     store.write_cell(key, cell)
     time_s = time.monotonic() - begin_s
     reporter.ended(config, cell.status, time_s, cell.error)
@@ -216,7 +223,13 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, ou
             begin_s = time.monotonic()
             result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
             cell = runner(configs[key], result, log)
-            store.write_pair(key, *choose(cells[key], cell))
+            counting, other = choose(cells[key], cell)
+            place = store.others
+            if other is cells[key]:
+                place = store.cells
+                store.keep_timeline(key, place / f"{key}.json", store.others)
+            store.keep_timeline(key, result, place)
+            store.write_pair(key, counting, other)
             time_s = time.monotonic() - begin_s
             reporter.ended(configs[key], cell.status, time_s, cell.error)
             left = dataclasses.replace(left, longest_s=max(left.longest_s, time_s))

@@ -12,6 +12,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
+from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control
 from testbed.training.exchange.setup import Replan
@@ -44,6 +45,7 @@ class Run:
         dilation: how many times slower than on the emulated cluster everything happens here.
         pricing: plans and predicts for other times of gradients; None = there are no times.
         root: process below which all processes of the job on this machine are; None = this one.
+        recorder: takes what the rank does in its measured steps; None = nothing is recorded.
     """
 
     config: RunConfig
@@ -55,6 +57,7 @@ class Run:
     dilation: float = 1.0
     pricing: Pricing | None = None
     root: int | None = None
+    recorder: Recorder | None = None
 
     @property
     def rank(self) -> int:
@@ -145,6 +148,7 @@ class StepRecord:
         is_steady: neither this step nor the one before it waited for updates that it would have
             left to the next one, and nothing was done between the two.
         report: of the session.
+        began_s: when it began, of `time.perf_counter`; `ended_s` likewise.
     """
 
     done: int
@@ -153,6 +157,8 @@ class StepRecord:
     time_s: float
     is_steady: bool
     report: StepReport
+    began_s: float
+    ended_s: float
 
 
 class Observer:
