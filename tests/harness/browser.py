@@ -1,10 +1,8 @@
-"""Headless Chromium, driven by playwright-core (npm) from scripts in `tests/tools/browser`."""
+"""Headless Chromium, driven by playwright-core in Node; scripts: tests/tools/browser."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,49 +10,33 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "tools" / "browser"
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-WITHIN_S = 180.0
+TOOLS = Path(__file__).parents[1] / "tools" / "browser"
 
 
-def in_browser(script: str, *arguments: str) -> dict[str, Any]:
-    """What a script prints, as JSON; the test is skipped where the means are missing.
+def installed() -> Path:
+    """The folder of the scripts, what they import installed as the lock file says.
 
-    Args:
-        script: a file of `tests/tools/browser`.
-        arguments: given to it.
+    Skips the test, with the reason, where there is no Chromium, no Node or no registry.
     """
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed (apt-get install nodejs npm)")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"there is no {CHROMIUM} (apt-get install chromium, or set CHROMIUM)")
-    _install()
-    done = subprocess.run(
-        ["node", str(FOLDER / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        env={**os.environ, "CHROMIUM": CHROMIUM},
-    )
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium; apt-get install chromium")
+    for needed in ("node", "npm"):
+        if shutil.which(needed) is None:
+            pytest.skip(f"no {needed}; apt-get install nodejs npm")
+    done = TOOLS / "node_modules" / ".package-lock.json"
+    lock = TOOLS / "package-lock.json"
+    if not done.exists() or done.stat().st_mtime_ns < lock.stat().st_mtime_ns:
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        tried = subprocess.run(command, cwd=TOOLS, capture_output=True, text=True, timeout=300)
+        if tried.returncode != 0:
+            pytest.skip(f"npm ci failed: {tried.stderr.strip()[-300:]}")
+    return TOOLS
+
+
+def drive(script: str, *arguments: str | Path, timeout: float = 110) -> dict[str, Any]:
+    """What a script printed as JSON."""
+    command = ["node", str(installed() / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _install() -> None:
-    """The packages that `package-lock.json` names, once; several test processes may ask."""
-    with (FOLDER / "package-lock.json").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        made = FOLDER / "node_modules" / ".package-lock.json"
-        if made.exists() and made.stat().st_mtime >= (FOLDER / "package-lock.json").stat().st_mtime:
-            return
-        done = subprocess.run(
-            ["npm", "ci", "--no-fund", "--no-audit"],
-            cwd=FOLDER,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"npm ci in {FOLDER} failed: {done.stderr.strip()[-200:]}")

@@ -18,7 +18,7 @@ from testbed.launch import processes
 from testbed.launch.job import start_ranks
 from testbed.noise.steady import steady_steps
 from testbed.records.timeline import Timeline, decode_timeline
-from tests.harness.browser import in_browser
+from tests.harness.browser import drive
 from tests.harness.runs import FAULTY, testbed
 
 AHEAD_S, DRIFT = 0.05, 50e-6
@@ -139,7 +139,7 @@ def test_it_opens_in_speedscope_without_an_error(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     done = testbed("run", *WORK, "--backend", "zmq-ps", "--timeline", str(file))
     assert done.status == 0, done.err
-    found = in_browser("speedscope.mjs", str(file))
+    found = drive("speedscope.mjs", file)
     assert found["errors"] == []
     for lane in ("rank 0 (pid 0), compute", "rank 1 (pid 1), communication 0", "server 1 (pid 3)"):
         assert lane in found["text"]
