@@ -12,6 +12,7 @@ import msgspec
 from testbed.backends.protocol import Group
 from testbed.base.link import Link
 from testbed.base.recorder import Asked, Raw, Recorder, Shown, event_cost_s, shown_events
+from testbed.base.units import format_seconds
 from testbed.control.clocks import ClockBursts
 from testbed.records.cell import Cell
 from testbed.records.timeline import ClockLine, Timeline, TimelineEvent
@@ -191,3 +192,24 @@ def _by_step(
 
 def _taken(outcome: Outcome) -> list[float]:
     return [stolen + out for stolen, out in zip(outcome.stolen, outcome.outside, strict=True)]
+
+
+def describe_timeline(timeline: Timeline) -> str:
+    """What was recorded, and how well clocks agree, in a line.
+
+    Example:
+        >>> clock = ClockLine(rank=1, uncertainty_s=2e-5, num_bursts=12)
+        >>> describe_timeline(Timeline(backend="gloo", num_workers=2, events=(), clocks=(clock,),
+        ...                            exposed_s={5: [0, 0], 6: [0, 0]}, dropped=7))
+        'steps 5 .. 6 of 2 ranks; clocks agree within 20 us (95 %); 7 events found no room'
+    """
+    steps = sorted(timeline.exposed_s)
+    told = [
+        f"steps {steps[0]} .. {steps[-1]} of {timeline.num_workers} ranks" if steps else "no step"
+    ]
+    if timeline.clocks:
+        off_s = max(clock.uncertainty_s for clock in timeline.clocks)
+        told.append(f"clocks agree within {format_seconds(off_s)} (95 %)")
+    if timeline.dropped:
+        told.append(f"{timeline.dropped} events found no room")
+    return "; ".join(told)

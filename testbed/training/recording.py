@@ -35,33 +35,30 @@ class LayerEvents:
         self._names = {
             id(p): (n, f"{n.rpartition('.')[0] or n} backward") for n, p in self._parameters
         }
-        self._began: list[float] = []
         self._update_s = 0.0
         for name, module in model.named_modules():
             owns = any(True for _ in module.parameters(recurse=False))
             if owns or not any(True for _ in module.children()):
-                self._hook(module, f"{name or 'model'} forward")
+                self._time(module, f"{name or 'model'} forward")
         for _, parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """The session has put its hooks on: those that come after them."""
-        for _, parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._go_on)  # type: ignore[no-untyped-call]
         optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after_update)
 
-    def _hook(self, module: torch.nn.Module, name: str) -> None:
-        clock, began, add = time.perf_counter, self._began, self._recorder.add
+    def _time(self, module: torch.nn.Module, name: str) -> None:
+        """A method of the module's own costs a quarter of what a pair of hooks does."""
+        clock, add, forward = time.perf_counter, self._recorder.add, module.forward
 
-        def before(module: torch.nn.Module, inputs: Any) -> None:
-            began.append(clock())
+        def timed(*inputs: Any, **named: Any) -> Any:
+            began_s = clock()
+            output = forward(*inputs, **named)
+            add("compute", name, began_s, clock())
+            return output
 
-        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            add("compute", name, began.pop(), clock())
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
+        module.forward = timed
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         now_s, recorder = time.perf_counter(), self._recorder
@@ -69,15 +66,14 @@ class LayerEvents:
         recorder.add("compute", layer, recorder.computing_since_s, now_s)
         if recorder.is_last_part:
             recorder.add("ready", name, now_s, now_s)
-
-    def _go_on(self, parameter: torch.Tensor) -> None:
-        self._recorder.computing_since_s = time.perf_counter()
+        recorder.computing_since_s = now_s  # unless the session has something to do first
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._update_s = time.perf_counter()
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._recorder.add("update", "optimizer", self._update_s, time.perf_counter())
+        now_s = self._recorder.computing_since_s = time.perf_counter()
+        self._recorder.add("update", "optimizer", self._update_s, now_s)
 
 
 class Recording(Observer):
