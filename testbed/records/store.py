@@ -35,7 +35,8 @@ from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.records.cell import Cell, decode_cell, encode_cell
-from testbed.records.timeline import SUFFIX
+from testbed.records.memory import SUFFIX as OF_MEMORY
+from testbed.records.timeline import SUFFIX as OF_TIMELINE
 
 SWEEP_SCHEMA: Final = "testbed.sweep/1"
 RESULTS = Path("runs/results")
@@ -220,7 +221,7 @@ class Store:
         """
         made = timeline_of(result)
         if made.exists():
-            made.replace(folder / f"{key}{SUFFIX}")
+            made.replace(folder / f"{key}{OF_TIMELINE}")
 
     def repeated(self) -> set[str]:
         """Keys of the cells of which both runs are there and can be read."""
@@ -285,12 +286,14 @@ def timeline_of(cell: Path) -> Path:
         >>> timeline_of(Path("cells/0a.json")).name
         '0a.timeline.json'
     """
-    return cell.with_name(cell.stem + SUFFIX)
+    return cell.with_name(cell.stem + OF_TIMELINE)
 
 
 def cell_files(folder: Path) -> list[Path]:
     """The files of a folder that are cells by their name, in the order of their names."""
-    found = (path for path in folder.glob("*.json") if not path.name.endswith(SUFFIX))
+    found = (
+        path for path in folder.glob("*.json") if not path.name.endswith((OF_MEMORY, OF_TIMELINE))
+    )
     return sorted(path for path in found if path.name != PLAN)
 
 
