@@ -39,6 +39,9 @@ def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES)
 def _clauses(answer: Answer) -> list[str]:
     """The most important first."""
     told = [_verdict(answer)]
+    if answer.unranked:
+        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
+        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.next is not None:
         told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
     if answer.usual is not None and answer.usual != answer.next:
@@ -53,9 +56,6 @@ def _clauses(answer: Answer) -> list[str]:
         )
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
-    if answer.unranked:
-        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
-        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.compressed is not None:
         told.append(_compressed(answer.compressed, answer.test_accuracy))
     if answer.memory is not None:

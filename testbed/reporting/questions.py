@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from testbed.reporting.columns import rounded
 from testbed.reporting.naming import part_of, short_text
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import name_of
-from testbed.reporting.setting import Setting, differing
+from testbed.reporting.setting import Setting, differing, method_names
 from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of
 from testbed.reporting.work import apart_from_memory, compresses, is_upper_bound, undilated
 from testbed.statistics.runs import Comparison
@@ -184,7 +185,9 @@ def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
             row = grid.setdefault(part_of(cell, SCHEDULERS), {})
             row.setdefault(part_of(cell, BACKENDS), place)
     backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
-    forecast = 2 * len(backends) < MOST_COLUMNS
+    forecast = 2 * len(backends) < MOST_COLUMNS and any(
+        cells[place].predicted_step_time_s for row in grid.values() for place in row.values()
+    )
     columns = [Column("scheduler", short_text, numeric=False)]
     for backend in backends[: MOST_COLUMNS - 1]:
         columns.append(_of_backend(backend, cells, grid, marks))
@@ -336,13 +339,13 @@ def scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Ta
         if len(counts) < 2:
             continue
         steps: dict[str, dict[int, float]] = {}
-        for count in counts:
-            for place in by_workers[count].places:
-                own = cells[place]
-                if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
-                    name = by_workers[count].names[place]
-                    steps.setdefault(name, {})[count] = step_s(own)
-        rows = sorted(steps.items(), key=lambda row: min(row[1].get(n, 1e9) for n in counts[-1:]))
+        places = [place for count in counts for place in by_workers[count].places]
+        for place, name in method_names(cells, places).items():
+            own = cells[place]
+            if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
+                row = steps.setdefault(name, {})
+                row[own.num_workers] = min(step_s(own), row.get(own.num_workers, math.inf))
+        rows = sorted(steps.items(), key=lambda row: row[1].get(counts[-1], math.inf))
         tables.append(
             Table(
                 title=f"Scaling of {', '.join(alike)}: step in ms by workers",

@@ -14,7 +14,7 @@ from testbed.reporting.formats import latex_table, latex_text, markdown_row, mar
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
 from testbed.reporting.questions import break_even_table, scaling, tables_of
-from testbed.reporting.ratios import name_of
+from testbed.reporting.ratios import short_name_of
 from testbed.reporting.setting import Setting, settings_of
 from testbed.reporting.table import Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
@@ -89,6 +89,8 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
 
     names = {answer.usual.name for answer in answers if answer.usual is not None}
     usual = short_text(names.pop()) if len(names) == 1 else "usual"
+    said = ["next"] * any(answer.next is not None for answer in answers)
+    said += [usual] * any(answer.usual is not None for answer in answers)
     columns = [
         Column("setting", lambda row: own(row[0]), numeric=False),
         Column("fastest", lambda row: " = ".join(row[1].best) or "-", numeric=False),
@@ -105,8 +107,8 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         ", ".join([f"{len(settings)} settings", *common]),
         columns,
         list(zip(settings, answers, strict=True)),
-        f"next, {usual}: by how much their steps are longer (ns: not significantly)"
-        if any(answer.next is not None for answer in answers)
+        f"{' and '.join(said)} +%: by how much its step is longer (ns: not significantly)"
+        if said
         else "",
     )
 
@@ -116,7 +118,7 @@ def _notes(report: Report) -> list[str]:
     failed: dict[str, dict[str, None]] = {}
     other: dict[str, dict[str, None]] = {}
     for cell in report.cells:
-        name = short_text(name_of(cell))
+        name = short_name_of(cell)
         if cell.status == "failed":
             failed.setdefault(f"failed: {_reason(cell.error)}", {})[name] = None
         elif cell.failed_repeats:
@@ -141,7 +143,8 @@ def _notes(report: Report) -> list[str]:
     twice = [cell for cell in report.cells if len(cell.run_medians_s) == 2]
     if twice:
         notes.append(
-            f"{len(twice)} rows ran twice: (a-b) are the faster and the slower run, no interval"
+            f"{len(twice)} of {len(report.cells)} rows ran twice: (a-b) are the faster and the "
+            "slower run, no interval"
         )
     notes += _emulated(report.cells)
     notes += describe_errors(report.prediction_errors[:1])
