@@ -37,7 +37,7 @@ _MARKS = {
 _LEGEND = {
     "=": "= tied with the fastest",
     "u": "u unstable (runs spread by 3 % or more), not ranked",
-    "d": "d depends on dilation, or not checked, not ranked",
+    "d": "d depends on dilation, or not checked for it, not ranked",
 }
 
 
@@ -174,7 +174,13 @@ def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answe
     title = "Backends" if one_each else "Backends, each with its fastest scheduler"
     shown = list(fastest.values())
     tables = [table_of(title, columns, [*bound, *shown], _legend([marks[p] for p in shown]))]
-    return tables if one_each else [*tables, _matrix(cells, marks)]
+    if one_each:
+        return tables
+    planned = [p for p in places if name_of(cells[p]) != part_of(cells[p], BACKENDS)]
+    if len({part_of(cells[p], BACKENDS) for p in planned}) == 1:
+        legend = _legend([marks[p] for p in planned])
+        return [*tables, table_of("Schedulers", columns, planned, legend)]
+    return [*tables, _matrix(cells, marks)]
 
 
 def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:

@@ -19,7 +19,7 @@ from testbed.reporting.setting import Setting, settings_of
 from testbed.reporting.table import Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
 
-_NOTE_LINES = 2
+_NOTE_LINES = 3
 MORE = "everything, for each cell: --full; all columns for programs: --format csv or json"
 
 
@@ -85,7 +85,7 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         return f"{answer.compressed.name.rpartition(' with ')[2]} {faster_text(answer.compressed)}"
 
     def own(setting: Setting) -> str:
-        return ", ".join(part for part in setting.parts if part not in common)
+        return ", ".join(part for part in setting.parts if part not in common) or "-"
 
     names = {answer.usual.name for answer in answers if answer.usual is not None}
     usual = short_text(names.pop()) if len(names) == 1 else "usual"
