@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from testbed.records.report import Report, ReportCell, encode_report
+from testbed.reporting.benchmark import to_benchmark
 from testbed.reporting.columns import Column, columns_for
 from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound, undilated
@@ -51,7 +52,7 @@ def to_markdown(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     lines = [
-        markdown_row([_one_line(column.title) for column in columns]),
+        markdown_row([one_line(column.title) for column in columns]),
         markdown_row(["---:" if column.numeric else "---" for column in columns]),
         *(markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
     ]
@@ -66,7 +67,7 @@ def to_latex(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     table = latex_table(
-        [_one_line(column.title) for column in columns],
+        [one_line(column.title) for column in columns],
         [column.numeric for column in columns],
         [[shown(column, cell) for column in columns] for cell in report.cells],
     )
@@ -96,6 +97,7 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
     "csv": to_csv,
     "json": to_json,
     "latex": to_latex,
+    "benchmark": lambda report: to_benchmark(as_shown(report)),
 }
 
 
@@ -130,7 +132,7 @@ def _csv_value(column: Column, cell: ReportCell) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _one_line(title: str) -> str:
+def one_line(title: str) -> str:
     """A heading without the breaks that the terminal needs."""
     return title.replace("-\n", "").replace("/\n", "/").replace("\n", " ")
 

@@ -135,6 +135,8 @@ _RECORD = (
     "max_batch",
 )
 _MEMORY = (MEMORY.what, "budget_mb")
+_FILES = ("workload", "trace", "link", "plan", "data", "resume_from")
+_PREDICTION = ("predict", "rehearse")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -246,13 +248,23 @@ def step_key(cell: ReportCell) -> Key:
 
 def setting_key(cell: ReportCell) -> Key:
     """What cells have in common that one answer is about: all but the method and its record."""
-    levelled = (*_EXCHANGE, *_RECORD, *_LENGTH)
+    levelled = (*_EXCHANGE, *_RECORD, *_LENGTH, *_PREDICTION)
     return _without(cell, [name for name in levelled if name != "slow"]), sharing_of(cell.cluster)
 
 
 def apart_from_memory(cell: ReportCell) -> Key:
     """What a cell has in common with itself under another memory strategy."""
     return _without(cell, (*_MEMORY, *_RECORD, "steps", "seed")), sharing_of(cell.cluster)
+
+
+def scaling_key(cell: ReportCell, *, methods: bool = True) -> Key:
+    """What a cell has in common with itself on another number of workers; else with all methods."""
+    parts = {axis.what for axis in AXES} if methods else set[str]()
+    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH, *_PREDICTION)
+    found = _without(cell, [name for name in levelled if name not in {"slow", *parts}])
+    pieces = (cell.config.cluster or "").split(",")
+    cluster = ",".join(piece for piece in pieces if not piece.startswith("nodes="))
+    return msgspec.structs.replace(found, workers=1, cluster=cluster), ""
 
 
 def apart_from_dilation(cell: ReportCell) -> Key:
@@ -282,7 +294,22 @@ def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
     return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
-def _without(cell: ReportCell, names: Iterable[str]) -> RunConfig:
+def settings_of(cell: Cell) -> RunConfig:
+    """A cell's settings without what changes neither its work nor its time.
+
+    Files are named without their folders, so that checkouts in two places have the same cells.
+    """
+    found = _without(cell, (*_RECORD, "deadline", "start_deadline"))
+    names = {n: _without_folder(text) for n in _FILES if (text := getattr(found, n))}
+    return msgspec.structs.replace(found, **names)
+
+
+def _without_folder(text: str) -> str:
+    head, colon, options = text.partition(":")
+    return text if "=" in head else head.rpartition("/")[2] + colon + options
+
+
+def _without(cell: Cell, names: Iterable[str]) -> RunConfig:
     """The cell's settings as they came out in the end, with some of them levelled."""
     asked = msgspec.structs.replace(
         cell.config,
