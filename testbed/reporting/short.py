@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.records.answer import Answer, Beside
-from testbed.records.report import Report, ReportCell
+from testbed.records.report import CompressorBreakEven, Report, ReportCell
+from testbed.records.text import rate_text
 from testbed.reporting.answer_text import WIDTH, faster_text
 from testbed.reporting.columns import rounded
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
-from testbed.reporting.questions import break_even_table, scaling, tables_of
+from testbed.reporting.questions import scaling, tables_of
 from testbed.reporting.ratios import short_name_of
 from testbed.reporting.setting import Setting, settings_of
 from testbed.reporting.table import Column, Table, table_of, table_text
@@ -56,7 +57,7 @@ class Short:
 def shorten(report: Report) -> Short:
     """The short report of a report, as `make_report` made it."""
     settings = settings_of(report.cells)
-    between = [*scaling(report.cells, settings), *break_even_table(report.break_evens)]
+    between = [*scaling(report.cells, settings), *_break_evens(report.break_evens)]
     sections = [
         Section(answer.setting, tuple(answer.lines), tuple(tables_of(report, setting, answer)))
         for setting, answer in zip(settings, report.answers, strict=True)
@@ -113,6 +114,31 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
     )
 
 
+def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
+    """From which rate down each compressor gained, and should have."""
+
+    def rate(bits_per_s: float | None) -> str:
+        return "no single rate" if bits_per_s is None else f"< {rate_text(bits_per_s)}"
+
+    def error(each: CompressorBreakEven) -> str:
+        if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
+            return ""
+        return rounded(100 * (each.predicted_bits_per_s / each.measured_bits_per_s - 1))
+
+    columns = [
+        Column("workload", lambda each: short_text(each.workload), numeric=False),
+        Column("backend", lambda each: each.backend, numeric=False),
+        Column("workers", lambda each: str(each.num_workers)),
+        Column("compressor", lambda each: each.compressor, numeric=False),
+        Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
+        Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
+        Column("pays", lambda each: rate(each.measured_bits_per_s)),
+        Column("predicted", lambda each: rate(each.predicted_bits_per_s)),
+        Column("error %", error),
+    ]
+    return [table_of("Compressors, where they pay", columns, found)] if found else []
+
+
 def _notes(report: Report) -> list[str]:
     """Failures by their reason, what is not compared, then what `make_report` warns of."""
     failed: dict[str, dict[str, None]] = {}
@@ -128,7 +154,8 @@ def _notes(report: Report) -> list[str]:
         verdict, why = same_work(cell)
         if verdict == "no" and not is_upper_bound(cell):
             other.setdefault(f"not compared, other work: {why}", {})[name] = None
-    notes = [f"{', '.join(names)}: {words}" for words, names in (failed | other).items()]
+    none = [] if report.answers else ["no cell finished: no method is the fastest"]
+    notes = none + [f"{', '.join(names)}: {words}" for words, names in (failed | other).items()]
     ok = [cell for cell in report.cells if cell.status == "ok" and not is_upper_bound(cell)]
     unchecked = [cell for cell in ok if same_work(cell)[0] == "not checked"]
     if unchecked:

@@ -116,7 +116,7 @@ def test_marks_and_ties_survive_in_short():
     text = to_text(report_of(ranked_cells()))
     (line,) = (line for line in text.splitlines() if line.startswith("p3"))
     assert " u " in f"{line} "
-    assert "u unstable (runs spread by 3 % or more), not ranked" in text
+    assert "u unstable (spread of 3 % or more), not ranked" in text
     tied = [c for c in ranked_cells() if c.scheduler in ("wfbp", "bucket")]
     text = to_text(report_of(tied))
     assert text.splitlines()[1].startswith("Tied: gloo/wfbp, gloo/bucket, ")
