@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from testbed.records.archive import as_folder
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
 from testbed.records.memory import SUFFIX as OF_MEMORY
@@ -47,8 +48,10 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
     Raises:
         UsageError: a folder is no sweep's.
     """
-    for store in map(Store, dict.fromkeys(directories)):
-        plan, cells = store.read_plan(), store.read_cells()
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as folder:
+            store = Store(folder)
+            plan, cells = store.read_plan(), store.read_cells()
         for key, index, _ in plan.order:
             if key in cells:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
@@ -61,17 +64,18 @@ def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
         UsageError: a file is no timeline.
     """
     for directory in dict.fromkeys(directories):
-        folder = directory / "cells" if (directory / "cells").is_dir() else directory
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
-            beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
-            if beside.is_file():
-                config = decode_cell(beside.read_bytes()).config
-                yield Recorded(
-                    path,
-                    str(directory),
-                    msgspec.structs.replace(config, repeat=0),
-                    decode_timeline(path.read_bytes(), str(path)),
-                )
+        with as_folder(directory) as root:
+            folder = root / "cells" if (root / "cells").is_dir() else root
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
+                if beside.is_file():
+                    config = decode_cell(beside.read_bytes()).config
+                    yield Recorded(
+                        path,
+                        str(directory),
+                        msgspec.structs.replace(config, repeat=0),
+                        decode_timeline(path.read_bytes(), str(path)),
+                    )
 
 
 def memory_of(directories: Sequence[Path]) -> Iterator[MemorySimulation]:
@@ -81,13 +85,15 @@ def memory_of(directories: Sequence[Path]) -> Iterator[MemorySimulation]:
         UsageError: a file is no such simulation.
     """
     for directory in dict.fromkeys(directories):
-        for path in sorted(directory.glob(f"*{OF_MEMORY}")):
-            yield decode_memory(path.read_bytes(), str(path))
+        with as_folder(directory) as root:
+            for path in sorted(root.glob(f"*{OF_MEMORY}")):
+                yield decode_memory(path.read_bytes(), str(path))
 
 
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(help="folders of sweeps, as runs/results/quick-...")
+        list[Path],
+        typer.Argument(help="folders of sweeps, as runs/results/quick-..., or their archives"),
     ],
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[

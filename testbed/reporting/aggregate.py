@@ -13,6 +13,7 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
+from testbed.records.archive import as_folder, is_archive
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
 from testbed.records.store import PLAN, Store, SweepPlan, cell_files
@@ -54,7 +55,7 @@ class Collected:
 
 
 def collect_cells(directories: Sequence[Path]) -> Collected:
-    """The cells of the folders of sweeps, of folders of cells, and of single files.
+    """The cells of sweeps' folders or archives, of folders of cells or sweeps, and of single files.
 
     Of several, those without cells are left out, and a note says so.
 
@@ -64,13 +65,14 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     cells: list[Found] = []
     notes: list[str] = []
     empty: list[Path] = []
-    for directory in dict.fromkeys(directories):
-        plan, problem = _read_plan(directory)
-        files = _cell_files(directory)
-        if not files:
-            empty.append(directory)
-            continue
-        read = [found for file in files if (found := _read(file, directory, plan, notes))]
+    for directory in dict.fromkeys(itertools.chain.from_iterable(map(_sweeps_in, directories))):
+        with as_folder(directory) as folder:
+            plan, problem = _read_plan(folder)
+            files = _cell_files(folder)
+            if not files:
+                empty.append(directory)
+                continue
+            read = [found for file in files if (found := _read(file, directory, plan, notes))]
         cells += sorted(read, key=lambda found: found.group)
         notes += [problem] if problem else _missing(directory, plan, files)
     if empty and not cells:
@@ -79,6 +81,19 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
         )
     notes += [f"{directory} is left out: it holds no cells yet" for directory in empty]
     return Collected(tuple(cells), tuple(notes))
+
+
+def _sweeps_in(directory: Path) -> list[Path]:
+    """The folder itself; those of sweeps below one that is none."""
+    if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+        return sorted(path.parent for path in directory.rglob(PLAN)) or [directory]
+    return [directory]
+
+
+def _no_cells(directory: Path) -> bool:
+    return not (directory / "cells").is_dir() and not any(
+        b"testbed.cell/" in path.read_bytes()[:200] for path in directory.glob("*.json")
+    )
 
 
 def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str]) -> Found | None:
@@ -132,10 +147,10 @@ def _missing(directory: Path, plan: SweepPlan | None, files: Sequence[Path]) -> 
     missing = {key for key, _, _ in plan.order} - {file.stem for file in files}
     if not missing:
         return []
-    return [
-        f"{len(missing)} of {len(plan.order)} runs of {directory} are missing; "
-        f"go on with: testbed sweep --resume {directory}"
-    ]
+    told = f"{len(missing)} of {len(plan.order)} runs of {directory} are missing"
+    if is_archive(directory):
+        return [f"{told} in the archive"]
+    return [f"{told}; go on with: testbed sweep --resume {directory}"]
 
 
 _MEDIANS = (

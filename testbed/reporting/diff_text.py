@@ -134,6 +134,8 @@ def _share(one: MetricDiff) -> str:
 def _ends(one: MetricDiff) -> str:
     if one.low is None or one.high is None:
         return _UNKNOWN
+    if one.low == one.high and METRICS[one.metric].counted:
+        return "counted"
     return f"[{100 * one.low:+.2f}, {100 * one.high:+.2f}]"
 
 
@@ -159,8 +161,9 @@ def _notes(diff: Diff) -> list[str]:
     for name, (a, b) in diff.environment.items():
         notes.append(f"environments differ: {name}: {a} in A, {b} in B")
     for cell in diff.cells:
-        for name, (a, b) in cell.settings.items():
-            notes.append(f"compared as the only cells, though {name} is {a} in A and {b} in B")
+        if cell.settings:
+            apart = ", ".join(f"{n} is {a} in A, {b} in B" for n, (a, b) in cell.settings.items())
+            notes.append(f"compared as the only cells, though {apart}")
         if cell.same_work is False:
             notes.append(f"not comparable: {cell.label}: {cell.work}")
         if cell.failed_a or cell.failed_b:

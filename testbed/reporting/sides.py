@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -97,6 +98,26 @@ def read_side(text: str) -> Side:
     if not found:
         raise UsageError(f"{text} holds no cell that can be read: {'; '.join(collected.notes)}")
     return Side(text, tuple(grouped(found)), () if key else collected.notes)
+
+
+def read_run(text: str) -> tuple[Cell, list[Cell]]:
+    """The one run that a text names, and all finished runs of its cell in the same folder.
+
+    Raises:
+        UsageError: there is nothing of that name, or it holds several runs.
+    """
+    path, key = find_place(text)
+    collected = collect_cells([path])
+    if not collected.cells:
+        raise UsageError(f"{text} is no cell that can be read: {'; '.join(collected.notes)}")
+    if not key and len(collected.cells) > 1:
+        keys = ", ".join(each.key for each in collected.cells[:3])
+        raise UsageError(
+            f"{text} holds {len(collected.cells)} runs; name one as {text}:KEY, of {keys}, ..."
+        )
+    found = pick(collected.cells, key, path)
+    alike = (each.cell for each in collected.cells if each.group == found.group)
+    return found.cell, [cell for cell in alike if cell.status == "ok"]
 
 
 def pick(found: Sequence[Found], key: str, where: Path) -> Found:
@@ -249,7 +270,8 @@ def environment_of(cell: Cell) -> dict[str, str]:
         found |= {f"cluster {key}": cell.cluster.get(key) for key in _CLUSTER}
     found |= given.get("versions") or {}
     found |= given.get("variables") or {}
-    return {key: str(value) for key, value in found.items() if value not in (None, "")}
+    words = {key: str(value) for key, value in found.items() if value not in (None, "")}
+    return {key: re.sub(r"testbed-\w{8}\b", "testbed-*", text) for key, text in words.items()}
 
 
 def environment_differences(a: Iterable[Cell], b: Iterable[Cell]) -> dict[str, tuple[str, str]]:

@@ -16,6 +16,7 @@ from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import format_seconds
 from testbed.forking import through_stub
 from testbed.records.cell import Cell, decode_cell
+from testbed.records.progress import VARIABLE
 from testbed.records.store import timeline_of
 
 Command = Callable[[RunConfig, Path], list[str]]
@@ -39,6 +40,16 @@ class Runner(Protocol):
             log_path: where its output goes.
         """
         ...
+
+
+def progress_file(json_path: Path) -> Path:
+    """Where a cell's rank 0 tells how far it is, beside its JSON.
+
+    Example:
+        >>> progress_file(Path("c.json")).name
+        'c.progress'
+    """
+    return json_path.with_suffix(".progress")
 
 
 def run_command(
@@ -79,6 +90,9 @@ class ProcessRunner:
         environment = dict(os.environ if self.environment is None else self.environment)
         if config.threads is not None:  # as its ranks will have it, which are forked from the same
             environment.setdefault("OMP_NUM_THREADS", str(config.threads))
+        told = progress_file(json_path).absolute()
+        told.write_bytes(b"")
+        environment[VARIABLE] = str(told)
         command = through_stub(self.command(config, json_path), environment, MODULES)
         supervisor = [sys.executable, "-m", "testbed.sweeping.supervise", str(self.grace_s)]
         with log_path.open("wb") as log:
@@ -98,6 +112,7 @@ class ProcessRunner:
                 reason = f"not done within the cell's time limit of {limit} and ended"
             finally:
                 self._end(process)
+                told.unlink(missing_ok=True)
         return collect(config, json_path, log_path, reason)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

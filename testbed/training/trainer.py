@@ -100,6 +100,7 @@ def train(run: Run, workload: Workload) -> Outcome:
             Measurement(session, replica.device, warmup, run.root),
             *observers,
             checkpoints,
+            *run.observers,
         ]
         if run.recorder is not None:
             observers.append(Recording(run.recorder, first, warmup))
@@ -224,6 +225,8 @@ class _Steps:
 
     def take(self, first: int, total: int, observers: Sequence[Observer]) -> None:
         """Take the steps from number `first` on."""
+        for observer in observers:
+            observer.begin(first, total)
         time_s, was_steady = 0.0, True
         for done in range(first + 1, total + 1):
             pauses = done == total or any(o.reads_after(done) for o in observers)
