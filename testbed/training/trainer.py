@@ -96,11 +96,11 @@ def train(run: Run, workload: Workload) -> Outcome:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
-        observers = [
-            Measurement(session, replica.device, warmup, run.root),
-            *observers,
-            checkpoints,
-        ]
+        # Bytes are counted from a moment at which nobody has any under way.
+        run.control.all_gather("set up", b"", AGREE_S, members=run.backend.size)
+        measurement = Measurement(session, replica.device, warmup, run.root)
+        run.control.all_gather("counting", b"", AGREE_S, members=run.backend.size)
+        observers = [measurement, *observers, checkpoints]
         if run.recorder is not None:
             observers.append(Recording(run.recorder, first, warmup))
         watched = first + warmup if warmup and foreseen.engine is not None else None
