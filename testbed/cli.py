@@ -24,6 +24,7 @@ from testbed.commands.rerun import rerun
 from testbed.commands.run import run
 from testbed.commands.simulate import simulate
 from testbed.commands.sweep import sweep
+from testbed.commands.why import why
 from testbed.launch.allocation import allocation
 from testbed.launch.join import who_am_i
 
@@ -46,6 +47,7 @@ def make_app() -> typer.Typer:
     app.command()(diff)
     app.command()(rerun)
     app.command()(pack)
+    app.command()(why)
     app.command(name="list")(list_parts)
     app.command()(comm)
     app.command()(cluster)

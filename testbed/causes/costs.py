@@ -12,6 +12,7 @@ from testbed.causes.exchanges import Exchange, Round
 
 Identity = tuple[int, int]  # message, turn
 NOISE = 0.15  # share by which a duration may differ from start-up + bytes without another cause
+LEAST_TINY = 0.2  # share of all exchanges that start-ups of small messages take to be called so
 MANY = 4  # small messages in a step are many from so many on
 SPREAD = 1.5  # largest over smallest message from which start-up and bytes can be told apart
 
@@ -183,7 +184,7 @@ class Share:
 
 
 def tiny_messages(rounds: Sequence[Round], costs: Costs, usual: Costs) -> frozenset[Identity]:
-    """Exchanges below the break-even size a / b, if a step has many of them.
+    """Exchanges below the break-even size a / b, if a step has many whose start-ups take long.
 
     Args:
         rounds: the steps.
@@ -192,12 +193,14 @@ def tiny_messages(rounds: Sequence[Round], costs: Costs, usual: Costs) -> frozen
             message tiny.
     """
     base = costs if costs.has_link else usual
-    small = set()
+    small: dict[Identity, float] = {}
     for key in costs.sizes:
         if key not in base.sizes:
             continue
         startup_s = base.startup_s[key] if base.has_link else base.whole_startup_s(key)
         transfer_s = base.transfer_s[key] if base.has_link else base.whole_transfer_s(key)
         if startup_s > transfer_s:
-            small.add(key)
-    return frozenset(small) if len(small) >= MANY else frozenset()
+            small[key] = startup_s
+    whole_s = sum(base.time_s(key) for key in base.sizes)
+    is_much = sum(small.values()) >= LEAST_TINY * whole_s
+    return frozenset(small) if len(small) >= MANY and is_much else frozenset()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import inf
 
@@ -52,22 +53,22 @@ class Exchange:
     end_s: list[float]
     parts_s: list[tuple[list[float], float]]
 
-    @property
+    @cached_property
     def started_s(self) -> float:
         """When the last rank had started it: before that none could have ended."""
         return max(self.begin_s)
 
-    @property
+    @cached_property
     def ended_s(self) -> float:
         """When it had ended on all ranks."""
         return max(self.end_s)
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
         """From the last start to the last end."""
         return max(0.0, self.ended_s - self.started_s)
 
-    @property
+    @cached_property
     def wait_free_s(self) -> float:
         """The least duration of any rank: the last one to start waits for nobody."""
         return min(e - b for b, e in zip(self.begin_s, self.end_s, strict=True))
@@ -89,7 +90,7 @@ class Wait:
     exchange: Exchange | None
     decode_s: float = 0.0
 
-    @property
+    @cached_property
     def duration_s(self) -> float:
         """How long."""
         return self.end_s - self.begin_s
@@ -100,6 +101,7 @@ class Round:
     """All exchanges of one step, in the order of their starts, and the waits for them.
 
     Attributes:
+        begin_s: of the step, on the first rank; of its first gradient where that is not recorded.
         backward_end_s: of each rank, when its last gradient was final.
         own_s: of each rank, from the backward pass before to this one's end, without waits.
         waits: of each rank, in order.
@@ -107,6 +109,7 @@ class Round:
 
     step: int
     exchanges: list[Exchange]
+    begin_s: float
     backward_end_s: list[float]
     own_s: list[float]
     waits: list[list[Wait]]
@@ -120,7 +123,7 @@ class _Index:
     """Events by step, rank and message, in order of begin."""
 
     timeline: Timeline
-    numbers: dict[str, int]
+    is_dense: bool
     found: dict[Kind, dict[Key, list[TimelineEvent]]]
 
     @classmethod
@@ -134,7 +137,7 @@ class _Index:
             if number < 0 and event.kind in ("queued", "encode", "send", "decode"):
                 number = numbers.setdefault(event.name, len(numbers))
             found[event.kind][event.step, event.rank, number].append(event)
-        return cls(timeline, numbers, found)
+        return cls(timeline, timeline.compressor in ("", COMPRESSORS.default), found)
 
     def get(self, kind: Kind, key: Key) -> list[TimelineEvent]:
         return self.found[kind].get(key, [])
@@ -208,7 +211,7 @@ def _exchanges(
             name=now[0].name,
             half=now[0].half,
             channel=max(now[0].channel, 0),
-            num_bytes=_num_bytes(timeline, number, now),
+            num_bytes=_num_bytes(index, number, now),
             ready_s=is_ready,
             coded_s=coded,
             encode_s=encode,
@@ -228,10 +231,9 @@ def _parts(plan: Plan | None, number: int) -> tuple[list[str], list[float]]:
     return [plan.names[p.tensor] for p in parts], [(p.stop - p.start) / whole for p in parts]
 
 
-def _num_bytes(timeline: Timeline, number: int, sends: list[TimelineEvent]) -> float:
-    plan = timeline.plan
-    dense = timeline.compressor in ("", COMPRESSORS.default)
-    if plan is not None and 0 <= number < len(plan.messages) and dense:
+def _num_bytes(index: _Index, number: int, sends: list[TimelineEvent]) -> float:
+    plan = index.timeline.plan
+    if plan is not None and 0 <= number < len(plan.messages) and index.is_dense:
         return float(message_bytes(plan, plan.messages[number]))
     return float(max(e.num_bytes for e in sends))
 
@@ -298,35 +300,35 @@ def _rounds(
 ) -> list[Round]:
     ranks = range(index.timeline.num_workers)
     by_step: dict[int, list[list[Wait]]] = defaultdict(lambda: [[] for _ in ranks])
-    stood: list[list[Wait]] = [[] for _ in ranks]
+    stood: dict[tuple[int, int], list[Wait]] = defaultdict(list)
     for wait in waits:
-        stood[wait.rank].append(wait)
+        stood[wait.step, wait.rank].append(wait)
         by_step[wait.step if wait.exchange is None else wait.exchange.step][wait.rank].append(wait)
     begun: dict[tuple[int, int], float] = {}
     for (step, rank, _), events in index.found["step"].items():
         begun[step, rank] = min(e.begin_s for e in events)
     found = []
-    before: list[float] | None = None
+    before: Round | None = None
     for step, exchanges in sorted(steps.items()):
         first = [x for x in exchanges if x.turn == 0]
-        ends = [
-            max([*ready.get((step, rank), {}).values()] or [x.queued_s[rank] for x in first])
+        moments = [
+            [*ready.get((step, rank), {}).values()] or [x.queued_s[rank] for x in first]
             for rank in ranks
         ]
-        starts = before or [begun.get((step, rank), first[0].queued_s[rank]) for rank in ranks]
+        begins = [begun.get((step, rank), min(moments[rank])) for rank in ranks]
+        ends = [max(of_rank) for of_rank in moments]
+        starts = begins if before is None else before.backward_end_s
+        near = (step,) if before is None else (before.step, step)
         own = [
-            ends[rank] - starts[rank] - _stood_s(stood[rank], starts[rank], ends[rank])
+            ends[rank]
+            - starts[rank]
+            - _stood_s((w for at in near for w in stood[at, rank]), starts[rank], ends[rank])
             for rank in ranks
         ]
-        found.append(Round(step, exchanges, ends, own, by_step[step]))
-        before = ends
+        before = Round(step, exchanges, min(begins), ends, own, by_step[step])
+        found.append(before)
     return found
 
 
 def _stood_s(waits: Iterable[Wait], begin_s: float, end_s: float) -> float:
     return sum(max(0.0, min(w.end_s, end_s) - max(w.begin_s, begin_s)) for w in waits)
-
-
-def within(rounds: Iterable[Round], steps: Collection[int]) -> list[Round]:
-    """The rounds of these steps."""
-    return [r for r in rounds if r.step in steps]

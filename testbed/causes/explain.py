@@ -187,7 +187,8 @@ class _Basis:
         ]
         for cause, change in changes:
             levels.append((cause, replace(levels[-1][1], **change)))  # type: ignore[arg-type]
-        return levels
+        before = [Without(), *(without for _, without in levels)]
+        return [level for level, last in zip(levels, before, strict=False) if level[1] != last]
 
     def _stood(self, played: Round, tiny: frozenset[Identity]) -> list[Stood]:
         plan, busy = self.timeline.plan, bool(self.lateness.busy)

@@ -13,14 +13,19 @@ import msgspec
 import typer
 
 from testbed.records.archive import as_folder
-from testbed.records.cell import Cell
+from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
+from testbed.records.memory import SUFFIX as OF_MEMORY
+from testbed.records.memory import MemorySimulation, decode_memory
 from testbed.records.report import Report, encode_report
 from testbed.records.store import Store, cell_key, write_atomically
+from testbed.records.timeline import SUFFIX, decode_timeline
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
+from testbed.reporting.page.lanes import Recorded
+from testbed.reporting.page.page import to_html
 from testbed.reporting.short import SHORT
 from testbed.reporting.terminal import print_report
 
@@ -34,6 +39,7 @@ class Format(StrEnum):
     JSON = "json"
     LATEX = "latex"
     BENCHMARK = "benchmark"
+    HTML = "html"
 
 
 def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
@@ -51,6 +57,39 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
 
 
+def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
+    """The timelines beside the cells of sweeps' folders.
+
+    Raises:
+        UsageError: a file is no timeline.
+    """
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as root:
+            folder = root / "cells" if (root / "cells").is_dir() else root
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
+                if beside.is_file():
+                    config = decode_cell(beside.read_bytes()).config
+                    yield Recorded(
+                        path,
+                        str(directory),
+                        msgspec.structs.replace(config, repeat=0),
+                        decode_timeline(path.read_bytes(), str(path)),
+                    )
+
+
+def memory_of(directories: Sequence[Path]) -> Iterator[MemorySimulation]:
+    """The simulations of a step's memory in sweeps' folders.
+
+    Raises:
+        UsageError: a file is no such simulation.
+    """
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as root:
+            for path in sorted(root.glob(f"*{OF_MEMORY}")):
+                yield decode_memory(path.read_bytes(), str(path))
+
+
 def report(
     directories: Annotated[
         list[Path],
@@ -58,7 +97,8 @@ def report(
     ],
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[
-        Path | None, typer.Option(help="write to this file instead of the terminal")
+        Path | None,
+        typer.Option("--output", "-o", help="write to this file instead of the terminal"),
     ] = None,
     forecast: Annotated[
         Path | None,
@@ -82,6 +122,7 @@ def report(
         testbed report runs/results/quick-* --format csv --output quick.csv
 
         testbed report runs/results/quick-* --format benchmark --output quick.json
+        testbed report runs/results/quick-* --format html -o report.html
 
         testbed report runs/results/emulated-* --forecast forecast.json
     """
@@ -90,10 +131,14 @@ def report(
     made = make_report(
         collected, None if foreseen is None else compare(foreseen, runs_of(directories))
     )
-    if format is Format.TABLE and full and output is None:
+    if format is Format.HTML:
+        title = ", ".join(path.resolve().name for path in directories)
+        text = to_html(made, title, list(timelines_of(directories)), list(memory_of(directories)))
+    elif format is Format.TABLE and full and output is None:
         print_report(made, sys.stdout)
         return
-    text = text_of(made, format, full)
+    else:
+        text = text_of(made, format, full)
     if output is None:
         sys.stdout.write(text)
     else:

@@ -58,11 +58,13 @@ def run(
             "trace (schema testbed.timeline/1), for Perfetto or speedscope"
         ),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="do not tell how far the run is")] = False,
     **given: Any,
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
-    Every ten seconds it tells, on standard error, what rank 0 is doing.
+    While it runs it shows on standard error a bar with the time of a step and the remaining time;
+    where that is no terminal, a line every ten seconds.
 
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
@@ -91,7 +93,7 @@ def run(
     identity = who_am_i()
     parts = parts_of(config)
     check_files(json, hostfile, timeline)
-    files = _Files(interface, json, timeline)
+    files = _Files(interface, json, timeline, quiet)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)
     check_device(config.device)
     if config.tune is not None:
@@ -122,19 +124,22 @@ class _Files(NamedTuple):
     interface: str | None
     json: Path | None
     timeline: Path | None
+    quiet: bool
 
 
 def _as_rank(config: RunConfig, role: Role, files: _Files) -> Cell | None:
     from testbed.launch.worker import Settings, run_rank
 
-    return run_rank(config, role, Settings(files.interface, role.identity.launcher, files.timeline))
+    return run_rank(
+        config, role, Settings(files.interface, role.identity.launcher, files.timeline, files.quiet)
+    )
 
 
 def _in_this_process(config: RunConfig, role: Role, files: _Files) -> Cell | None:
     from testbed.launch.worker import Settings, run_threads
 
     if role.backend.facts.in_process:
-        return run_threads(config, role, Settings(timeline=files.timeline))
+        return run_threads(config, role, Settings(timeline=files.timeline, quiet=files.quiet))
     return _as_rank(config, role, files)
 
 
@@ -142,6 +147,7 @@ def _arguments(config: RunConfig, files: _Files) -> list[str]:
     """The command line that starts this run again."""
     arguments = ["run", *to_arguments(config)]
     arguments += ["--interface", files.interface] if files.interface else []
+    arguments += ["--quiet"] if files.quiet else []
     arguments += ["--json", str(files.json.resolve())] if files.json else []
     return arguments + (["--timeline", str(files.timeline.resolve())] if files.timeline else [])
 
@@ -164,6 +170,7 @@ def _start(
         hostfile,
         one_machine=config.cluster is not None,
         modules=modules,
+        quiet=files.quiet,
     )
     over = run_job(job, config.deadline)
     if not over.words:

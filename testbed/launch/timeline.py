@@ -70,8 +70,13 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
     beside = [(group.size + index, each) for index, each in recorder.beside.items()]
     mine = [
         Recorded(
-            *(rank, shown_events(each.events, shown), bursts),
-            *(each.busy, each.dropped, each.full_in, cost_s),
+            rank,
+            shown_events(each.events, shown),
+            bursts,
+            each.busy,
+            each.dropped,
+            each.full_in,
+            cost_s,
         )
         for rank, each in [(group.rank, recorder), *beside]
     ]

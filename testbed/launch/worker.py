@@ -32,7 +32,7 @@ from testbed.launch.lifecycle import (
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
-from testbed.launch.progress import freeze_long_lived, progress_of
+from testbed.launch.progress import StepsDone, freeze_long_lived, progress_of
 from testbed.launch.timeline import clock_of, hand_in, make_timeline
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
@@ -58,12 +58,14 @@ class Settings:
         interface: to use; None = decided.
         launcher: that started the rank.
         timeline: where rank 0 writes what all ranks did; None = nothing is recorded.
+        quiet: nobody is told how far the run is.
         clock: what this rank's clock shows; a test gives one that is ahead and drifts.
     """
 
     interface: str | None = None
     launcher: str = "alone"
     timeline: Path | None = None
+    quiet: bool = False
     clock: Shown = as_read
 
 
@@ -85,8 +87,12 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
         if role.is_server:
             _serve(config, role, group, settings)
             return None
-        with progress_of(group.control, role.identity.rank, sys.stderr):
-            return _work(msgspec.structs.replace(config, device=device), role, group, settings)
+        steps, alone = StepsDone(), settings.launcher == "alone"
+        with progress_of(
+            *(group.control, group.rank, sys.stderr, steps), alone=alone, quiet=settings.quiet
+        ):
+            placed = msgspec.structs.replace(config, device=device)
+            return _work(placed, role, group, settings, steps)
 
     return as_member(role.identity.rank, group, live)
 
@@ -111,8 +117,9 @@ def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | Non
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            with progress_of(group.control, rank, sys.stderr):
-                cells[rank] = _work(config, role, group, settings, build)
+            steps, quiet = StepsDone(), settings.quiet
+            with progress_of(group.control, rank, sys.stderr, steps, alone=True, quiet=quiet):
+                cells[rank] = _work(config, role, group, settings, steps, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
             group.control.report_failure(str(error))
@@ -154,6 +161,7 @@ def _work(
     role: Role,
     group: Group,
     settings: Settings,
+    steps: StepsDone,
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -186,6 +194,7 @@ def _work(
         pricing_of(planned, config),
         root_of(os.environ, alone=build is not None or group.size + role.num_servers == 1),
         recorder,
+        (steps,) if group.rank == 0 else (),
     )
     freeze_long_lived()
     with clock_of(group):

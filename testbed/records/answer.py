@@ -31,16 +31,17 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     test_accuracy: float | None = None
 
 
-class LeastMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory strategy with the lowest peak of live storages.
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory strategy beside none.
 
     Attributes:
         name: of the strategy, with its compressor.
         place: of its cell in `Report.cells`.
-        peak_bytes: measured, else predicted.
+        peak_bytes: of live storages, measured, else predicted.
         step_time_s: the cluster's.
         saves: 1 - peak / peak without a strategy; null: that was not run.
         slower: step / step without a strategy, less 1; null: likewise.
+        num_runs: of it, or of none, whichever has fewer.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LeastMemory(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: float
     saves: float | None = None
     slower: float | None = None
+    num_runs: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +69,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         num_runs: of the fastest.
         why: it is not ranked.
         resolves: smallest difference between two methods that is significant, as a share.
-        next: the fastest that is not tied with it.
+        next: the fastest that is not tied with it; of those whose time is the cluster's, where
+            its own is.
         usual: the framework as it comes; null: it is the fastest, or was not run.
         bound_s: the step without communication; null: not measured.
         exposed_s: communication that the fastest did not hide.
@@ -77,7 +80,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         unranked: methods that may be faster, with what was seen of them.
         compressed: the fastest lossy method beside the fastest dense one; a positive gain means
             that the dense one is faster.
-        memory: the strategy that takes least.
+        memory: the strategy that takes least; null: none were compared.
+        cheapest: of those that save memory, that whose step grows least.
         lines: all this for people, at most three lines of 100 characters.
     """
 
@@ -100,5 +104,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: float | None = None
     unranked: list[str] = []
     compressed: Beside | None = None
-    memory: LeastMemory | None = None
+    memory: Saving | None = None
+    cheapest: Saving | None = None
     lines: list[str] = []

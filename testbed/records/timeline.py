@@ -33,6 +33,10 @@ Kind = Literal[
 ]
 
 
+# What is told of messages, and what it is where there is nothing to tell.
+_OF_MESSAGES: Final = {"message": -1, "channel": -1, "num_bytes": 0, "peer": -1, "half": ""}
+
+
 class TimelineEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that one rank did.
 
@@ -174,23 +178,32 @@ def in_lanes(timeline: Timeline) -> Iterator[tuple[TimelineEvent, str]]:
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """The timeline as Chrome-trace JSON: times in microseconds, lanes named by metadata events."""
+    """The timeline as Chrome-trace JSON: times in microseconds, lanes named by metadata events.
+
+    Beside the keys of the format each event has those of `TimelineEvent`. Its `args` hold bytes
+    alone: speedscope takes them for a part of the name, and adds up what has the same name.
+    """
     threads: dict[tuple[int, str], int] = {}
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for event, lane in in_lanes(timeline):
         thread = threads.setdefault((event.rank, lane), len(threads))
+        begin_us, end_us = _microseconds(event.begin_s), _microseconds(event.end_s)
+        told = {n: v for n, none in _OF_MESSAGES.items() if (v := getattr(event, n)) != none}
         drawn.append(
             {
                 "ph": "X",
                 "cat": event.kind,
-                "name": event.name,
+                "name": _title(event.kind) + event.name,
                 "pid": event.rank,
                 "tid": thread,
-                "ts": event.begin_s * 1e6,
-                "dur": event.duration_s * 1e6,
-                "args": msgspec.to_builtins(event),
+                "ts": begin_us,
+                "dur": end_us - begin_us,
+                "step": event.step,
+                **told,
             }
         )
+        if event.kind == "send":
+            drawn[-1]["args"] = {"num_bytes": event.num_bytes}
     named = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _process(timeline, rank)}}
         for rank in sorted({rank for rank, _ in threads})
@@ -219,13 +232,35 @@ def decode_timeline(data: bytes, where: str = "timeline") -> Timeline:
         schema = about.pop("schema")
         if schema != TIMELINE_SCHEMA:
             raise UsageError(f"{where}: schema is {schema!r}; expected {TIMELINE_SCHEMA!r}")
-        events = [event["args"] for event in raw["traceEvents"] if event["ph"] == "X"]
+        events = [_read(event) for event in raw["traceEvents"] if event["ph"] == "X"]
         # JSON has keys of text alone: strict=False reads the steps' numbers out of them
         return msgspec.convert({**about, "events": events}, Timeline, strict=False)
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where} is no timeline ({error}); expected a file that `testbed run --timeline` wrote"
         ) from error
+
+
+def _microseconds(time_s: float) -> float:
+    """As a multiple of 1/64: a viewer's sum of begin and duration is the end, to the last digit."""
+    return round(time_s * 64e6) / 64
+
+
+def _read(drawn: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": drawn["cat"],
+        "name": drawn["name"].removeprefix(_title(drawn["cat"])),
+        "rank": drawn["pid"],
+        "step": drawn["step"],
+        "begin_s": drawn["ts"] / 1e6,
+        "end_s": (drawn["ts"] + drawn["dur"]) / 1e6,
+        **{name: drawn[name] for name in _OF_MESSAGES if name in drawn},
+    }
+
+
+def _title(kind: str) -> str:
+    """What viewers show before an event's name, where that does not tell what it is."""
+    return "" if kind in ("step", "compute", "update") else f"{kind} "
 
 
 def _process(timeline: Timeline, rank: int) -> str:

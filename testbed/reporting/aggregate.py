@@ -16,7 +16,7 @@ from testbed.noise.steady import steady_steps
 from testbed.records.archive import as_folder, is_archive
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
-from testbed.records.store import PLAN, Store, SweepPlan
+from testbed.records.store import PLAN, Store, SweepPlan, cell_files
 from testbed.reporting.prediction import memory_error, was_rehearsed
 from testbed.statistics.runs import estimate
 from testbed.statistics.summary import median_of_known, quantile
@@ -55,7 +55,7 @@ class Collected:
 
 
 def collect_cells(directories: Sequence[Path]) -> Collected:
-    """The cells of the folders of sweeps, of their archives, of folders of cells, of single files.
+    """The cells of sweeps' folders or archives, of folders of cells or sweeps, and of single files.
 
     Of several, those without cells are left out, and a note says so.
 
@@ -65,7 +65,7 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     cells: list[Found] = []
     notes: list[str] = []
     empty: list[Path] = []
-    for directory in dict.fromkeys(directories):
+    for directory in dict.fromkeys(itertools.chain.from_iterable(map(_sweeps_in, directories))):
         with as_folder(directory) as folder:
             plan, problem = _read_plan(folder)
             files = _cell_files(folder)
@@ -81,6 +81,19 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
         )
     notes += [f"{directory} is left out: it holds no cells yet" for directory in empty]
     return Collected(tuple(cells), tuple(notes))
+
+
+def _sweeps_in(directory: Path) -> list[Path]:
+    """The folder itself; those of sweeps below one that is none."""
+    if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+        return sorted(path.parent for path in directory.rglob(PLAN)) or [directory]
+    return [directory]
+
+
+def _no_cells(directory: Path) -> bool:
+    return not (directory / "cells").is_dir() and not any(
+        b"testbed.cell/" in path.read_bytes()[:200] for path in directory.glob("*.json")
+    )
 
 
 def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str]) -> Found | None:
@@ -114,7 +127,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    return sorted(path for path in folder.glob("*.json") if path.name != PLAN)
+    return cell_files(folder)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:

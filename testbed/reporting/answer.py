@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from testbed.base.axes import MEMORY
-from testbed.records.answer import Answer, Beside, LeastMemory
+from testbed.records.answer import Answer, Beside, Saving
 from testbed.records.report import ReportCell
+from testbed.reporting.answer_text import SURE_RUNS, lines_of
 from testbed.reporting.columns import rounded
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import is_framework, runs_ratio
@@ -19,13 +19,9 @@ from testbed.reporting.work import (
     apart_from_memory,
     compresses,
     is_exact,
+    is_upper_bound,
 )
 from testbed.statistics.runs import Comparison, compare
-
-WIDTH: Final = 100  # characters of a line
-MAX_LINES: Final = 3
-SURE_RUNS: Final = 3  # from here on an interval is shown
-_MOST_NAMES = 3  # of methods that are tied
 
 Cells = Mapping[int, ReportCell]  # by place
 
@@ -41,7 +37,8 @@ def answers(cells: Sequence[ReportCell]) -> list[Answer]:
     Args:
         cells: `Report.cells`, as `make_report` made them: with the real times.
     """
-    return [_with_lines(_answer(cells, setting)) for setting in settings_of(cells)]
+    found = [_answer(cells, setting) for setting in settings_of(cells)]
+    return [msgspec.structs.replace(answer, lines=lines_of(answer)) for answer in found]
 
 
 def step_s(cell: ReportCell) -> float:
@@ -74,9 +71,12 @@ def _depends(cell: ReportCell) -> bool:
 def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
     cells = {place: every[place] for place in setting.places if every[place].step_time_s}
     methods = methods_of(cells)
-    memory = _least_memory(cells, setting)
+    memory, cheapest = [*_savings(cells, setting), None, None][:2]
     if not methods:
-        return Answer(setting=setting.heading, verdict="none", memory=memory)
+        why = "nothing was exchanged" if all(map(is_upper_bound, cells.values())) else "other work"
+        return Answer(
+            setting=setting.heading, verdict="none", why=why, memory=memory, cheapest=cheapest
+        )
     found = comparison(methods)
     places = list(methods)
     first, best = places[0], methods[places[0]]
@@ -84,7 +84,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
     tied = [p for p in places if str(p) in found.tied.get(str(first), ())]
     others = [p for p in places[1:] if p not in tied]
     if ranked:
-        others = [p for p in others if str(p) in found.ranks]
+        others = [p for p in others if not _depends(methods[p])]
     usual = _usual(methods)
 
     def beside(place: int | None) -> Beside | None:
@@ -124,6 +124,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
         unranked=_may_be_faster(every, methods, found, first, setting),
         compressed=beside(_fastest_lossy(cells, methods)),
         memory=memory,
+        cheapest=cheapest,
     )
 
 
@@ -222,155 +223,35 @@ def peak_bytes(cell: ReportCell) -> int | None:
     return None if found is None else found.measured_bytes or found.predicted_bytes
 
 
-def _least_memory(cells: Cells, setting: Setting) -> LeastMemory | None:
-    """None where no memory strategies were compared."""
+def _savings(cells: Cells, setting: Setting) -> list[Saving]:
+    """The strategy with the least peak, and the one that saves memory at the least cost in time.
+
+    Each beside none with the same compressor and the same settings. Nothing where no strategies
+    were compared.
+    """
     known = {place: peak for place, cell in cells.items() if (peak := peak_bytes(cell))}
     if len({cells[place].config.memory for place in known}) < 2:
-        return None
-    least = min(known, key=lambda place: (known[place], step_s(cells[place])))
-    cell = cells[least]
-    plain = next(
-        (
-            place
-            for place in known
-            if cells[place].config.memory == MEMORY.default
-            and apart_from_memory(cells[place]) == apart_from_memory(cell)
-        ),
-        None,
-    )
-    return LeastMemory(
-        name=setting.names[least],
-        place=least,
-        peak_bytes=known[least],
-        step_time_s=step_s(cell),
-        saves=None if plain is None else 1 - known[least] / known[plain],
-        slower=None if plain is None else step_s(cell) / step_s(cells[plain]) - 1,
-    )
-
-
-# For people.
-
-
-def _with_lines(answer: Answer) -> Answer:
-    return msgspec.structs.replace(answer, lines=flow(_clauses(answer)))
-
-
-def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES) -> list[str]:
-    """Clauses, each in the first line that has room; what has none in the last line is left out.
-
-    Example:
-        >>> flow(["one two", "three four", "five", "six"], width=16, max_lines=2)
-        ['One two; five.', 'Three four; six.']
-    """
-    lines: list[str] = []
-    for clause in clauses:
-        room = [n for n, line in enumerate(lines) if len(line) + len(clause) + 3 <= width]
-        if room:
-            lines[room[0]] += f"; {clause}"
-        elif len(lines) < max_lines:
-            lines.append(clipped(clause[:1].upper() + clause[1:], width - 1))
-    return [line if line.endswith("…") else f"{line}." for line in lines]
-
-
-def _clauses(answer: Answer) -> list[str]:
-    """The most important first."""
-    told = [_verdict(answer)]
-    if answer.next is not None:
-        told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
-    if answer.usual is not None and answer.usual != answer.next:
-        told.append(f"{_gain(answer.usual)} {clipped(answer.usual.name)}")
-    if answer.bound_s and answer.step_time_s:
-        above = f"{rounded(100 * (answer.step_time_s / answer.bound_s - 1))} %"
-        told.append(f"{above} above the bound of {_ms(answer.bound_s)} (no communication)")
-    elif answer.exposed_s is not None:
-        told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
-    if answer.unranked:
-        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
-        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
-    if answer.compressed is not None:
-        told.append(_compressed(answer.compressed, answer.test_accuracy))
-    if answer.memory is not None:
-        told.append(_memory(answer.memory))
-    if answer.predicted is not None and answer.predicted_s is not None:
-        other = "" if answer.predicted == answer.best[0] else f" {clipped(answer.predicted)},"
-        told.append(f"predicted fastest:{other or ' the same,'} {_ms(answer.predicted_s)}")
-    return told
-
-
-def _verdict(answer: Answer) -> str:
-    if answer.step_time_s is None:
-        return "nothing was exchanged, or all cells did other work: no method is the fastest"
-    step = f"{_ms(answer.step_time_s)}{range_text(answer)}"
-    best = [clipped(name) for name in answer.best]
-    if answer.verdict == "tied":
-        names = ", ".join(best[:_MOST_NAMES])
-        more = f" and {len(best) - _MOST_NAMES} more" if len(best) > _MOST_NAMES else ""
-        resolves = rounded(100 * (answer.resolves or 0))
-        return f"tied: {names}{more}, {step}; runs resolve {resolves} %"
-    words = {
-        "fastest": f"fastest: {best[0]}, {step}",
-        "only one": f"only {best[0]} was run: {step}",
-        "not proven": f"fastest seen, not proven: {best[0]}, {step}: {answer.why}",
+        return []
+    plain = {
+        apart_from_memory(cells[place]): place
+        for place in known
+        if cells[place].config.memory == MEMORY.default
     }
-    return words[answer.verdict].removesuffix(": one run")
-
-
-def range_text(answer: Answer) -> str:
-    """The interval, or the faster and the slower of two runs, and how many runs.
-
-    Example:
-        >>> two = Answer(setting="", verdict="tied", low_s=0.163, high_s=0.166, num_runs=2)
-        >>> range_text(two)
-        ' (163-166, 2 runs)'
-    """
-    runs = "one run" if answer.num_runs == 1 else f"{answer.num_runs} runs"
-    if answer.low_s is None or answer.high_s is None:
-        return f" ({runs})"
-    low, high = rounded(1e3 * answer.low_s), rounded(1e3 * answer.high_s)
-    return f" [{low}, {high}]" if answer.num_runs >= SURE_RUNS else f" ({low}-{high}, {runs})"
-
-
-def _gain(beside: Beside) -> str:
-    text = f"{rounded(100 * beside.gain)} % faster than"
-    if beside.differs is False:
-        text = f"{rounded(100 * beside.gain)} %, so not significantly, faster than"
-    if beside.low is not None and beside.high is not None:
-        interval = f"[{rounded(100 * beside.low)}, {rounded(100 * beside.high)}]"
-        text = text.replace(" %", f" % {interval}", 1)
-    return text
-
-
-def _compressed(beside: Beside, accuracy: float | None) -> str:
-    faster = beside.gain < 0
-    factor = 100 * (1 / (1 + beside.gain) - 1) if faster else 100 * beside.gain
-    words = f"{rounded(factor)} % {'faster' if faster else 'slower'}"
-    sure = {True: "", False: ", not significant", None: ", not proven"}[beside.differs]
-    text = f"lossy: {clipped(beside.name)}, {_ms(beside.step_time_s)}, {words}{sure}"
-    if beside.test_accuracy is None or accuracy is None:
-        return text
-    return (
-        f"{text}, accuracy {rounded(100 * beside.test_accuracy)}, not {rounded(100 * accuracy)} %"
-    )
-
-
-def _memory(least: LeastMemory) -> str:
-    name = clipped(least.name.removeprefix("memory "), 40)
-    text = f"least memory: {name}, {rounded(1e-6 * least.peak_bytes)} MB"
-    if least.saves is None or least.slower is None:
-        return text
-    step = f"step {rounded(100 * least.slower)} % longer"
-    return f"{text}, {rounded(100 * least.saves)} % less; {step}"
-
-
-def clipped(name: str, most: int = 44) -> str:
-    """A method's name in a line that has to be short.
-
-    Example:
-        >>> clipped("gloo/bytescheduler:partition_kib=64,credit_kib=256", 40)
-        'gloo/bytescheduler:partition_kib=64,cre…'
-    """
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _ms(seconds: float) -> str:
-    return f"{rounded(1e3 * seconds)} ms"
+    found = []
+    for place, peak in known.items():
+        other = plain.get(apart_from_memory(cells[place]))
+        own_s, both = step_s(cells[place]), [place, *([] if other is None else [other])]
+        found.append(
+            Saving(
+                name=setting.names[place],
+                place=place,
+                peak_bytes=peak,
+                step_time_s=own_s,
+                saves=None if other is None else 1 - peak / known[other],
+                slower=None if other is None else own_s / step_s(cells[other]) - 1,
+                num_runs=min(len(cells[p].run_medians_s) for p in both),
+            )
+        )
+    least = min(found, key=lambda saving: (saving.peak_bytes, saving.step_time_s))
+    paid = [saving for saving in found if saving.saves and saving.slower is not None]
+    return [least, *sorted(paid, key=lambda saving: saving.slower or 0.0)[:1]]

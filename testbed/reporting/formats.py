@@ -52,7 +52,7 @@ def to_markdown(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     lines = [
-        markdown_row([_one_line(column.title) for column in columns]),
+        markdown_row([one_line(column.title) for column in columns]),
         markdown_row(["---:" if column.numeric else "---" for column in columns]),
         *(markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
     ]
@@ -67,7 +67,7 @@ def to_latex(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     table = latex_table(
-        [_one_line(column.title) for column in columns],
+        [one_line(column.title) for column in columns],
         [column.numeric for column in columns],
         [[shown(column, cell) for column in columns] for cell in report.cells],
     )
@@ -132,7 +132,7 @@ def _csv_value(column: Column, cell: ReportCell) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _one_line(title: str) -> str:
+def one_line(title: str) -> str:
     """A heading without the breaks that the terminal needs."""
     return title.replace("-\n", "").replace("/\n", "/").replace("\n", " ")
 

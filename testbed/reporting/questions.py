@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS
+from testbed.base.axes import BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
 from testbed.records.answer import Answer
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.answer import (
-    SURE_RUNS,
     Cells,
     comparison,
     methods_of,
@@ -18,16 +17,16 @@ from testbed.reporting.answer import (
     step_s,
     why_not_ranked,
 )
+from testbed.reporting.answer_text import SURE_RUNS
 from testbed.reporting.columns import rounded
 from testbed.reporting.naming import part_of, short_text
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import name_of
-from testbed.reporting.setting import Setting
+from testbed.reporting.setting import Setting, differing
+from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of
 from testbed.reporting.work import apart_from_memory, compresses, is_upper_bound, undilated
 from testbed.statistics.runs import Comparison
 
-MOST_COLUMNS = 8
-_MATRIX_BACKENDS = 6
 _MARKS = {
     "tied": "=",
     "unstable": "u",
@@ -41,32 +40,6 @@ _LEGEND = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for people.
-
-    Attributes:
-        title: the question, and what is alike in all rows.
-        headings: at most eight, with units.
-        numeric: which columns are figures.
-        rows: texts.
-        below: what its marks mean.
-    """
-
-    title: str
-    headings: tuple[str, ...]
-    numeric: tuple[bool, ...]
-    rows: tuple[tuple[str, ...], ...]
-    below: str = ""
-
-
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    text: Callable[[int], str]  # of a place
-    numeric: bool = True
-
-
 def tables_of(report: Report, setting: Setting, answer: Answer) -> list[Table]:
     """The tables of a setting, those that have something to compare."""
     cells = {place: undilated(report.cells[place]) for place in setting.places}
@@ -76,8 +49,8 @@ def tables_of(report: Report, setting: Setting, answer: Answer) -> list[Table]:
     plain = {p: cells[p] for p in methods}
     found = [
         *_methods(plain, _one_bound(bounds, plain), marks, answer),
-        *_compressors(report, cells, plain, setting),
-        *_memory(cells, setting),
+        *_compressors(report, cells, plain),
+        *_memory(cells),
     ]
     return [table for table in found if len(table.rows) > 1]
 
@@ -149,49 +122,31 @@ def _one_bound(bounds: Cells, methods: Cells) -> Cells:
     return {} if fastest is None or not methods else {fastest: bounds[fastest]}
 
 
-def _table(title: str, columns: Sequence[_Column], places: Sequence[int], below: str) -> Table:
-    """Columns that hold something; words that are alike in all rows move to the title."""
-    constant = []
-    kept = []
-    for column in columns:
-        texts = [column.text(place) for place in places]
-        if not any(texts):
-            continue
-        if not column.numeric and len(set(texts)) == 1 and len(places) > 1:
-            constant.append(f"{column.heading} {texts[0]}")
-        else:
-            kept.append(column)
-    kept = kept[:MOST_COLUMNS]
-    return Table(
-        title=", ".join([title, *constant]),
-        headings=tuple(column.heading for column in kept),
-        numeric=tuple(column.numeric for column in kept),
-        rows=tuple(tuple(column.text(place) for column in kept) for place in places),
-        below=below,
-    )
-
-
 def _method_columns(
     cells: Cells, marks: Mapping[int, str], best: ReportCell, usual: ReportCell | None
-) -> list[_Column]:
+) -> list[Column]:
     def scheduler(place: int) -> str:
         framework = name_of(cells[place]) == part_of(cells[place], BACKENDS)
         if is_upper_bound(cells[place]):
-            return "(the bound)"
+            return ""
         return "its own" if framework else part_of(cells[place], SCHEDULERS)
+
+    def backend(place: int) -> str:
+        name = short_text(part_of(cells[place], BACKENDS))
+        return f"{name} (bound)" if is_upper_bound(cells[place]) else name
 
     def step(place: int) -> str:
         return _marked(step_text(cells[place]), marks.get(place, ""), marks.values())
 
     return [
-        _Column("backend", lambda p: short_text(part_of(cells[p], BACKENDS)), numeric=False),
-        _Column("scheduler", scheduler, numeric=False),
-        _Column(_range_heading(cells), step),
-        _Column("vs best %", lambda p: _above(cells[p], best)),
-        _Column("vs usual %", lambda p: _above(cells[p], usual)),
-        _Column("predicted ms", lambda p: _ms(cells[p].predicted_step_time_s)),
-        _Column("exposed ms", lambda p: _ms(cells[p].exposed_comm_s)),
-        _Column("MB/step", lambda p: _mb(cells[p].wire_bytes_per_step)),
+        Column("backend", backend, numeric=False),
+        Column("scheduler", scheduler, numeric=False),
+        Column(_range_heading(cells), step),
+        Column("vs best %", lambda p: _above(cells[p], best)),
+        Column("vs usual %", lambda p: _above(cells[p], usual)),
+        Column("pred. ms", lambda p: _ms(cells[p].predicted_step_time_s)),
+        Column("exposed ms", lambda p: _ms(cells[p].exposed_comm_s)),
+        Column("MB/step", lambda p: _mb(cells[p].wire_bytes_per_step)),
     ]
 
 
@@ -214,10 +169,10 @@ def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answe
             for c in columns
         ]
     if len(fastest) == 1:
-        return [_table("Schedulers", columns, [*bound, *places], _legend([*marks.values()]))]
+        return [table_of("Schedulers", columns, [*bound, *places], _legend([*marks.values()]))]
     title = "Backends" if one_each else "Backends, each with its fastest scheduler"
     shown = list(fastest.values())
-    tables = [_table(title, columns, [*bound, *shown], _legend([marks[p] for p in shown]))]
+    tables = [table_of(title, columns, [*bound, *shown], _legend([marks[p] for p in shown]))]
     return tables if one_each else [*tables, _matrix(cells, marks)]
 
 
@@ -229,130 +184,143 @@ def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
             row = grid.setdefault(part_of(cell, SCHEDULERS), {})
             row.setdefault(part_of(cell, BACKENDS), place)
     backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
-    backends = backends[:_MATRIX_BACKENDS]
     forecast = 2 * len(backends) < MOST_COLUMNS
-    headings = ["scheduler"]
-    for backend in backends:
-        headings += [f"{short_text(backend)} ms", *(["pred."] if forecast else [])]
-    rows = []
-    for scheduler, row in grid.items():
-        texts = [short_text(scheduler)]
-        for backend in backends:
-            own = row.get(backend)
-            texts.append(
-                ""
-                if own is None
-                else _marked(_ms(cells[own].step_time_s), marks[own], marks.values())
-            )
-            if forecast:
-                texts.append("" if own is None else _ms(cells[own].predicted_step_time_s))
-        rows.append(tuple(texts))
+    columns = [Column("scheduler", short_text, numeric=False)]
+    for backend in backends[: MOST_COLUMNS - 1]:
+        columns.append(_of_backend(backend, cells, grid, marks))
+        if forecast:
+            columns.append(_predicted(backend, cells, grid))
     used = [marks[place] for row in grid.values() for place in row.values()]
     title = "Schedulers on each backend, step in ms" + (" and as predicted" if forecast else "")
-    numeric = (False, *[True] * (len(headings) - 1))
-    return Table(title, tuple(headings), numeric, tuple(rows), _legend(used))
+    return table_of(title, columns, list(grid), _legend(used))
 
 
-def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -> list[Table]:
-    """Each compressor beside dense messages on the same backend, its fastest scheduler counting."""
-    lossy = {p: c for p, c in cells.items() if compresses(c) and not is_upper_bound(c)}
-    lossy = {p: c for p, c in lossy.items() if c.status == "ok" and c.step_time_s}
+def _of_backend(
+    backend: str, cells: Cells, grid: Mapping[str, Mapping[str, int]], marks: Mapping[int, str]
+) -> Column:
+    """The steps on a backend; a row stands for a scheduler, or a compressor."""
+
+    def text(row: str) -> str:
+        place = grid[row].get(backend)
+        if place is None:
+            return ""
+        return _marked(_ms(cells[place].step_time_s), marks[place], marks.values())
+
+    return Column(f"{short_text(backend)} ms", text)
+
+
+def _predicted(backend: str, cells: Cells, grid: Mapping[str, Mapping[str, int]]) -> Column:
+    def text(row: str) -> str:
+        place = grid[row].get(backend)
+        return "" if place is None else _ms(cells[place].predicted_step_time_s)
+
+    return Column("pred. ms", text)
+
+
+def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
+    """Each compressor beside dense messages, with its fastest scheduler.
+
+    On several backends: a column for each, the other figures are of the fastest.
+    """
+    lossy = [
+        p for p, c in cells.items() if compresses(c) and c.step_time_s and not is_upper_bound(c)
+    ]
     if not lossy:
         return []
-    fastest: dict[tuple[str, str], int] = {}
-    ordered = sorted([*lossy, *dense], key=lambda place: cells[place].step_time_s or 0.0)
-    for place in ordered:
-        backend = part_of(cells[place], BACKENDS)
-        fastest.setdefault((backend, cells[place].config.compressor), place)
-    below = {
+    grid: dict[str, dict[str, int]] = {}
+    for place in sorted({*lossy, *dense}, key=lambda place: cells[place].step_time_s or 0.0):
+        row = grid.setdefault(cells[place].config.compressor, {})
+        row.setdefault(part_of(cells[place], BACKENDS), place)
+    used = [place for row in grid.values() for place in row.values()]
+    marks = {p: _MARKS.get(cells[p].rank_note, "").strip("=") for p in used}
+    backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
+    rates = {
         (v.workload, v.backend, v.num_workers, v.scheduler, v.compressor): v
         for v in report.compression
     }
 
-    def plain(place: int) -> ReportCell | None:
-        own = fastest.get((part_of(cells[place], BACKENDS), COMPRESSORS.default))
+    def best(row: str) -> ReportCell:
+        return cells[next(iter(grid[row].values()))]
+
+    def plain(row: str) -> ReportCell | None:
+        own = grid.get(COMPRESSORS.default, {}).get(part_of(best(row), BACKENDS))
         return None if own is None else cells[own]
 
-    def codec_s(place: int) -> float | None:
-        found = cells[place].compression
-        return None if found is None else found.encode_s + found.decode_s
+    def codec(row: str) -> str:
+        found = best(row).compression
+        return "" if found is None else _ms(found.encode_s + found.decode_s)
 
-    def sent(place: int) -> float | None:
-        found = cells[place].compression
-        return cells[place].wire_bytes_per_step if found is None else found.sent_bytes
+    def sent(row: str) -> str:
+        found = best(row).compression
+        return _mb(best(row).wire_bytes_per_step if found is None else found.sent_bytes)
 
-    def pays(place: int) -> str:
-        c = cells[place]
-        found = below.get((c.workload, c.backend, c.num_workers, c.scheduler, c.config.compressor))
+    def pays(row: str) -> str:
+        c = best(row)
+        key = (c.workload, c.backend, c.num_workers, c.scheduler, c.config.compressor)
+        found = rates.get(key)
         if found is None:
             return ""
         rate = found.below_bits_per_s
         return found.pays if rate is None else f"< {rate_text(rate)}"
 
-    def accuracy(place: int) -> str:
-        known = cells[place].test_accuracy
+    def accuracy(row: str) -> str:
+        known = best(row).test_accuracy
         return "" if known is None else rounded(100 * known)
 
-    places = list(fastest.values())
-    marks = {p: _MARKS.get(cells[p].rank_note, "").strip("=") for p in places}
-
-    def step(place: int) -> str:
+    def step(row: str) -> str:
+        (place,) = grid[row].values()
         return _marked(step_text(cells[place]), marks[place], marks.values())
 
+    one = len(backends) == 1
+    steps = [_of_backend(backend, cells, grid, marks) for backend in backends]
     columns = [
-        _Column("backend", lambda p: short_text(part_of(cells[p], BACKENDS)), numeric=False),
-        _Column("compressor", lambda p: cells[p].config.compressor, numeric=False),
-        _Column("scheduler", lambda p: short_text(part_of(cells[p], SCHEDULERS)), numeric=False),
-        _Column(_range_heading(cells), step),
-        _Column("vs dense %", lambda p: _above(cells[p], plain(p))),
-        _Column("codec ms", lambda p: _ms(codec_s(p))),
-        _Column("MB sent", lambda p: _mb(sent(p))),
-        _Column("accuracy %", accuracy),
-        _Column("should pay", pays),
+        Column("compressor", str, numeric=False),
+        Column("scheduler", lambda row: part_of(best(row), SCHEDULERS), numeric=False),
+        *([Column(_range_heading(cells), step)] if one else steps[:4]),
+        Column("vs dense %", lambda row: _above(best(row), plain(row))),
+        Column("MB sent", sent),
+        Column("accuracy %", accuracy),
+        Column("should pay", pays),
+        Column("codec ms", codec),
     ]
-    legend = "should pay: predicted, at or below which rate; codec: encoding and decoding"
-    return [_table("Compressors beside dense messages", columns, places, legend)]
+    title = "Compressors beside dense messages"
+    title += f" on {backends[0]}" if one else "; from vs dense on, of the fastest backend"
+    legend = [_legend([*marks.values()]), "should pay: at or below which rate, as predicted"]
+    return [table_of(title, columns, list(grid), "; ".join(filter(None, legend)))]
 
 
-def _memory(cells: Cells, setting: Setting) -> list[Table]:
+def _memory(cells: Cells) -> list[Table]:
     """Each memory strategy, the least peak first."""
-    known = {p: peak for p, c in cells.items() if (peak := peak_bytes(c)) and c.status == "ok"}
+    known = {p: peak for p, c in cells.items() if (peak := peak_bytes(c)) and c.step_time_s}
     if len({cells[place].config.memory for place in known}) < 2:
         return []
     places = sorted(known, key=lambda place: (known[place], cells[place].step_time_s or 0.0))
-
-    def plain(place: int) -> ReportCell | None:
-        alike = [
-            cells[p]
-            for p in places
-            if cells[p].config.memory == "none"
-            and apart_from_memory(cells[p]) == apart_from_memory(cells[place])
-        ]
-        return alike[0] if alike else None
+    plain = {
+        apart_from_memory(cells[place]): cells[place]
+        for place in reversed(places)
+        if cells[place].config.memory == MEMORY.default
+    }
 
     def of_memory(name: str) -> Callable[[int], str]:
         return lambda place: _mb(getattr(cells[place].memory, name))
 
-    def words(place: int) -> str:
-        return (
-            setting.names[place].rpartition(" (")[2].rstrip(")")
-            if "(" in setting.names[place]
-            else ""
-        )
+    def config(name: str) -> Callable[[int], str]:
+        return lambda place: str(getattr(cells[place].config, name))
 
+    differs = [name for name in differing([cells[p].config for p in places]) if name != "budget_mb"]
     columns = [
-        _Column("memory", lambda p: cells[p].config.memory, numeric=False),
-        _Column("backend", lambda p: short_text(part_of(cells[p], BACKENDS)), numeric=False),
-        _Column("compressor", lambda p: cells[p].config.compressor, numeric=False),
-        _Column("setting", words, numeric=False),
-        _Column("peak MB", of_memory("measured_bytes")),
-        _Column("pred. MB", of_memory("predicted_bytes")),
-        _Column("moved MB", of_memory("moved_bytes")),
-        _Column("step ms", lambda p: _ms(cells[p].step_time_s)),
-        _Column("vs none %", lambda p: _above(cells[p], plain(p))),
+        Column("memory", config("memory"), numeric=False),
+        Column("backend", lambda p: short_text(part_of(cells[p], BACKENDS)), numeric=False),
+        Column("compressor", config("compressor"), numeric=False),
+        *(Column(name, config(name), numeric=False) for name in differs[:1]),
+        Column("peak MB", of_memory("measured_bytes")),
+        Column("pred. MB", of_memory("predicted_bytes")),
+        Column("moved MB", of_memory("moved_bytes")),
+        Column("step ms", lambda p: _ms(cells[p].step_time_s)),
+        Column("vs none %", lambda p: _above(cells[p], plain.get(apart_from_memory(cells[p])))),
     ]
-    title = "Memory strategies: peak of live storages of rank 0"
-    return [_table(title, columns, places, "moved: to the host and back, and lies there meanwhile")]
+    title = "Memory strategies, peak of live storages of rank 0"
+    return [table_of(title, columns, places, "moved: to the host and back in each step")]
 
 
 def scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Table]:
@@ -390,29 +358,22 @@ def break_even_table(found: Sequence[CompressorBreakEven]) -> list[Table]:
     """From which rate down each compressor gained, and should have."""
 
     def rate(bits_per_s: float | None) -> str:
-        return "no single rate" if bits_per_s is None else rate_text(bits_per_s)
+        return "no single rate" if bits_per_s is None else f"< {rate_text(bits_per_s)}"
 
     def error(each: CompressorBreakEven) -> str:
         if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
             return ""
         return rounded(100 * (each.predicted_bits_per_s / each.measured_bits_per_s - 1))
 
-    rows = [
-        (
-            short_text(each.workload),
-            f"{each.backend}, {each.num_workers} workers",
-            each.compressor,
-            f"{rate_text(each.rates_bits_per_s[0])} - {rate_text(each.rates_bits_per_s[1])}",
-            rate(each.measured_bits_per_s),
-            rate(each.predicted_bits_per_s),
-            error(each),
-        )
-        for each in found
+    columns = [
+        Column("workload", lambda each: short_text(each.workload), numeric=False),
+        Column("backend", lambda each: each.backend, numeric=False),
+        Column("workers", lambda each: str(each.num_workers)),
+        Column("compressor", lambda each: each.compressor, numeric=False),
+        Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
+        Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
+        Column("pays", lambda each: rate(each.measured_bits_per_s)),
+        Column("predicted", lambda each: rate(each.predicted_bits_per_s)),
+        Column("error %", error),
     ]
-    headings = ("workload", "on", "compressor", "rates run", "pays below", "predicted", "error %")
-    numeric = (False, False, False, False, True, True, True)
-    return (
-        [Table("Compressors: the rate below which they pay", headings, numeric, tuple(rows))]
-        if rows
-        else []
-    )
+    return [table_of("Compressors, where they pay", columns, found)] if found else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import msgspec
 from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.records.report import ReportCell
+from testbed.reporting.columns import settings
 from testbed.reporting.naming import part_of, short_text
 from testbed.reporting.ratios import name_of
 from testbed.reporting.work import is_upper_bound, setting_key
@@ -50,10 +52,17 @@ def settings_of(cells: Sequence[ReportCell]) -> list[Setting]:
         if cell.status == "ok":
             groups.setdefault((cell.source, setting_key(cell)), []).append(place)
     more = _apart_from_others(groups)
-    return [
+    found = [
         Setting(_parts(cells[places[0]], words), tuple(places), _names(cells, places))
         for places, words in zip(groups.values(), more, strict=True)
     ]
+    return sorted(found, key=lambda setting: _natural(setting.heading))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Orders numbers in a text by their size."""
+    pieces = re.findall(r"\d+|\D+", text)
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
 
 
 def _parts(cell: ReportCell, more: Sequence[str]) -> tuple[str, ...]:
@@ -105,7 +114,7 @@ def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]
         cell = cells[place]
         name = short_text(name_of(cell) if told else part_of(cell, BACKENDS))
         name += "" if cell.config.memory == MEMORY.default else f", memory {cell.config.memory}"
-        name = f"memory {cell.config.memory}" if alone else name
+        name = cell.config.memory if alone else name
         if not COMPRESSORS.is_default(cell.config):
             name += f" with {cell.config.compressor}"
         names[place] = name
@@ -113,14 +122,19 @@ def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]
     for place, name in names.items():
         groups.setdefault(name, []).append(place)
     for alike in groups.values():
-        for place, words in zip(alike, _apart([cells[p].config for p in alike]), strict=True):
-            names[place] += f" ({words})" if words else ""
+        differs = differing([cells[place].config for place in alike])
+        for place in alike if differs else ():
+            names[place] += f" ({settings(cells[place].config, differs)})"
     return names
 
 
-def _apart(configs: Sequence[RunConfig]) -> list[str]:
-    """What differs between configurations, in words."""
+def differing(configs: Sequence[RunConfig]) -> list[str]:
+    """The settings in which configurations differ, beside the method; else those of their record.
+
+    Example:
+        >>> differing([RunConfig(momentum=0.9, steps=9), RunConfig(momentum=0.0, steps=8)])
+        ['momentum']
+    """
     fields = [name for name in RunConfig.__struct_fields__ if name not in _NAMED]
     differ = [name for name in fields if len({repr(getattr(c, name)) for c in configs}) > 1]
-    differ = [name for name in differ if name not in _LEAST] or differ
-    return [" ".join(f"{name}={getattr(c, name)}" for name in differ) for c in configs]
+    return [name for name in differ if name not in _LEAST] or differ

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.records.answer import Answer, Beside
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.answer import WIDTH, clipped
+from testbed.reporting.answer_text import WIDTH, faster_text
 from testbed.reporting.columns import rounded
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
-from testbed.reporting.questions import Table, break_even_table, scaling, tables_of
+from testbed.reporting.questions import break_even_table, scaling, tables_of
 from testbed.reporting.ratios import name_of
 from testbed.reporting.setting import Setting, settings_of
+from testbed.reporting.table import Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
 
 _NOTE_LINES = 2
-_GAP = 2
 MORE = "everything, for each cell: --full; all columns for programs: --format csv or json"
 
 
@@ -75,30 +74,40 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
             return ""
         return f"{rounded(100 * beside.gain)}{' ns' if beside.differs is False else ''}"
 
-    rows = []
-    for setting, answer in zip(settings, answers, strict=True):
-        above = "" if not answer.bound_s or not answer.step_time_s else answer.step_time_s
-        rows.append(
-            (
-                ", ".join(part for part in setting.parts if part not in common),
-                " = ".join(answer.best) if answer.best else "-",
-                rounded(1e3 * answer.step_time_s) if answer.step_time_s else "",
-                gain(answer.next),
-                gain(answer.usual),
-                rounded(100 * (above / answer.bound_s - 1)) if above and answer.bound_s else "",
-                answer.verdict,
-            )
-        )
+    def above(answer: Answer) -> str:
+        if not answer.bound_s or not answer.step_time_s:
+            return ""
+        return rounded(100 * (answer.step_time_s / answer.bound_s - 1))
+
+    def lossy(answer: Answer) -> str:
+        if answer.compressed is None:
+            return ""
+        return f"{answer.compressed.name.rpartition(' with ')[2]} {faster_text(answer.compressed)}"
+
+    def own(setting: Setting) -> str:
+        return ", ".join(part for part in setting.parts if part not in common)
+
     names = {answer.usual.name for answer in answers if answer.usual is not None}
-    usual = f"{short_text(names.pop())} +%" if len(names) == 1 else "usual +%"
-    headings = ("setting", "fastest", "step ms", "next +%", usual, "over bound %", "verdict")
-    numeric = (False, False, True, True, True, True, False)
-    return Table(
+    usual = short_text(names.pop()) if len(names) == 1 else "usual"
+    columns = [
+        Column("setting", lambda row: own(row[0]), numeric=False),
+        Column("fastest", lambda row: " = ".join(row[1].best) or "-", numeric=False),
+        Column(
+            "step ms", lambda row: rounded(1e3 * (row[1].step_time_s or 0)) if row[1].best else ""
+        ),
+        Column("next +%", lambda row: gain(row[1].next)),
+        Column(f"{usual} +%", lambda row: gain(row[1].usual)),
+        Column("over bound %", lambda row: above(row[1])),
+        Column("fastest lossy", lambda row: lossy(row[1]), numeric=False),
+        Column("verdict", lambda row: row[1].verdict, numeric=False),
+    ]
+    return table_of(
         ", ".join([f"{len(settings)} settings", *common]),
-        headings,
-        numeric,
-        tuple(rows),
-        "next, usual: by how much their steps are longer (ns: not significantly)",
+        columns,
+        list(zip(settings, answers, strict=True)),
+        f"next, {usual}: by how much their steps are longer (ns: not significantly)"
+        if any(answer.next is not None for answer in answers)
+        else "",
     )
 
 
@@ -126,7 +135,14 @@ def _notes(report: Report) -> list[str]:
         )
     once = [cell for cell in ok if len(cell.run_medians_s) == 1]
     if once:
-        notes.append(f"{len(once)} of {len(ok)} rows ran once: nothing is proven; use --repeats 5")
+        notes.append(
+            f"{len(once)} of {len(ok)} rows ran once, which proves nothing; use --repeats 5"
+        )
+    twice = [cell for cell in report.cells if len(cell.run_medians_s) == 2]
+    if twice:
+        notes.append(
+            f"{len(twice)} rows ran twice: (a-b) are the faster and the slower run, no interval"
+        )
     notes += _emulated(report.cells)
     notes += describe_errors(report.prediction_errors[:1])
     return [*notes, *report.cautions, MORE]
@@ -151,12 +167,17 @@ def _reason(error: str) -> str:
 def to_text(report: Report, width: int = WIDTH) -> str:
     """For a terminal: no line is longer than `width`."""
     short = shorten(report)
-    blocks = ["\n".join(_table_text(table, width)) for table in short.summary]
+    blocks = ["\n".join(table_text(table, width)) for table in short.summary]
     for section in short.sections:
-        blocks.append("\n".join([clipped(section.heading, width), *section.lines]))
-        blocks += ["\n".join(_table_text(table, width)) for table in section.tables]
+        blocks.append("\n".join([_heading_text(section.heading, width), *section.lines]))
+        blocks += ["\n".join(table_text(table, width)) for table in section.tables]
     notes = [line for note in short.notes for line in _note_text(note, width)]
     return "\n\n".join([*blocks, "\n".join(notes)]) + "\n"
+
+
+def _heading_text(heading: str, width: int) -> str:
+    """The parts that have room in a line; the summary of the settings holds all of them."""
+    return textwrap.shorten(heading, width, placeholder=" …")
 
 
 def _note_text(note: str, width: int) -> list[str]:
@@ -168,49 +189,6 @@ def _note_text(note: str, width: int) -> list[str]:
         max_lines=_NOTE_LINES,
         placeholder=" …",
     )
-
-
-def _table_text(table: Table, width: int) -> list[str]:
-    """Title, headings, a rule, rows; words that have no room are broken into several lines."""
-    every = [table.headings, *table.rows]
-    widths = [max(len(row[c]) for row in every) for c in range(len(table.headings))]
-    words = [c for c, numeric in enumerate(table.numeric) if not numeric]
-    room = width - _GAP * (len(widths) - 1)
-    while sum(widths) > room:
-        widest = max(words, key=lambda c: widths[c])
-        least = len(table.headings[widest])
-        if widths[widest] <= max(8, least):
-            break
-        widths[widest] -= 1
-    lines = [clipped(table.title, width), _row(table.headings, widths, table.numeric)]
-    lines.append("─" * min(width, sum(widths) + _GAP * (len(widths) - 1)))
-    for row in table.rows:
-        broken = [_broken(text, widths[c]) if c in words else [text] for c, text in enumerate(row)]
-        for n in range(max(map(len, broken))):
-            texts = [lines_[n] if n < len(lines_) else "" for lines_ in broken]
-            lines.append(_row(texts, widths, table.numeric))
-    return lines + textwrap.wrap(table.below, width)
-
-
-def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
-    cells = [
-        text.rjust(width) if right else text.ljust(width)
-        for text, width, right in zip(texts, widths, numeric, strict=True)
-    ]
-    return (" " * _GAP).join(cells).rstrip()
-
-
-def _broken(text: str, width: int) -> list[str]:
-    """Lines of a width, broken behind commas, colons and blanks where that is possible."""
-    lines = [""]
-    for piece in re.findall(r"[^,:=/ ]*[,:=/ ]?", text):
-        while len(piece.rstrip()) > width:
-            lines.append(piece[:width])
-            piece = piece[width:]
-        if len((lines[-1] + piece).rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return [line for line in lines if line] or [""]
 
 
 # As documents.

@@ -136,6 +136,7 @@ _RECORD = (
 )
 _MEMORY = (MEMORY.what, "budget_mb")
 _FILES = ("workload", "trace", "link", "plan", "data", "resume_from")
+_PREDICTION = ("predict", "rehearse")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -247,13 +248,23 @@ def step_key(cell: ReportCell) -> Key:
 
 def setting_key(cell: ReportCell) -> Key:
     """What cells have in common that one answer is about: all but the method and its record."""
-    levelled = (*_EXCHANGE, *_RECORD, *_LENGTH)
+    levelled = (*_EXCHANGE, *_RECORD, *_LENGTH, *_PREDICTION)
     return _without(cell, [name for name in levelled if name != "slow"]), sharing_of(cell.cluster)
 
 
 def apart_from_memory(cell: ReportCell) -> Key:
     """What a cell has in common with itself under another memory strategy."""
     return _without(cell, (*_MEMORY, *_RECORD, "steps", "seed")), sharing_of(cell.cluster)
+
+
+def scaling_key(cell: ReportCell, *, methods: bool = True) -> Key:
+    """What a cell has in common with itself on another number of workers; else with all methods."""
+    parts = {axis.what for axis in AXES} if methods else set[str]()
+    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH, *_PREDICTION)
+    found = _without(cell, [name for name in levelled if name not in {"slow", *parts}])
+    pieces = (cell.config.cluster or "").split(",")
+    cluster = ",".join(piece for piece in pieces if not piece.startswith("nodes="))
+    return msgspec.structs.replace(found, workers=1, cluster=cluster), ""
 
 
 def apart_from_dilation(cell: ReportCell) -> Key:

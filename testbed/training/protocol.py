@@ -45,6 +45,7 @@ class Run:
         dilation: how many times slower than on the emulated cluster everything happens here.
         pricing: plans and predicts for other times of gradients; None = there are no times.
         root: process below which all processes of the job on this machine are; None = this one.
+        observers: see the steps beside those that the trainer itself has.
         recorder: takes what the rank does in its measured steps; None = nothing is recorded.
     """
 
@@ -58,6 +59,7 @@ class Run:
     pricing: Pricing | None = None
     root: int | None = None
     recorder: Recorder | None = None
+    observers: tuple[Observer, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -163,6 +165,9 @@ class StepRecord:
 
 class Observer:
     """Sees each step of a run, outside of measured time; does nothing unless it is overridden."""
+
+    def begin(self, first: int, total: int) -> None:
+        """`first` of `total` steps were done before, by the run that this one resumes."""
 
     def reads_after(self, done: int) -> bool:
         """Whether `after_step` will read parameters; in step with each other, all ranks agree."""

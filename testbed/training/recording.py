@@ -42,12 +42,12 @@ class LayerEvents:
             if owns or not any(True for _ in module.children()):
                 self._hook(module, f"{name or 'model'} forward")
         for _, parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """The session has put its hooks on: those that come after them."""
         for _, parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._go_on)
+            parameter.register_post_accumulate_grad_hook(self._go_on)  # type: ignore[no-untyped-call]
         optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after_update)
 

@@ -102,7 +102,7 @@ def train(run: Run, workload: Workload) -> Outcome:
         measurement = _while_still(
             run, lambda: Measurement(session, replica.device, warmup, run.root)
         )
-        observers = [measurement, *observers, checkpoints]
+        observers = [measurement, *observers, checkpoints, *run.observers]
         if run.recorder is not None:
             observers.append(Recording(run.recorder, first, warmup))
         watched = first + warmup if warmup and foreseen.engine is not None else None
@@ -237,6 +237,8 @@ class _Steps:
 
     def take(self, first: int, total: int, observers: Sequence[Observer]) -> None:
         """Take the steps from number `first` on."""
+        for observer in observers:
+            observer.begin(first, total)
         time_s, was_steady = 0.0, True
         for done in range(first + 1, total + 1):
             pauses = done == total or any(o.reads_after(done) for o in observers)
