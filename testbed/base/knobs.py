@@ -60,3 +60,15 @@ class Range:
 
 Knob = Grid | Range
 Space = Mapping[str, Knob]
+
+
+def no_knobs(options: Any) -> Space:
+    """For a part whose options are no knobs: they change its result, or tell what a machine does.
+
+    A part with options of numbers either declares knobs or states with this that it has none.
+
+    Example:
+        >>> no_knobs(None)
+        {}
+    """
+    return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,19 +12,22 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from testbed.base.axes import BACKENDS
+from testbed.base.axes import BACKENDS, COMPRESSORS
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import encode_link
 from testbed.base.link import Link
+from testbed.cluster.spec import parse_cluster
+from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.simulate import check_output
-from testbed.commands.sweep import cluster_axes, wanted_sweep
+from testbed.prediction.break_even import break_even_between
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs
 from testbed.prediction.nominal import parse_nominal, read_link
 from testbed.records.environment import source_commit
 from testbed.records.forecast import Forecast, ForecastCell, encode_forecast, sealed
 from testbed.records.store import write_atomically
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned, rate_text, time_text
 
 
 @takes_lists
@@ -69,7 +72,8 @@ def forecast(
     checks both against the cells and tells error and skill. A forecast is never written over.
 
     Cells plan as foreseen where their recipe names the link (`link = ...`); others plan on a link
-    of their own, and the report tells whose plan differed.
+    of their own, and the report tells whose plan differed. Where compressors and dense cells are
+    foreseen at several rates, a line for each tells from which rate on it pays.
 
     Examples:
         testbed forecast emulated --link gloo.json --link ddp=gloo.json -o forecast.json
@@ -110,7 +114,8 @@ def forecast(
         )
     )
     write_atomically(output, encode_forecast(made))
-    sys.stdout.write(f"{_table(cells)}\n\n{output}: digest {made.digest}, written {made.written}\n")
+    told = "\n".join([_table(cells), *_break_evens(wanted.cells, cells)])
+    sys.stdout.write(f"{told}\n\n{output}: digest {made.digest}, written {made.written}\n")
 
 
 def _given_link(text: str) -> tuple[str, Link]:
@@ -141,6 +146,36 @@ def _table(cells: Sequence[ForecastCell]) -> str:
     ]
     silent = [f"{cell.name}: {cell.why_not}" for cell in cells if cell.why_not]
     return "\n".join([aligned(rows), *silent])
+
+
+def _break_evens(configs: Sequence[RunConfig], cells: Sequence[ForecastCell]) -> list[str]:
+    """A line for each compressor that is foreseen, beside dense, at two rates of links or more."""
+    found: dict[RunConfig, dict[str, dict[float, float]]] = {}
+    for config, cell in zip(configs, cells, strict=True):
+        if config.cluster is None or cell.held_out_s is None:
+            continue
+        spec = parse_cluster(config.cluster)
+        if not (spec.links or spec.changes):
+            rest = [part for part in config.cluster.split(",") if not part.startswith("rate=")]
+            plain = {COMPRESSORS.what: COMPRESSORS.default, "cluster": ",".join(rest)}
+            times = found.setdefault(msgspec.structs.replace(config, **plain), {})
+            times.setdefault(config.compressor, {})[spec.rate_bps] = cell.held_out_s
+    return [
+        f"{work.workload}, {work.backend}, {work.scheduler}: {compressor} pays "
+        f"{_place(times[COMPRESSORS.default], own)}, foreseen held-out"
+        for work, times in found.items()
+        for compressor, own in times.items()
+        if compressor != COMPRESSORS.default
+        and len(own.keys() & times.get(COMPRESSORS.default, {}).keys()) > 1
+    ]
+
+
+def _place(dense: Mapping[float, float], own: Mapping[float, float]) -> str:
+    rates = sorted(dense.keys() & own.keys())
+    byte_s = break_even_between([(8 / rate, dense[rate], own[rate]) for rate in rates])
+    if byte_s is None:
+        return f"at no single place between {rate_text(rates[0])} and {rate_text(rates[-1])}"
+    return f"below {rate_text(8 / byte_s)}"
 
 
 def _time(time_s: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.base.axes import Taken
+from testbed.base.axes import SCHEDULERS, Taken
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.plan import encode_plan, load_plan
@@ -58,6 +58,9 @@ def plan(
     stays in the backward pass. Among several schedulers the one is chosen whose buckets are
     predicted to be fastest. Where limits of buckets alone cannot give the plan's messages, the
     nearest buckets are printed and called so. The saved file runs as `--backend ddp:plan=FILE`.
+    As in reports, `rule` tells where a scheduler's rule comes from (published rule,
+    reconstruction, ours) and `tuning` whether its settings are its defaults (untuned), were given
+    (set by hand) or are among those that `auto` tries; `-`: it has none.
 
     Exit status: 0 fine, 2 asked for wrongly, or a plan that the framework cannot carry out.
 
@@ -86,17 +89,23 @@ def plan(
     assert best.taken is not None
     if plan_out is not None:
         write_atomically(plan_out, encode_plan(best.taken.plan))
-    sys.stdout.write(_text(own.name, own.like, found, best, best.taken))
+    searched = file is None and specs is None
+    sys.stdout.write(_text(own.name, own.like, found, best, best.taken, searched=searched))
 
 
-def _text(name: str, stock: str, found: list[Fitted], best: Fitted, taken: Taken) -> str:
-    rows = [("plan", "buckets", "as planned", "iteration")]
+def _text(
+    name: str, stock: str, found: list[Fitted], best: Fitted, taken: Taken, *, searched: bool
+) -> str:
+    rows = [("plan", "rule", "tuning", "buckets", "as planned", "iteration")]
     for each in sorted((f for f in found if f.taken), key=lambda f: f.iteration_s or 0.0):
         assert each.taken is not None
-        title = f"{name} itself ({stock})" if each.scheduler == stock else each.scheduler
+        if each.scheduler == stock:
+            marks = (f"{name} itself ({stock})", f"{name}'s", "untuned")
+        else:
+            marks = (each.scheduler, *_marks(each.scheduler, searched))
         as_planned = "nearest" if each.taken.differences else "yes"
         time = "-" if each.iteration_s is None else time_text(each.iteration_s)
-        rows.append((title, str(len(each.taken.plan.messages)), as_planned, time))
+        rows.append((*marks, str(len(each.taken.plan.messages)), as_planned, time))
     lines = [aligned(rows)]
     lines += [f"left out {each.scheduler}: {each.why}" for each in found if not each.taken]
     lines += [
@@ -105,3 +114,19 @@ def _text(name: str, stock: str, found: list[Fitted], best: Fitted, taken: Taken
     ]
     lines += [f"nearest only: {difference}" for difference in taken.differences]
     return "\n".join([*lines, taken.setting]) + "\n"
+
+
+def _marks(scheduler: str, searched: bool) -> tuple[str, str]:
+    """Where a scheduler's rule comes from and how its settings were chosen, as in reports.
+
+    Args:
+        scheduler: as a plan names it.
+        searched: nobody gave it: it is one of the settings that `auto` tries.
+    """
+    part = SCHEDULERS.find(scheduler)
+    if part is None:
+        return "-", "-"
+    tuning = part.tuning or "-"
+    if searched and tuning == "set by hand":
+        tuning = "one that auto tries"
+    return part.origins or "-", tuning

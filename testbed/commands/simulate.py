@@ -58,7 +58,10 @@ def simulate(
         float | None, typer.Option(help="with --memory: of SGD", show_default="the workload's")
     ] = None,
     budget_mb: Annotated[
-        float | None, typer.Option(help="with --memory: MiB that a step is to fit")
+        float | None,
+        typer.Option(
+            help="with --memory: MiB that a step is to fit; exit status 1 if nothing does"
+        ),
     ] = None,
     max_batch: Annotated[
         bool, typer.Option("--max-batch", help="with --memory: the largest batch that fits")
@@ -149,7 +152,8 @@ def simulate(
     iteration time, scaling factor and speed-up instead. A message of dear appears as its two
     halves, the fold behind backward and the spread before the next forward.
 
-    Exit status: 0 fine, 2 asked for wrongly.
+    Exit status: 0 fine, 1 no strategy and batch that was asked for fits --budget-mb, 2 asked for
+    wrongly.
 
     Examples:
         testbed simulate --trace resnet50-v100 --link link.json
@@ -182,7 +186,7 @@ def simulate(
                 raise UsageError(
                     f"{name} was given with --memory, which has no use for it; leave it out"
                 )
-        simulate_memory(
+        fits = simulate_memory(
             memory,
             compressor or COMPRESSORS.default,
             {
@@ -198,6 +202,8 @@ def simulate(
             plot=plot,
             plan_out=plan_out,
         )
+        if not fits:
+            raise typer.Exit(1)
         return
     if json is not None and json != "-":
         check_output("--json", Path(json))

@@ -31,7 +31,7 @@ def simulate_memory(
     json: str | None,
     plot: Path | None,
     plan_out: Path | None,
-) -> None:
+) -> bool:
     """Foresee the memory of a workload's step under strategies, and print a table.
 
     Args:
@@ -44,6 +44,9 @@ def simulate_memory(
         json: file for the results; `-`: standard output.
         plot: SVG or HTML file for a picture of each step's memory over its time.
         plan_out: file for the plan of the one strategy and batch, see `laysa:plan=FILE`.
+
+    Returns:
+        False where there is a budget and nothing that was asked for fits it.
 
     Raises:
         UsageError: `--max-batch` without a budget, a budget not above 0, a part that cannot
@@ -95,10 +98,11 @@ def simulate_memory(
     encoded = to_json(found)
     if json == "-":
         sys.stdout.write(encoded.decode())
-        return
-    if json is not None:
-        write_atomically(Path(json), encoded)
-    sys.stdout.write(describe(found))
+    else:
+        if json is not None:
+            write_atomically(Path(json), encoded)
+        sys.stdout.write(describe(found))
+    return budget_bytes is None or any(each.fits for each in found.forecasts)
 
 
 def describe(found: MemorySimulation) -> str:

@@ -14,8 +14,8 @@ import msgspec
 from testbed.base.axes import BACKENDS, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.knobs import Grid, Space
-from testbed.base.parts import Axis, Resolved
+from testbed.base.knobs import Space
+from testbed.base.parts import Axis
 from testbed.base.spec import PartSpec
 from testbed.launch.held_out import scorer
 from testbed.records.cell import Cell
@@ -61,8 +61,6 @@ def method_of(config: RunConfig) -> Axis[Any]:
 def space_of(config: RunConfig) -> Space:
     """The knobs of a cell's method that its configuration leaves open; none where nothing is sent.
 
-    Of a scheduler that declares none, the options that `auto` tries.
-
     Example:
         >>> sorted(space_of(RunConfig(scheduler="bytescheduler:credit_kib=4096")))
         ['partition_kib']
@@ -74,16 +72,8 @@ def space_of(config: RunConfig) -> Space:
     axis = method_of(config)
     part = axis.resolve(axis.of(config))
     given = axis.links(axis.of(config))[0].options
-    space = part.part.knobs(part.options) or _tried(axis, part)
+    space = part.part.knobs(part.options)
     return {name: knob for name, knob in space.items() if name not in given}
-
-
-def _tried(axis: Axis[Any], part: Resolved[Any]) -> Space:
-    """What `auto` tries of a scheduler, option by option."""
-    texts = getattr(part.facts, "tried", ())
-    found = [axis.resolve(f"{part.name}:{text}") for text in texts]
-    names = sorted({name for one in found for name in axis.links(one.text)[0].options})
-    return {name: Grid(tuple(sorted({getattr(o.options, name) for o in found}))) for name in names}
 
 
 def tuned(config: RunConfig, log: Path, measure: Measure) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ PREFIXES = (
     "CUDA_VISIBLE",
 )
 
+# An absolute path: a slash at the beginning of a word (so not of 10.0.0.0/24, and/or, tcp://host).
+_PATH = re.compile(r"(?<![\w./])/(?=[\w.])[^\s:,;=\"'()\[\]]*")
+
 
 def describe_environment(variables: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
     """The provenance of a record; `more` is added as it is.
@@ -45,9 +49,38 @@ def describe_environment(variables: Mapping[str, str] | None = None, **more: Any
         "num_cores": os.cpu_count(),
         "cpu_affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         "memory_bytes": psutil.virtual_memory().total,
-        "variables": {k: v for k, v in sorted(seen.items()) if k.startswith(PREFIXES)},
+        "variables": {
+            k: without_machine_paths(v, os.getcwd())
+            for k, v in sorted(seen.items())
+            if k.startswith(PREFIXES)
+        },
         **more,
     }
+
+
+def without_machine_paths(text: str, working_dir: str) -> str:
+    """The text with no absolute path in it, which tells of one machine and is of no use elsewhere.
+
+    What lies below the working directory becomes relative to it; of others the last name stays.
+
+    Args:
+        text: a value, or words with paths among them.
+        working_dir: absolute.
+
+    Example:
+        >>> without_machine_paths("/home/me/runs", "/home/me/runs")
+        '.'
+        >>> without_machine_paths("/home/me/runs/a.py:/opt/x/topology.xml 10.0.0.0/24", "/home/me")
+        'runs/a.py:topology.xml 10.0.0.0/24'
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        path = Path(found[0])
+        if working_dir != "/" and path.is_relative_to(working_dir):
+            return str(path.relative_to(working_dir))
+        return path.name
+
+    return _PATH.sub(replaced, text)
 
 
 def source_commit() -> str | None:
@@ -78,6 +111,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-# What others on the same host took while a cell was measured.

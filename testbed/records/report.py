@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from testbed.base.files import to_json
+from testbed.records.answer import Answer
 from testbed.records.cell import Cell
 
 REPORT_SCHEMA: Final = "testbed.report/1"
@@ -269,6 +270,7 @@ class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
     Attributes:
+        answers: one for each setting.
         cells: one per configuration.
         families: cells that were compared, and which difference each comparison resolves.
         ratios: of methods over frameworks, those on the same transport and the fastest of others.
@@ -278,11 +280,13 @@ class Report(msgspec.Struct, kw_only=True):
         compression: of the compressed cells that have a dense one beside them and a fitted link.
         break_evens: of compressors that ran at several rates of one emulated cluster.
         notes: what the reader of the table has to know, one line each.
+        cautions: those of them that the short report holds, too.
         provenance: commit, versions, machine and launcher, in one line.
     """
 
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
+    answers: list[Answer] = []
     families: list[Family] = []
     ratios: list[RatioLine] = []
     prediction_errors: list[PredictionError] = []
@@ -291,6 +295,7 @@ class Report(msgspec.Struct, kw_only=True):
     compression: list[CompressionVerdict] = []
     break_evens: list[CompressorBreakEven] = []
     notes: list[str] = []
+    cautions: list[str] = []
     provenance: str = ""
 
 

@@ -161,17 +161,26 @@ def _counted_text(cell: ReportCell) -> str:
 def _step_text(cell: ReportCell) -> str:
     if cell.step_time_s is None:
         return ""
-    text = rounded(cell.step_time_s * 1e3)
-    small, large = cell.step_time_smallest_s, cell.step_time_largest_s
-    if len(cell.run_medians_s) == 2 and small is not None and large is not None:
-        return f"{text} ({rounded(small * 1e3)}-{rounded(large * 1e3)})"
+    text, (ends, is_interval) = rounded(cell.step_time_s * 1e3), step_range(cell)
+    if ends is None:
+        return text
+    low, high = (rounded(end * 1e3) for end in ends)
+    return f"{text} [{low}, {high}]" if is_interval else f"{text} ({low}-{high})"
+
+
+def step_range(cell: ReportCell) -> tuple[tuple[float, float] | None, bool]:
+    """The range told beside a step time, and whether it is a 95 % interval.
+
+    Of two runs the faster and the slower one, of one run its 5th and 95th percentile.
+    """
+    runs = (cell.step_time_smallest_s, cell.step_time_largest_s)
+    if len(cell.run_medians_s) == 2 and runs[0] is not None and runs[1] is not None:
+        return (runs[0], runs[1]), False
     if cell.step_time_low_s is not None and cell.step_time_high_s is not None:
-        low, high = rounded(cell.step_time_low_s * 1e3), rounded(cell.step_time_high_s * 1e3)
-        return f"{text} [{low}, {high}]"
+        return (cell.step_time_low_s, cell.step_time_high_s), True
     if cell.step_time_p5_s is not None and cell.step_time_p95_s is not None:
-        low, high = rounded(cell.step_time_p5_s * 1e3), rounded(cell.step_time_p95_s * 1e3)
-        return f"{text} ({low}-{high})"
-    return text
+        return (cell.step_time_p5_s, cell.step_time_p95_s), False
+    return None, False
 
 
 def _rank_text(cell: ReportCell) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import Collected, aggregate
+from testbed.reporting.answer import answers
 from testbed.reporting.compression import (
     break_evens,
     compression_verdicts,
@@ -45,8 +46,11 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     runs = [found.cell for found in collected.cells]
     rows = () if compared is None else compared.rows
     forecast = scores(rows)
+    foreseen = [*(() if compared is None else compared.notes), *describe(rows, forecast)]
+    warned = [*describe_cores(runs), *describe_again(runs), *collected.notes]
     return Report(
         cells=cells,
+        answers=answers(cells),
         families=families,
         ratios=ratios,
         prediction_errors=errors,
@@ -61,16 +65,14 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
             *describe_tuning(cells),
             *describe_kinds(cells),
             *describe_errors(errors),
-            *(() if compared is None else compared.notes),
-            *describe(rows, forecast),
+            *foreseen,
             *describe_memory(cells),
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
-            *describe_cores(runs),
-            *describe_again(runs),
-            *collected.notes,
+            *warned,
         ],
+        cautions=[*foreseen, *warned],
         provenance=provenance(run.environment for run in runs),
     )
 

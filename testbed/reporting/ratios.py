@@ -48,13 +48,13 @@ def compare_with_frameworks(
     lines: list[RatioLine] = []
     for places in groups.values():
         members = sorted((placed[p] for p in places), key=lambda c: c.step_time_s or 0.0)
-        frameworks = [cell for cell in members if _is_framework(cell)]
+        frameworks = [cell for cell in members if is_framework(cell)]
         for framework in frameworks:
             lines += _same(framework, members) + _across(framework, members)
         for place in places:
             own = placed[place]
             fastest = next((f for f in frameworks if f.transport == own.transport), own)
-            if fastest is not own and (found := _ratio(own, fastest)) is not None:
+            if fastest is not own and (found := runs_ratio(own, fastest)) is not None:
                 placed[place] = msgspec.structs.replace(
                     own,
                     ratio=found.ratio,
@@ -122,7 +122,8 @@ def _facts(cell: Cell) -> BackendFacts:
     return BackendFacts() if found is None else found.facts
 
 
-def _is_framework(cell: ReportCell) -> bool:
+def is_framework(cell: ReportCell) -> bool:
+    """Whether it is another framework with its own exact schedule, as it comes or tuned."""
     facts = _facts(cell)
     return facts.schedule is not None and facts.exact and not facts.schedule.plan_file
 
@@ -141,7 +142,7 @@ def _across(framework: ReportCell, members: Sequence[ReportCell]) -> list[RatioL
 
 
 def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
-    found = _ratio(method, framework)
+    found = runs_ratio(method, framework)
     if found is None:
         return None
     group = f"{method.workload}, {method.num_workers} workers"
@@ -160,8 +161,11 @@ def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
     )
 
 
-def _ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
-    """Paired by the rounds of the sweep; cells whose rounds are not known have none in common."""
+def runs_ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
+    """Of their steps, paired by the rounds of the sweep.
+
+    Cells whose rounds are not known have none in common.
+    """
     both = (method, framework)
     known = all(len(set(c.run_rounds)) == len(c.run_medians_s) for c in both)
     sides: list[Mapping[int, float]] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import Grid
 from testbed.base.link import Link, phases_s
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
@@ -118,4 +119,5 @@ ASC_WFBP = Part(
     build=plan_asc_wfbp,
     options=AscWfbpOptions,
     facts=lambda options: SchedulerFacts(tried=("", "channels=4")),
+    knobs=lambda options: {"channels": Grid((2, 4))},
 )

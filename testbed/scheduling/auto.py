@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.base.axes import SCHEDULERS, SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import no_knobs
 from testbed.base.link import Link
 from testbed.base.parts import OURS, Part
 from testbed.base.plan import Plan
@@ -180,4 +181,5 @@ AUTO = Part(
         crosses_iteration=options.cross_iteration,
         within_iteration=replace(options, cross_iteration=False),
     ),
+    knobs=no_knobs,  # it searches by itself; noise tells what a machine can resolve
 )

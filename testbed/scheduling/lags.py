@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import no_knobs
 from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
@@ -216,4 +217,5 @@ LAGS = Part(
     build=plan_lags,
     options=LagsOptions,
     facts=lambda options: SchedulerFacts(sparse=True),
+    knobs=no_knobs,  # ratios change what is trained
 )

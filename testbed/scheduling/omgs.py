@@ -12,6 +12,7 @@ import msgspec
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import no_knobs
 from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
@@ -264,4 +265,5 @@ OMGS = Part(
     build=plan_omgs,
     options=OmgsOptions,
     facts=lambda options: SchedulerFacts(sparse=True),
+    knobs=no_knobs,  # the ratio changes what is trained
 )

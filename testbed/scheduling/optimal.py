@@ -12,6 +12,7 @@ import numpy as np
 
 from testbed.base.axes import SchedulerFacts
 from testbed.base.errors import UsageError
+from testbed.base.knobs import Grid
 from testbed.base.link import Link, times_s
 from testbed.base.parts import OURS, Part
 from testbed.base.plan import Plan
@@ -349,4 +350,5 @@ OPTIMAL = Part(
     build=plan_optimal,
     options=OptimalOptions,
     facts=_facts,
+    knobs=lambda options: {"channels": Grid((1, 2, 4))},  # those of asc-wfbp, and one
 )

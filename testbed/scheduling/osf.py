@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from testbed.base.axes import SchedulerFacts
+from testbed.base.knobs import Grid
 from testbed.base.link import Link, merge_gain_s, times_s
 from testbed.base.parts import RECONSTRUCTION, Part
 from testbed.base.plan import Plan
@@ -167,4 +168,6 @@ OSF = Part(
     build=plan_osf,
     options=OsfOptions,
     facts=lambda options: SchedulerFacts(tried=("",)),
+    # Not `exact`: that is another method, `optimal`. The abstract names no setting.
+    knobs=lambda options: {"rule": Grid(("global", "message", "schedule"))},
 )

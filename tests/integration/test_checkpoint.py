@@ -59,3 +59,23 @@ def test_a_run_with_few_steps_left_measures_what_is_left(tmp_path: Path) -> None
     done = testbed("run", *base, "20", "--resume-from", saved, "--warmup", "4")
     assert done.status == 2
     assert "--warmup is 4 and 3 steps are left" in done.err
+
+
+@pytest.mark.parametrize("more", [(), ("--compressor", "ef+topk:ratio=0.1")])
+def test_a_resumed_run_says_why_nobody_compared_it(more: tuple[str, ...], tmp_path: Path) -> None:
+    base = ("run", "--backend", "gloo", "--workers", "2", "--verify-steps", "5", *more, "--steps")
+    saved, record = str(tmp_path / "saved"), tmp_path / "rest.json"
+    whole = testbed(*base, "8", "--checkpoint", saved)
+    assert whole.status == 0, whole.err
+    resumed = testbed(*base, "12", "--resume-from", saved, "--json", str(record))
+    assert resumed.status == 0, resumed.err
+    cell = json.loads(record.read_text())
+    reason = "what goes on from a checkpoint is not compared with a single process"
+    assert cell["identical_work"] is None
+    assert cell["identical_work_note"] == f"ranks agree bit for bit; {reason}"
+    (said,) = (line for line in resumed.out.splitlines() if "same work" in line)
+    assert "not checked" in said
+    assert reason in said
+    assert "checkpoint" not in "".join(
+        line for line in whole.out.splitlines() if "same work" in line
+    )

@@ -44,6 +44,9 @@ def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     assert cell["num_workers"] == size
     assert cell["environment"]["started"] == "fresh"
     assert "joined by openmpi" in done.err
+    variables = cell["environment"]["variables"]
+    assert variables["OMPI_MCA_initial_wdir"] == "."  # mpirun sets it to the absolute path
+    assert not [value for value in variables.values() if value.startswith("/")]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -226,3 +227,25 @@ def test_command_prints_and_saves_what_ddp_takes(tmp_path: Path):
     assert (refused.status, "two halves" in refused.err) == (2, True)
     other = answer("plan", "--for", "gloo", *wanted)
     assert (other.status, "expected one of ddp" in other.err) == (2, True)
+
+
+def test_command_tells_whose_rule_it_is_and_how_its_settings_were_chosen(tmp_path: Path):
+    link = tmp_path / "link.json"
+    link.write_bytes(encode_link(LINK))
+    wanted = ("plan", "--for", "ddp", "--trace", "resnet50-v100", "--link", str(link))
+
+    def rows(*more: str) -> dict[str, list[str]]:
+        table = answer(*wanted, *more).out.partition("\n\n")[0].splitlines()
+        cells = [re.split(r"  +", line.strip()) for line in table]
+        assert cells[0][:3] == ["plan", "rule", "tuning"]
+        return {row[0]: row[1:3] for row in cells[1:]}
+
+    given = rows("--scheduler", "optimal,osf,mg-wfbp,bucket:mib=8")
+    assert given["optimal"] == ["ours", "untuned"]
+    assert given["osf"] == ["reconstruction", "untuned"]
+    assert given["mg-wfbp"] == ["published rule", "-"]
+    assert given["bucket:mib=8"] == ["published rule", "set by hand"]
+    tried = rows()
+    assert ["published rule", "one that auto tries"] in tried.values()
+    assert ["ddp's", "untuned"] in tried.values()
+    assert "set by hand" not in {tuning for _, tuning in tried.values()}

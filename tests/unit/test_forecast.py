@@ -10,11 +10,11 @@ import pytest
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace
+from testbed.base.files import find_trace, save_link
 from testbed.base.link import Link
 from testbed.base.plan import encode_plan
 from testbed.launch.held_out import Known, foresee, link_for, nominal_of
-from testbed.prediction.codec import CodecCost, CodecSample, RoundCost
+from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.nominal import parse_nominal
 from testbed.records.cell import Cell
@@ -34,6 +34,7 @@ from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
 from testbed.scheduling.protocol import make_plan
 from testbed.workloads.load import load_workload
+from tests.harness.runs import answer
 
 BEFORE, WRITTEN, AFTER = (f"2026-01-01T0{hour}:00:00.000+00:00" for hour in (1, 2, 3))
 
@@ -190,6 +191,15 @@ LINK = Link(
     landing_s=1e-4,
 )
 
+THERE = {
+    "links": [{"node": 1, "up_bps": 10e9, "down_bps": 10e9}],
+    "dilation": 10.0,
+    "latency": "none",
+    "cpu_policy": "batch",
+    "cores": "pinned",
+    "cores_awake": "yes",
+}
+
 
 def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
     (found,) = foresee([CONFIG], Known({"link.json": LINK}))
@@ -268,11 +278,31 @@ def test_a_compressed_cell_is_foreseen_from_what_its_codec_cost_elsewhere() -> N
     assert foreseen_s(codecs=own) == pytest.approx(with_cores - computed_s)
 
 
+def test_the_command_tells_from_which_rate_on_a_compressor_pays(tmp_path: Path) -> None:
+    link, codecs = tmp_path / "link.json", tmp_path / "codecs.json"
+    save_link(msgspec.structs.replace(LINK, extra={"cluster": THERE}), link)
+    codecs.write_bytes(encode_codecs([cast(seconds=4e-3)]))
+    base = ("--workload", "replay:resnet50-v100", "--backend", "gloo", "--workers", "4")
+    base += ("--scheduler", "sequential", "--codecs", str(codecs))
+    base += ("--link", str(link), "--compressor", "none,fp16")
+    rates = ("500mbit", "1000mbit", "2000mbit", "4000mbit")
+    clusters = [a for rate in rates for a in ("--cluster", f"nodes=4,rate={rate}")]
+    told = answer("forecast", *base, *clusters, "-o", str(tmp_path / "forecast.json"))
+    assert told.status == 0, told.err
+    (line,) = (text for text in told.out.splitlines() if "pays below" in text)
+    # What pays at the rates that were asked for, by a gain of 1 % or more, lies below the place.
+    made = load_forecast(tmp_path / "forecast.json").cells
+    times = {("fp16" in c.name, c.name.partition("rate=")[2]): c.held_out_s for c in made}
+    gains = {r: (times[False, r] or 0) / (times[True, r] or 1) - 1.01 for r in rates}
+    place = float(line.partition("pays below ")[2].split()[0]) * 1e3 ** ("Gbit" in line)
+    below = [r for r in rates if float(r.removesuffix("mbit")) < place]
+    assert below
+    assert len(below) < len(rates)
+    assert [r for r in rates if gains[r] >= 0] == below
+
+
 def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell() -> None:
-    ways = {"node": 1, "up_bps": 10e9, "down_bps": 10e9}
-    there = {"links": [ways], "dilation": 10.0, "latency": "none", "cpu_policy": "batch"}
-    there |= {"cores": "pinned", "cores_awake": "yes"}
-    link = msgspec.structs.replace(LINK, extra={"cluster": there})
+    link = msgspec.structs.replace(LINK, extra={"cluster": THERE})
     config = msgspec.structs.replace(
         CONFIG, cluster="nodes=8,rate=5gbit,dilation=20", workers=8, scheduler="mg-wfbp"
     )

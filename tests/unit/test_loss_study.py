@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
 from testbed.models.language import ByteGpt, read_sources
 from testbed.studies.accuracy.carry_out import complete, run_trial
@@ -93,6 +94,31 @@ def test_finals_take_the_rate_of_the_search_and_many_workers_come_last():
         ("dense", 2), ("topk", 2), ("dense", 2), ("topk", 2), ("dense", 3),
     ]  # fmt: skip
     assert [t.learning_rate for t in finals] == [0.1, 0.05, 0.1, 0.05, 0.1]
+
+
+def test_the_table_tells_what_an_arm_has_otherwise_than_its_authors():
+    arms = (Arm("dense", "none"), Arm("odd", "topk:ratio=0.1", departs="no memory"))
+    comparison = Comparison(arms, SMALL.search, seeds=(1,), many=0, base=BASE)
+    done = {}
+    for _ in range(4):  # searches first, then what they allow
+        for trial in comparison.wanted(done):
+            done.setdefault(trial, outcome(trial, *[3.0 + abs(trial.learning_rate - 0.1)] * 5))
+    table = to_markdown(comparison, done).split("## The search")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
+    (place,) = (i for i, name in enumerate(cells[0]) if name == "other than its authors'")
+    assert {row[0]: row[place:] for row in cells[1:]} == {"dense": [], "odd": ["no memory"]}
+
+
+def test_arms_that_are_not_set_as_published_say_so():
+    told = {arm.name: arm.departs for arm in ARMS}
+    assert [name for name, departs in told.items() if not departs] == [
+        "dense", "bf16", "topk 1 %, ef", "powersgd rank 4",
+    ]  # fmt: skip
+    # Where a published setting is an option's default, a statement and the option agree.
+    dgc = next(arm for arm in ARMS if arm.name.startswith("dgc")).compressor
+    ratio = COMPRESSORS.resolve(dgc).options.ratio
+    assert ratio != COMPRESSORS.resolve("dgc").options.ratio == 0.001
+    assert f"{ratio:.0%} sent".replace("%", " %") in told["dgc 1 %"]
 
 
 def test_steps_to_a_loss_are_linear_between_judgings():

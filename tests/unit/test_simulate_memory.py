@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 import torch
+import typer
 
 from testbed.base.config import make_config
 from testbed.base.errors import UsageError
@@ -15,6 +16,7 @@ from testbed.memory.planning.plan import decode_memory_plan
 from testbed.training.forecast import record_step
 from testbed.training.replica import make_replica
 from testbed.workloads.load import load_workload
+from tests.harness.runs import answer
 
 SPARSE = "ef:units=update+topk:ratio=0.01"
 MLP = {"workload": "digits-mlp", "batch": "32", "memory": "none,checkpoint"}
@@ -61,14 +63,29 @@ def test_the_largest_batch_that_fits(capsys):
 @pytest.mark.parametrize("memory", ["none", "laysa"])
 def test_where_not_one_sample_fits_it_tells_what_one_takes(capsys, memory: str):
     asked = {"memory": memory, "workload": "digits-mlp", "max_batch": True}
-    simulate(**asked, budget_mb=1.0)
+    with pytest.raises(typer.Exit, check=lambda ended: ended.exit_code == 1):
+        simulate(**asked, budget_mb=1.0)
     told = capsys.readouterr().out
     assert "not even one sample fits" in told
     least = int(re.search(r"takes? (?:is )?([0-9]+) MiB", told)[1])
     simulate(**asked, budget_mb=least)
     assert "; fits" in capsys.readouterr().out
-    simulate(**asked, budget_mb=least - 1)
+    with pytest.raises(typer.Exit, check=lambda ended: ended.exit_code == 1):
+        simulate(**asked, budget_mb=least - 1)
     assert "not even one sample fits" in capsys.readouterr().out
+
+
+def test_a_budget_that_nothing_meets_ends_with_status_1():
+    asked = ("simulate", "--memory", "none,laysa", "--workload", "digits-mlp", "--batch")
+    small = answer(*asked, "32", "--budget-mb", "1")
+    assert (small.status, small.out.count("does not fit"), small.err) == (1, 1, "")
+    assert "give at least that" in small.out
+    assert answer(*asked, "32", "--budget-mb", "1", "--json", "-").status == 1
+    assert answer(*asked, "32", "--budget-mb", "1000").status == 0
+    assert answer(*asked, "32").status == 0
+    # One of two batches fits: the budget can be met.
+    mixed = answer(*asked, "1,4096", "--budget-mb", "14")
+    assert ("; fits" in mixed.out, "does not fit" in mixed.out, mixed.status) == (True, True, 0)
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):

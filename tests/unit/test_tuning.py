@@ -7,14 +7,15 @@ import io
 from collections.abc import Mapping
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from testbed.base.axes import BACKENDS, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.knobs import Grid, Range
+from testbed.base.knobs import Grid, Range, no_knobs
+from testbed.base.parts import Part
 from testbed.launch.held_out import scorer
 from testbed.launch.plan_options import parts_of
 from testbed.launch.tuning import COLUMNS, space_of, tuned, with_knobs
@@ -96,12 +97,40 @@ def test_every_declared_value_is_one_that_the_part_takes(axis: Any, name: str):
 
 
 def test_those_whose_papers_tune_them_can_be_tuned():
-    assert {"bucket", "cycle", "dear", "bytescheduler", "p3"} <= {n for _, n in WITH_KNOBS}
+    published = {"bucket", "cycle", "dear", "bytescheduler", "p3"}
+    assert published | {"osf", "optimal", "pace", "asc-wfbp"} <= {n for _, n in WITH_KNOBS}
     assert set(space_of(RunConfig(backend="ddp"))) == {"bucket_mib", "bucket_view", "static_graph"}
 
 
-def test_a_scheduler_without_declared_knobs_has_those_that_auto_tries():
-    assert space_of(config("pace")) == {"segment_kib": Grid((1024.0, 4096.0, 16384.0))}
+@pytest.mark.parametrize("name", SCHEDULERS.builtin)
+def test_a_scheduler_with_numbers_among_its_options_says_which_are_knobs(name: str):
+    part = SCHEDULERS.load(name)
+    hints = get_type_hints(part.options)
+    numeric = {
+        option
+        for option, kind in hints.items()
+        if {int, float} & {kind, *get_args(kind)} and bool not in {kind, *get_args(kind)}
+    }
+    undeclared = Part.__dataclass_fields__["knobs"].default
+    if numeric:
+        assert part.knobs is not undeclared, f"declare knobs of {sorted(numeric)}, or no_knobs"
+    if part.knobs not in (undeclared, no_knobs):
+        assert set(part.knobs(part.options())) <= set(hints)
+        assert part.knobs(part.options())
+
+
+@pytest.mark.parametrize("name", ["osf", "optimal", "pace"])
+def test_those_that_plan_by_the_link_are_searched_too(name: str, tmp_path: Path):
+    asked = config(name, tune="trials=5,confirm=0")
+    found = tuned(asked, tmp_path / "log.csv", never)
+    scores = [float(row["predicted_s"]) for row in rows(tmp_path / "log.csv") if not row["why_not"]]
+    assert len(scores) > 1
+    chosen = [row for row in rows(tmp_path / "log.csv") if row["chosen"] == "1"]
+    assert [row["specification"] for row in chosen] == [found.scheduler]
+    assert float(chosen[0]["predicted_s"]) == min(scores)
+
+
+def test_a_scheduler_without_options_has_no_knobs():
     assert space_of(config("wfbp")) == {}
 
 

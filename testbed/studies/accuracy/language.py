@@ -22,26 +22,39 @@ class Arm:
         name: of the row.
         compressor: its specification.
         momentum: of the optimizer.
+        departs: what is set otherwise than its authors had it; empty: nothing.
     """
 
     name: str
     compressor: str
     momentum: float = 0.9
+    departs: str = ""
 
 
+FIXED_WIDTH = "codes of fixed width, not Elias's"
 ARMS = (
     Arm(DENSE, "none"),
-    Arm("fp16", "fp16"),
+    Arm("fp16", "fp16", departs="no loss scaling"),
     Arm("bf16", "bf16"),
-    Arm("qsgd 8 bit", "qsgd:bits=8,norm=max"),
-    Arm("qsgd 2 bit", "qsgd:bits=2,norm=max"),
+    Arm("qsgd 8 bit", "qsgd:bits=8,norm=max", departs=FIXED_WIDTH),
+    Arm("qsgd 2 bit", "qsgd:bits=2,norm=max", departs=FIXED_WIDTH),
     Arm("topk 1 %, ef", "ef+topk:ratio=0.01"),
-    Arm("topk 1 %, no ef", "topk:ratio=0.01"),
+    Arm("topk 1 %, no ef", "topk:ratio=0.01", departs="no memory of what was not sent"),
     # It carries the momentum itself; ten steps at each of its three higher densities.
-    Arm("dgc 1 %", "dgc:ratio=0.01,momentum=0.9,warmup_steps=10", momentum=0.0),
-    Arm("ef-sign", "ef-sign"),
-    Arm("sign, no ef", "sign:vote=0,scaled=1"),
-    Arm("onebit, ef", "ef+onebit"),
+    Arm(
+        "dgc 1 %",
+        "dgc:ratio=0.01,momentum=0.9,warmup_steps=10",
+        momentum=0.0,
+        departs="1 % sent, not 0.1 %; 10 steps at each density of the warm-up, not an epoch; no "
+        "clipping; no Nesterov term",
+    ),
+    Arm("ef-sign", "ef-sign", departs="a scale for 512 values, not for a layer"),
+    Arm(
+        "sign, no ef",
+        "sign:vote=0,scaled=1",
+        departs="mean of scaled signs, not the majority's sign",
+    ),
+    Arm("onebit, ef", "ef+onebit", departs="means of 512 values, not of a matrix's columns"),
     Arm("powersgd rank 4", "powersgd:rank=4"),
 )
 OF_MANY = (DENSE, "bf16", "topk 1 %, ef", "dgc 1 %", "ef-sign")

@@ -135,8 +135,8 @@ def _table(comparison: Comparison, done: Done, workers: int) -> list[str]:
         f"Target: {target:.4f}, the mean loss of dense after {TARGET_SHARE:.0%} of its steps.",
         "",
         "| arm | compressor | rate | seeds | loss | to dense | steps to target | bytes per step "
-        "| state bytes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| state bytes | other than its authors' |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         first = row.outcomes[0]
@@ -151,6 +151,7 @@ def _table(comparison: Comparison, done: Done, workers: int) -> list[str]:
             target_words(row.to_target),
             f"{sent:.0f} ({100 * sent / first.dense_bytes:.2f} %)",
             str(first.state_bytes),
+            row.arm.departs,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
