@@ -96,6 +96,8 @@ if LAUNCHED:
 
 
 def describe(benchmark: BenchmarkFixture, group: str, **extra: object) -> None:
-    """The group in which it is compared, and what its time is about."""
+    """The group in which it is compared, and what its time is about; before or after measuring."""
     benchmark.group = group
+    if benchmark.stats is not None:
+        benchmark.stats.group = group
     benchmark.extra_info |= extra
