@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
 from testbed.records.report import ReportCell
-from testbed.reporting.answer import clipped
+from testbed.reporting.answer_text import clipped
 from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import axis_of
 from testbed.reporting.page.groups import Placed, by_setting
