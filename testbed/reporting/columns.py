@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from testbed.base.axes import AXES, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.records.cell import CompressionResult, MemoryResult
-from testbed.records.report import ReportCell
+from testbed.records.report import ReportCell, Resources
 from testbed.reporting.naming import marks_of, part_of, tuning_of
 from testbed.reporting.prediction import kind_of, prediction_error
 from testbed.reporting.work import same_work
@@ -53,7 +53,16 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     known = any(tuning_of(cell) != "-" for cell in cells)
     tuning = (_words if known else _hidden)("tuning", tuning_of)
     fixed.append(dataclasses.replace(tuning, wide=True))
-    return [*fixed, *_FIGURES, *_targets(cells), *_COMPRESSION, *_MEMORY, *_ENDING]
+    return [
+        *fixed,
+        *_FIGURES,
+        *_targets(cells),
+        *_COMPRESSION,
+        *_MEMORY,
+        *_RESOURCES,
+        _BUSIEST,
+        *_ENDING,
+    ]
 
 
 def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
@@ -74,6 +83,14 @@ def memory_columns(cells: Sequence[ReportCell]) -> list[Column]:
         fixed.append(_words("compressor", lambda c: c.config.compressor))
     batch = Column("batch", "batch_size", lambda c: c.batch_size, lambda c: str(c.batch_size))
     shown = [*fixed, batch, *_MEMORY]
+    return [c for c in shown if any(c.text(cell) for cell in cells)]
+
+
+def resource_columns(cells: Sequence[ReportCell]) -> list[Column]:
+    """What the cells occupied and made of it, for a table of its own."""
+    axes = ("backend", "scheduler", "num_workers")
+    fixed = [c for c in columns_for(cells) if c.title and c.key in axes]
+    shown = [*fixed, *(c for c in _ENDING if c.key == "num_machines"), *_RESOURCES, _BUSIEST]
     return [c for c in shown if any(c.text(cell) for cell in cells)]
 
 
@@ -346,6 +363,39 @@ _MEMORY = (
     _memory_of("moved\nMB", "memory_moved_bytes", lambda m: m.moved_bytes),
     _memory_of("peak +\nmoved MB", "memory_with_moved_bytes", lambda m: m.with_moved_bytes),
     _memory_of("resi-\ndent MB", "memory_resident_bytes", lambda m: m.resident_bytes),
+)
+
+
+def _occupied(
+    title: str, key: str, value: Callable[[Resources], float | None], *, scale: float = 1.0
+) -> Column:
+    """A figure of what a cell occupied."""
+    return _figure(
+        title,
+        key,
+        lambda c: None if c.resources is None else value(c.resources),
+        scale=scale,
+        wide=True,
+    )
+
+
+_RESOURCES = (
+    _occupied("/s a\nmachine", "samples_per_s_per_machine", lambda r: r.samples_per_s_per_machine),
+    _occupied("/s a\ncore", "samples_per_s_per_core", lambda r: r.samples_per_s_per_core),
+    _occupied("/s a\nlink", "samples_per_s_per_link", lambda r: r.samples_per_s_per_link),
+    _occupied(
+        "busiest\nMB/step",
+        "busiest_link_bytes_per_step",
+        lambda r: r.busiest_link_bytes_per_step,
+        scale=1e-6,
+    ),
+    _occupied("samples/\nbusiest GB", "samples_per_busiest_gb", lambda r: r.samples_per_busiest_gb),
+)
+_BUSIEST = dataclasses.replace(
+    _words(
+        "busiest_link", lambda c: "" if c.resources is None else c.resources.busiest_link, "busiest"
+    ),
+    wide=True,
 )
 
 _ENDING = (
