@@ -37,6 +37,7 @@ class Recorded(msgspec.Struct, array_like=True):
     events: list[Raw]
     bursts: list[Asked]
     busy: dict[int, float] = {}
+    awaited: dict[int, float] = {}
     dropped: int = 0
     full_in: int | None = None
     event_cost_s: float = 0.0
@@ -75,6 +76,7 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
             shown_events(each.events, shown),
             bursts,
             each.busy,
+            each.awaited,
             each.dropped,
             each.full_in,
             cost_s,
@@ -144,6 +146,11 @@ def make_timeline(
             step: [each.busy[step] for each in workers]
             for step in steps
             if all(step in each.busy for each in workers)
+        },
+        cores_awaited={
+            step: [each.awaited[step] for each in workers]
+            for step in steps
+            if all(step in each.awaited for each in workers)
         },
         cores_taken=_by_step(steps, recorder.first_step, [_taken(each) for each in outcomes]),
         dilation=dilation,

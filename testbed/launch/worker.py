@@ -219,7 +219,7 @@ def _work(
         data=workload.data,
         consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
-        num_machines=len(set(group.hosts)) or 1,
+        num_machines=len({*group.hosts, *group.server_hosts}) or 1,
         environment=describe_environment(
             began=began,
             launcher=role.identity.launcher,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from testbed.training.protocol import Observer, StepRecord
 
 SHORTEST_S = 0.1
 """Cores are read after steps of so many seconds and more: the system counts in hundredths."""
+
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class LayerEvents:
@@ -76,6 +80,14 @@ class LayerEvents:
         self._recorder.add("update", "optimizer", self._update_s, now_s)
 
 
+def read_awaited_s() -> float | None:
+    """Seconds that this thread could have run so far and no core was free; None: not told here."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 class Recording(Observer):
     """Turns the recorder on for the measured steps, and one more: what that waits for is theirs.
 
@@ -89,6 +101,7 @@ class Recording(Observer):
         self._recorder = recorder
         recorder.first_step = done + warmup
         self._cores = read_cores()
+        self._awaited_s = read_awaited_s()
         self._is_fresh = True
         self._begin(done)
 
@@ -101,6 +114,10 @@ class Recording(Observer):
             busy, _ = shares_of(before, self._cores)
             if busy is not None and self._is_fresh and recorder.on:
                 recorder.busy[step] = busy
+        before_s, now_s = self._awaited_s, read_awaited_s()
+        self._awaited_s = now_s
+        if before_s is not None and now_s is not None and recorder.on and record.step_s > 0:
+            recorder.awaited[step] = min(1.0, (now_s - before_s) / record.step_s)
         self._is_fresh = record.step_s >= SHORTEST_S
         self._begin(record.done)
 
