@@ -13,14 +13,18 @@ import typer
 from testbed.base.errors import TestbedError, UsageError
 from testbed.commands.cluster import cluster
 from testbed.commands.comm import comm
+from testbed.commands.diff import diff
 from testbed.commands.forecast import forecast
 from testbed.commands.list import list_parts
+from testbed.commands.pack import pack
 from testbed.commands.plan import plan
 from testbed.commands.profile import profile
 from testbed.commands.report import report
+from testbed.commands.rerun import rerun
 from testbed.commands.run import run
 from testbed.commands.simulate import simulate
 from testbed.commands.sweep import sweep
+from testbed.commands.why import why
 from testbed.launch.allocation import allocation
 from testbed.launch.join import who_am_i
 
@@ -40,6 +44,10 @@ def make_app() -> typer.Typer:
     app.command()(sweep)
     app.command()(forecast)
     app.command()(report)
+    app.command()(diff)
+    app.command()(rerun)
+    app.command()(pack)
+    app.command()(why)
     app.command(name="list")(list_parts)
     app.command()(comm)
     app.command()(cluster)

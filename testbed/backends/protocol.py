@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from testbed.base.errors import DeadlineExceeded
+from testbed.base.recorder import Recorder
 from testbed.base.types import Capabilities, Event, Request, Result, Traffic
 from testbed.control.protocol import Control
 
@@ -211,6 +212,8 @@ class Group:
             request at a time.
         device: `cpu`, or `cuda:<index>`.
         hosts: host of every worker, in rank order; empty = all on `host`.
+        server_hosts: host of every dedicated server.
+        recorder: takes what the backend alone knows of exchanges; None = nothing is recorded.
     """
 
     rank: int
@@ -226,9 +229,11 @@ class Group:
     credit_bytes: int | None = None
     device: str = "cpu"
     hosts: tuple[str, ...] = ()
+    server_hosts: tuple[str, ...] = ()
     latency_s: float = 0.0
     jitter_s: float = 0.0
     name: str = "backend"
+    recorder: Recorder | None = None
 
     @property
     def own_host(self) -> str:

@@ -200,6 +200,10 @@ class Event:
     ended_s: float
 
 
+# What an event of a compressed message is, beside the ops of its rounds.
+ENCODE, DECODE, WHOLE = "encode", "decode", "compressed"
+
+
 def shard_bounds(num_elements: int, num_shards: int) -> tuple[int, ...]:
     """Offsets that cut a tensor into shards of `ceil(n / shards)` elements, the last ones shorter.
 

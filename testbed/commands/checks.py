@@ -18,14 +18,17 @@ from testbed.records.cell import Cell
 from testbed.training.slowdown import parse_slowdowns
 
 
-def check_files(json: Path | None, hostfile: Path | None) -> None:
+def check_files(json: Path | None, hostfile: Path | None, timeline: Path | None = None) -> None:
     """Fail before any process is started if a file cannot be read or written.
 
     Raises:
         UsageError: names the option and the path.
     """
-    if json is not None and not json.resolve().parent.is_dir():
-        raise UsageError(f"--json is {str(json)!r}, but there is no folder {str(json.parent)!r}")
+    for name, file in (("--json", json), ("--timeline", timeline)):
+        if file is not None and not file.resolve().parent.is_dir():
+            raise UsageError(
+                f"{name} is {str(file)!r}, but there is no folder {str(file.parent)!r}"
+            )
     if hostfile is not None and not hostfile.is_file():
         raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
 

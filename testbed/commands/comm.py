@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -32,6 +33,13 @@ from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
 
 
+class Format(StrEnum):
+    """Whose columns the results are printed in."""
+
+    TABLE = "table"
+    OSU = "osu"
+
+
 def comm(
     backend: Annotated[
         str | None,
@@ -56,17 +64,26 @@ def comm(
         ),
     ] = None,
     min_bytes: Annotated[
-        str, typer.Option("--min", "--minbytes", help="smallest size, as 4K")
+        str, typer.Option("--min", "--minbytes", "-b", help="smallest size, as 4K")
     ] = "4K",
     max_bytes: Annotated[
         str,
         typer.Option(
-            "--max", "--maxbytes", help="largest size, as 64M (torchrun takes --max for its own)"
+            "--max",
+            "--maxbytes",
+            "-e",
+            help="largest size, as 64M (torchrun takes --max for its own)",
         ),
     ] = "64M",
-    factor: Annotated[int, typer.Option(help="each size over the one before it")] = 4,
-    iters: Annotated[int, typer.Option(help="timed exchanges per size and backend")] = 20,
-    warmup: Annotated[int, typer.Option(help="exchanges before them that are not timed")] = 5,
+    factor: Annotated[
+        int, typer.Option("--factor", "-f", help="each size over the one before it")
+    ] = 4,
+    iters: Annotated[
+        int, typer.Option("--iters", "-n", help="timed exchanges per size and backend")
+    ] = 20,
+    warmup: Annotated[
+        int, typer.Option("--warmup", "-w", help="exchanges before them that are not timed")
+    ] = 5,
     dtype: Annotated[
         str, typer.Option(help="float32, float64, float16, bfloat16, int64, int32 or uint8")
     ] = "float32",
@@ -74,7 +91,8 @@ def comm(
         str, typer.Option(help="sum (all-reduce), fold-spread (its halves), gather or broadcast")
     ] = "sum",
     check: Annotated[
-        int, typer.Option(help="timed exchanges whose result is compared; 0 = none")
+        int,
+        typer.Option("--check", "-c", help="timed exchanges whose result is compared; 0 = none"),
     ] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     deadline: Annotated[str, typer.Option(help="an exchange must end within this time")] = "10",
@@ -89,8 +107,19 @@ def comm(
         str | None, typer.Option(help="network interface or address to use", show_default="decided")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="write the results (schema testbed.comm/1) here")
+        Path | None,
+        typer.Option("--json", "-J", help="write the results (schema testbed.comm/1) here"),
     ] = None,
+    per_iteration: Annotated[
+        bool,
+        typer.Option(
+            "--per-iteration", "-I", help="add columns: min, max, p99, cv of the timed exchanges"
+        ),
+    ] = False,
+    format: Annotated[
+        Format,
+        typer.Option(help="table: a row as each size is done; osu: OSU's columns at the end"),
+    ] = Format.TABLE,
     fit: Annotated[
         bool, typer.Option("--fit", help="fit start-up and per-byte time instead; up to --max")
     ] = False,
@@ -112,6 +141,10 @@ def comm(
         testbed comm --backend mpi-ring,mpi,gloo,zmq-ps --workers 2 --max 16M
 
         testbed comm --backend mpi,mpi:blocking=1 --json comm.json
+
+        testbed comm --backend gloo -b 64 -e 4M -f 2 -n 50 -w 10 -c 1 -I -J comm.json
+
+        testbed comm --backend mpi-ring,mpi --format osu
 
         testbed comm --fit --backend gloo --workers 2 -o link.json
 
@@ -144,8 +177,14 @@ def comm(
         workers,
     )
     check_fit(config, output, fit)
-    as_member = partial(fit_member, output=output) if fit else partial(_as_member, json=json)
-    more = fit_arguments(output) if fit else []
+    if fit and (per_iteration or format is not Format.TABLE):
+        raise UsageError("--fit prints a fit, not exchanges; leave out -I and --format")
+    as_member = (
+        partial(fit_member, output=output)
+        if fit
+        else partial(_as_member, json=json, per_iteration=per_iteration, format=format)
+    )
+    more = fit_arguments(output) if fit else ["--format", format, *["-I"] * per_iteration]
     if inside is not None and here is None:
         again = _arguments(config, interface, json, more)
         raise typer.Exit(run_in_cluster(inside, processes.own_command(*again), config.deadline))
@@ -194,11 +233,13 @@ def _as_member(
     role: Role,
     interface: str | None,
     json: Path | None,
+    per_iteration: bool,
+    format: Format,
 ) -> int:
     from testbed.microbench.measure import SizeSamples
     from testbed.microbench.member import Hear, run_member
     from testbed.microbench.results import results_of, total_wrong
-    from testbed.microbench.table import emulation_of, footer, header, row
+    from testbed.microbench.table import emulation_of, footer, header, osu, row
 
     emulation = emulation_of(find_facts(os.environ))
     results: list[CommResult] = []
@@ -206,17 +247,22 @@ def _as_member(
 
     def begin(group: Group) -> Hear:
         hosts.extend(group.hosts)
-        _say(header(config, group.hosts, role.identity.launcher, emulation))
+        if format is Format.TABLE:
+            launcher = role.identity.launcher
+            _say(header(config, group.hosts, launcher, emulation, per_iteration=per_iteration))
         return hear
 
     def hear(samples: SizeSamples) -> None:
         rows = results_of(config, contestants, samples, emulation.line_bps if emulation else None)
         results.extend(rows)
-        _say("".join(row(config, result, emulation) for result in rows))
+        if format is Format.TABLE:
+            each = (row(config, r, emulation, per_iteration=per_iteration) for r in rows)
+            _say("".join(each))
 
     if not run_member(config, contestants, role, interface, begin):
         return 0
-    _say(footer(config, results, emulation))
+    shown = osu if format is Format.OSU else footer
+    _say(shown(config, results, emulation))
     if json is not None:
         _write(json, config, results, role, hosts)
     return 1 if total_wrong(results) else 0

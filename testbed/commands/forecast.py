@@ -18,9 +18,9 @@ from testbed.base.errors import UsageError
 from testbed.base.files import encode_link
 from testbed.base.link import Link
 from testbed.cluster.spec import parse_cluster
+from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.simulate import check_output
-from testbed.commands.sweep import cluster_axes, wanted_sweep
 from testbed.prediction.break_even import break_even_between
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs
 from testbed.prediction.nominal import parse_nominal, read_link

@@ -12,14 +12,21 @@ from typing import Annotated
 import msgspec
 import typer
 
-from testbed.records.cell import Cell
+from testbed.records.archive import as_folder
+from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
-from testbed.records.report import encode_report
+from testbed.records.memory import SUFFIX as OF_MEMORY
+from testbed.records.memory import MemorySimulation, decode_memory
+from testbed.records.report import Report, encode_report
 from testbed.records.store import Store, cell_key, write_atomically
-from testbed.reporting.aggregate import collect_cells
+from testbed.records.timeline import SUFFIX, decode_timeline
+from testbed.reporting.aggregate import collect_cells, sweeps_in
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
+from testbed.reporting.page.lanes import Recorded
+from testbed.reporting.page.page import to_html
+from testbed.reporting.short import SHORT
 from testbed.reporting.terminal import print_report
 
 
@@ -31,6 +38,8 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     LATEX = "latex"
+    BENCHMARK = "benchmark"
+    HTML = "html"
 
 
 def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
@@ -39,56 +48,113 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
     Raises:
         UsageError: a folder is no sweep's.
     """
-    for store in map(Store, dict.fromkeys(directories)):
-        plan, cells = store.read_plan(), store.read_cells()
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as folder:
+            store = Store(folder)
+            plan, cells = store.read_plan(), store.read_cells()
         for key, index, _ in plan.order:
             if key in cells:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
 
 
+def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
+    """The timelines beside the cells of sweeps' folders.
+
+    Raises:
+        UsageError: a file is no timeline.
+    """
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as root:
+            folder = root / "cells" if (root / "cells").is_dir() else root
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
+                if beside.is_file():
+                    config = decode_cell(beside.read_bytes()).config
+                    yield Recorded(
+                        path,
+                        str(directory),
+                        msgspec.structs.replace(config, repeat=0),
+                        decode_timeline(path.read_bytes(), str(path)),
+                    )
+
+
+def memory_of(directories: Sequence[Path]) -> Iterator[MemorySimulation]:
+    """The simulations of a step's memory in sweeps' folders.
+
+    Raises:
+        UsageError: a file is no such simulation.
+    """
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as root:
+            for path in sorted(root.glob(f"*{OF_MEMORY}")):
+                yield decode_memory(path.read_bytes(), str(path))
+
+
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(help="folders of sweeps, as runs/results/quick-...")
+        list[Path],
+        typer.Argument(help="folders of sweeps, as runs/results/quick-..., or their archives"),
     ],
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TABLE,
     output: Annotated[
-        Path | None, typer.Option(help="write to this file instead of the terminal")
+        Path | None,
+        typer.Option("--output", "-o", help="write to this file instead of the terminal"),
     ] = None,
     forecast: Annotated[
         Path | None,
         typer.Option(help="hold this testbed.forecast/1 file against the cells: error and skill"),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="json: with all samples and the environment")
+        bool,
+        typer.Option(
+            "--full",
+            help="every column, note and comparison; json: with all samples and the environment",
+        ),
     ] = False,
 ) -> None:
-    """Print one table of all cells in these folders, repeats put together.
+    """Answer which method is fastest in these folders, then a table for each question.
+
+    Repeats are put together. csv and json always hold every column.
 
     Examples:
         testbed report runs/results/quick-20250101-120000
 
         testbed report runs/results/quick-* --format csv --output quick.csv
 
+        testbed report runs/results/quick-* --format benchmark --output quick.json
+        testbed report runs/results/quick-* --format html -o report.html
+
         testbed report runs/results/emulated-* --forecast forecast.json
     """
     foreseen = None if forecast is None else load_forecast(forecast)
+    directories = sweeps_in(directories)
     collected = collect_cells(directories)
     made = make_report(
         collected, None if foreseen is None else compare(foreseen, runs_of(directories))
     )
-    if format is Format.TABLE:
-        if output is None:
-            print_report(made, sys.stdout)
-            return
-        buffer = io.StringIO()
-        print_report(made, buffer)
-        text = buffer.getvalue()
-    elif format is Format.JSON:
-        text = encode_report(made, full=full).decode()
+    if format is Format.HTML:
+        title = ", ".join(path.resolve().name for path in directories)
+        text = to_html(made, title, list(timelines_of(directories)), list(memory_of(directories)))
+    elif format is Format.TABLE and full and output is None:
+        print_report(made, sys.stdout)
+        return
     else:
-        text = FORMATS[format](made)
+        text = text_of(made, format, full)
     if output is None:
         sys.stdout.write(text)
     else:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text.encode())
+
+
+def text_of(made: Report, format: Format, full: bool) -> str:
+    """The report in a format."""
+    if format is Format.JSON:
+        return encode_report(made, full=full).decode()
+    if format.value in SHORT and not full:
+        return SHORT[format.value](made)
+    if format is Format.TABLE:
+        buffer = io.StringIO()
+        print_report(made, buffer)
+        return buffer.getvalue()
+    return FORMATS[format](made)

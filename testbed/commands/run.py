@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -51,11 +51,20 @@ def run(
     json: Annotated[
         Path | None, typer.Option(help="write the cell (schema testbed.cell/1) here")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="record what every rank does in the measured steps, and write it here as a Chrome "
+            "trace (schema testbed.timeline/1), for Perfetto or speedscope"
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="do not tell how far the run is")] = False,
     **given: Any,
 ) -> None:
     """Train one workload on one backend, measure it, and prove what it did.
 
-    Every ten seconds it tells, on standard error, what rank 0 is doing.
+    While it runs it shows on standard error a bar with the time of a step and the remaining time;
+    where that is no terminal, a line every ten seconds.
 
     Examples:
         testbed run --workload digits-cnn --backend zmq-ps --workers 4 --steps 100
@@ -69,6 +78,8 @@ def run(
         testbed run --backend mpi-ring --cluster nodes=4,rate=1gbit
 
         testbed run --workload my_model.py:build --backend mpi --workers 2
+
+        testbed run --backend zmq-ps --timeline steps.json
     """
     given = values_of(given)
     here = find_facts(os.environ)
@@ -81,77 +92,91 @@ def run(
     config = make_config(given)
     identity = who_am_i()
     parts = parts_of(config)
-    check_files(json, hostfile)
+    check_files(json, hostfile, timeline)
+    files = _Files(interface, json, timeline, quiet)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)
     check_device(config.device)
     if config.tune is not None:
         config = tuned_run(config, identity.launcher, json)
     if config.cluster is not None and here is None:
-        again = _arguments(config, interface, json)
+        again = _arguments(config, files)
         raise typer.Exit(
             run_in_cluster(config.cluster, processes.own_command(*again), config.deadline)
         )
     if identity.launcher != "alone":
         role = assign_role(identity, asked, workers)
         config = msgspec.structs.replace(config, workers=role.num_workers)
-        raise typer.Exit(_finish(_as_rank(config, role, interface), json))
+        raise typer.Exit(_finish(_as_rank(config, role, files), json))
     role = Role(identity, asked, config.workers, asked.facts.num_servers)
     if asked.facts.in_process or not (
         asked.facts.needs_mpi or config.workers + role.num_servers > 1 or hostfile
     ):
-        raise typer.Exit(_finish(_in_this_process(config, role, interface), json))
+        raise typer.Exit(_finish(_in_this_process(config, role, files), json))
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
     modules = (*RANK_MODULES, *parts[WORKLOADS.what].facts.imports)
-    raise typer.Exit(_start(config, role, hostfile, interface, json, modules))
+    raise typer.Exit(_start(config, role, hostfile, files, modules))
 
 
-def _as_rank(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
+class _Files(NamedTuple):
+    """What a rank is told that is no part of the configuration."""
+
+    interface: str | None
+    json: Path | None
+    timeline: Path | None
+    quiet: bool
+
+
+def _as_rank(config: RunConfig, role: Role, files: _Files) -> Cell | None:
     from testbed.launch.worker import Settings, run_rank
 
-    return run_rank(config, role, Settings(interface, role.identity.launcher))
+    return run_rank(
+        config, role, Settings(files.interface, role.identity.launcher, files.timeline, files.quiet)
+    )
 
 
-def _in_this_process(config: RunConfig, role: Role, interface: str | None) -> Cell | None:
-    from testbed.launch.worker import run_threads
+def _in_this_process(config: RunConfig, role: Role, files: _Files) -> Cell | None:
+    from testbed.launch.worker import Settings, run_threads
 
     if role.backend.facts.in_process:
-        return run_threads(config, role)
-    return _as_rank(config, role, interface)
+        return run_threads(config, role, Settings(timeline=files.timeline, quiet=files.quiet))
+    return _as_rank(config, role, files)
 
 
-def _arguments(config: RunConfig, interface: str | None, json: Path | None) -> list[str]:
+def _arguments(config: RunConfig, files: _Files) -> list[str]:
     """The command line that starts this run again."""
     arguments = ["run", *to_arguments(config)]
-    arguments += ["--interface", interface] if interface else []
-    return arguments + (["--json", str(json.resolve())] if json else [])
+    arguments += ["--interface", files.interface] if files.interface else []
+    arguments += ["--quiet"] if files.quiet else []
+    arguments += ["--json", str(files.json.resolve())] if files.json else []
+    return arguments + (["--timeline", str(files.timeline.resolve())] if files.timeline else [])
 
 
 def _start(
     config: RunConfig,
     role: Role,
     hostfile: Path | None,
-    interface: str | None,
-    json: Path | None,
+    files: _Files,
     modules: Sequence[str],
 ) -> int:
     """Start the ranks, wait for them, and leave a record even if they fail."""
     size = config.workers + role.num_servers
     threads = config.threads or threads_of(size, find_facts(os.environ))
     job = Job(
-        processes.own_command(*_arguments(config, interface, json)),
+        processes.own_command(*_arguments(config, files)),
         size,
         threads,
         role.backend.facts.needs_mpi,
         hostfile,
         one_machine=config.cluster is not None,
         modules=modules,
+        quiet=files.quiet,
     )
     over = run_job(job, config.deadline)
     if not over.words:
         return over.status
     sys.stderr.write(f"testbed: the run failed: {over.words}\n")
-    if json is not None:
+    if files.json is not None:
         failed = Cell(
             status="failed",
             backend=config.backend,
@@ -161,7 +186,7 @@ def _start(
             command=reproduce(config),
             error="\n".join([*over.said, over.words]),
         )
-        write_atomically(json, encode_cell(in_cluster(failed, find_facts(os.environ))))
+        write_atomically(files.json, encode_cell(in_cluster(failed, find_facts(os.environ))))
     return over.status
 
 

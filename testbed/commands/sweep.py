@@ -6,38 +6,30 @@ import functools
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from testbed.base.axes import AXES, BACKENDS, STUDIES
+from testbed.base.axes import BACKENDS, STUDIES
 from testbed.base.config import RunConfig
 from testbed.base.errors import Unavailable, UsageError
-from testbed.cluster.spec import parse_cluster
+from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.tuning import tuned_cell
-from testbed.launch.plan_options import parts_of
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
 from testbed.records.report import encode_report
 from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
-from testbed.reporting.terminal import print_report
+from testbed.reporting.short import to_text
 from testbed.sweeping.executor import Runner, run_command
-from testbed.sweeping.grid import Sweep, check_again, expand
+from testbed.sweeping.grid import Sweep, check_again
 from testbed.sweeping.progress import label
-from testbed.sweeping.recipe import (
-    check_parts,
-    load_recipe,
-    load_toml,
-    recipe_names,
-    with_axes,
-)
+from testbed.sweeping.recipe import recipe_names
 from testbed.sweeping.run import (
     INTERRUPTED,
     begin,
@@ -90,6 +82,10 @@ def sweep(
             "budget: trials=30,confirm=3,steps=15,seed=1; see testbed run"
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option("--timeline", help="record what every rank does, beside each run's cell"),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
         Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
@@ -126,6 +122,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the commands instead of running them")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="tell failures alone, not how far the sweep is")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="write the report to this file too")] = None,
     **given: Any,
 ) -> None:
@@ -133,7 +132,8 @@ def sweep(
 
     A LIST is one value or several, separated by commas. What is given here replaces that of the
     recipe. Every run has processes of its own; a failed one
-    is recorded and the sweep goes on. A sweep that was stopped goes on with --resume.
+    is recorded and the sweep goes on. Combinations of parts that cannot be are told and left out.
+    A sweep that was stopped goes on with --resume.
 
     Examples:
         testbed sweep quick
@@ -161,7 +161,7 @@ def sweep(
     study = find_study(recipe)
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
-        others |= {"submit": submit, "share": share, "tune": tune}
+        others |= {"submit": submit, "share": share, "tune": tune, "timeline": timeline or None}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
@@ -181,7 +181,8 @@ def sweep(
                 f"nothing to sweep; give a recipe ({', '.join((*recipe_names(), *STUDIES))}), a "
                 "TOML file, or axes such as --backend none,gloo"
             )
-        plan = make_plan(wanted, _hostfile_text(hostfile, context), sys.argv)
+        hosts = _hostfile_text(hostfile, context)
+        plan = make_plan(wanted, hosts, sys.argv, timeline=timeline)
         if dry_run:
             _print_commands(plan)
             return
@@ -189,31 +190,8 @@ def sweep(
     if submit is not None:
         raise typer.Exit(_submit(store, go, cell_timeout))
     with process_runner(store, cell_timeout, _given(context).get("environment")) as runner:
-        status = _finish(store, runner, json, share)
+        status = _finish(store, runner, json, share, quiet=quiet)
     raise typer.Exit(status)
-
-
-def cluster_axes(
-    clusters: Sequence[str], has_workers: bool, recipe: str | None
-) -> dict[str, tuple[Any, ...]]:
-    """The axis of emulated clusters, in their usual spelling, and as many workers as they take.
-
-    A recipe has its own numbers of workers, and so may the command line.
-
-    Raises:
-        UsageError: a cluster cannot be; or they take different numbers of workers, none given.
-    """
-    specs = [parse_cluster(text) for text in clusters]
-    if not specs:
-        return {}
-    axes: dict[str, tuple[Any, ...]] = {"cluster": tuple(spec.text() for spec in specs)}
-    places = {spec.places for spec in specs}
-    if has_workers or recipe is not None:
-        return axes
-    if len(places) > 1:
-        words = ", ".join(map(str, sorted(places)))
-        raise UsageError(f"the clusters take {words} workers; say how many with --workers")
-    return {**axes, "workers": tuple(places)}
 
 
 def _sort_out(
@@ -231,47 +209,6 @@ def _sort_out(
             raise UsageError(f"two folders to go on in: {recipe} and {folder}; give one of them")
         return None, Path(recipe)
     return recipe, folder
-
-
-def wanted_sweep(
-    recipe: str | None, axes: Mapping[str, tuple[Any, ...]], changes: Mapping[str, Any]
-) -> Sweep | None:
-    """The sweep that the command line describes; None if it names neither recipe nor axis."""
-    if recipe is None and not axes:
-        return None
-    if recipe is None:
-        sweep = Sweep("sweep", expand({}, axes))
-    elif recipe.endswith(".toml") or "/" in recipe:
-        sweep = with_axes(load_toml(Path(recipe)), axes)
-    else:
-        sweep = with_axes(load_recipe(recipe), axes)
-    sweep = replace(sweep, **{name: v for name, v in changes.items() if name != "tune"})
-    if "tune" in changes:
-        cells = (msgspec.structs.replace(cell, tune=changes["tune"]) for cell in sweep.cells)
-        sweep = replace(sweep, cells=tuple(cells))
-    check_parts(sweep.cells)
-    _check_together(sweep.cells)
-    return sweep
-
-
-def _check_together(cells: Sequence[RunConfig]) -> None:
-    """Refuse cells whose parts do not go together, as `testbed run` would.
-
-    Raises:
-        UsageError: lists them, each with the reason.
-    """
-    problems: dict[str, None] = {}
-    for cell in cells:
-        axes = [axis for axis in AXES if axis.is_light or cell.cluster is not None]
-        try:
-            parts_of(cell, axes)
-        except Unavailable:  # its cells fail when they run, and say why
-            continue
-        except UsageError as error:
-            problems[f"{label(cell)}: {error}"] = None
-    if problems:
-        lines = "\n  ".join(problems)
-        raise UsageError(f"{len(problems)} cell(s) cannot be run:\n  {lines}")
 
 
 def _store_to_resume(
@@ -320,7 +257,7 @@ def _print_commands(plan: SweepPlan) -> None:
     print(f"{plan.name}: {len(plan.cells)} cells, {plan.repeats} repeats, {len(runs)} runs")
     hostfile = Path("hostfile") if plan.hostfile else None
     for key, config in runs:
-        command = run_command(config, Path(f"{key}.json"), hostfile)
+        command = run_command(config, Path(f"{key}.json"), hostfile, timeline=plan.timeline)
         print(f"# {label(config)}\n{shlex.join(['testbed', *command[3:]])}")
 
 
@@ -372,16 +309,16 @@ def _submit(store: Store, go: bool, cell_timeout: float | None) -> int:
         raise Unavailable("launcher", "sbatch", "no sbatch on PATH", remedy) from error
 
 
-def _finish(store: Store, runner: Runner, json_path: Path | None, share: int | None) -> int:
+def _finish(
+    store: Store, runner: Runner, json_path: Path | None, share: int | None, *, quiet: bool
+) -> int:
     """Run what is missing, then show what is there."""
-    status = carry_out(
-        store, runner, share=share, tuner=functools.partial(tuned_cell, store, runner)
-    )
+    tuner = functools.partial(tuned_cell, store, runner)
+    status = carry_out(store, runner, share=share, tuner=tuner, quiet=quiet)
     if status == INTERRUPTED:
         return status
     report = make_report(collect_cells([store.path]))
-    print_report(report, sys.stdout)
-    print(f"\n{store.path}")
+    print(f"{to_text(report)}\n{store.path}")
     if json_path is not None:
         write_atomically(json_path, encode_report(report))
     return status

@@ -15,7 +15,17 @@ MAX_FRAME_BYTES = 64 << 20
 OTHERS_ALONE = 1
 
 Kind = Literal[
-    "hello", "welcome", "refuse", "value", "values", "announce", "beat", "failure", "loss", "bye"
+    "hello",
+    "welcome",
+    "refuse",
+    "value",
+    "values",
+    "announce",
+    "beat",
+    "failure",
+    "loss",
+    "bye",
+    "time",
 ]
 
 
@@ -29,7 +39,8 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
         turn: number of the all-gather under this name; `OTHERS_ALONE` for an announcement that does
             not come back to its sender.
         members: how many take part in it, or receive an announcement.
-        values: of an all-gather, an announcement, or the states of all members.
+        values: of an all-gather, an announcement, or the states of all members; of `time` what the
+            hub's clock shows.
     """
 
     kind: Kind

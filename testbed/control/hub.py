@@ -148,6 +148,10 @@ class Hub:
             self._gather(frame)
         elif frame.kind == "announce":
             self.announce(frame)
+        elif frame.kind == "time":
+            shown = repr(time.perf_counter()).encode()
+            with self._sending:
+                self._send(peer, Frame("time", turn=frame.turn, values=(shown,)))
         elif frame.kind == "failure":
             self._lose(peer.member, frame.name)
         elif frame.kind == "bye":

@@ -132,6 +132,10 @@ class InprocControl:
         """See `Control.listen`."""
         self._hub.add_listener(self.rank, topic, callback)
 
+    def time_exchange(self, timeout_s: float) -> tuple[float, float, float]:
+        """See `Control.time_exchange`; rank 0 is a thread of this process."""
+        return time.perf_counter(), time.perf_counter(), time.perf_counter()
+
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""
         self._hub.lose(Loss(self.rank, f"rank {self.rank}", why))

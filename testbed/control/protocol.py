@@ -73,6 +73,19 @@ class Control(Protocol):
         """Call `callback` for each announcement of the topic, in order, on the control thread."""
         ...
 
+    def time_exchange(self, timeout_s: float) -> tuple[float, float, float]:
+        """Ask rank 0's process what its clock shows.
+
+        Returns:
+            Seconds of `time.perf_counter`: here when it was asked, there when it answered, here
+            when the answer had come. One thread of a member asks at a time.
+
+        Raises:
+            RankLost: a member was lost.
+            DeadlineExceeded: there was no answer within `timeout_s`.
+        """
+        ...
+
     def report_failure(self, why: str) -> None:
         """Report to all others that this member is about to end, and why."""
         ...

@@ -48,6 +48,8 @@ class TcpControl:
         self._listeners: dict[str, Callable[[bytes], None]] = {}
         self._loss_callbacks: list[Callable[[Loss], None]] = []
         self._loss: Loss | None = None
+        self._read_s = 0.0  # when the newest bytes had come
+        self._time: tuple[int, float, float] = (0, 0.0, 0.0)  # the newest answer's number, times
         self.state = "starting"
         self._states: tuple[bytes, ...] = ()
         self._hub_name = "rank 0"
@@ -94,6 +96,24 @@ class TcpControl:
             for value in self._early.pop(topic, []):
                 callback(value)
             self._listeners[topic] = callback
+
+    def time_exchange(self, timeout_s: float) -> tuple[float, float, float]:
+        """See `Control.time_exchange`."""
+        self._turns["time"] += 1
+        turn = self._turns["time"]
+        data = encode(Frame("time", self.rank, turn=turn))
+        with self._sending, contextlib.suppress(OSError):
+            asked_s = time.perf_counter()
+            self._connection.sendall(data)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._time[0] == turn or self._loss is not None, timeout_s
+            )
+            if self._time[0] == turn:
+                return asked_s, *self._time[1:]
+            if self._loss is not None:
+                raise RankLost(self._loss.who, self._loss.why, "this rank asked for the time")
+        raise DeadlineExceeded(f"rank 0 did not tell the time within {timeout_s:g} s")
 
     def report_failure(self, why: str) -> None:
         """See `Control.report_failure`."""
@@ -147,6 +167,7 @@ class TcpControl:
                 data = None
             except OSError:
                 data = b""
+            self._read_s = time.perf_counter()
             now_s = time.monotonic()
             if now_s - beat_s > self._silence_s / 8:
                 self._send(Frame("beat", self.rank, values=(self.state.encode(),)))
@@ -173,6 +194,10 @@ class TcpControl:
                     self._early[frame.name].append(frame.values[0])
                 else:
                     callback(frame.values[0])
+        elif frame.kind == "time":
+            with self._changed:
+                self._time = (frame.turn, float(frame.values[0]), self._read_s)
+                self._changed.notify_all()
         elif frame.kind == "beat":
             self._states, self._hub_name = frame.values, frame.name or self._hub_name
         elif frame.kind == "loss":

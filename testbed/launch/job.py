@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from testbed.forking import fork_server, through_stub
 from testbed.launch import mpirun, processes
 from testbed.launch.mpirun import shared_memory
+from testbed.records.progress import VARIABLE, read_progress, run_bar
 
 # Starts the ranks of a job as processes of this machine, without any MPI.
 
@@ -40,6 +44,7 @@ def start_ranks(
     threads: int,
     base: Mapping[str, str],
     errors: int | None = None,
+    output: int | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start `size` processes of one command; rank 0 inherits the control plane's socket."""
     token = secrets.token_hex(16)
@@ -55,7 +60,9 @@ def start_ranks(
                 environment["TESTBED_LISTENER"] = str(listener.fileno())
                 descriptors = (listener.fileno(),)
             children.append(
-                processes.start(command, environment, pass_fds=descriptors, errors=errors)
+                processes.start(
+                    command, environment, pass_fds=descriptors, errors=errors, output=output
+                )
             )
         failing.pop_all()  # all have started: they are the caller's
     return children
@@ -73,6 +80,7 @@ class Job:
         hostfile: an Open MPI hostfile; None = all on this machine.
         one_machine: the hosts of the file are namespaces of this machine.
         modules: what they will load sooner or later.
+        quiet: nobody is told how far they are.
     """
 
     command: Sequence[str]
@@ -82,6 +90,7 @@ class Job:
     hostfile: Path | None = None
     one_machine: bool = False
     modules: Sequence[str] = ()
+    quiet: bool = False
 
     @property
     def by_mpirun(self) -> bool:
@@ -118,10 +127,18 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
     children: list[subprocess.Popen[bytes]] = []
     said: list[str] = []
     ending = None
-    with processes.interruptible() as ears, _memory(job) as shared, _forking(job) as base:
+    with (
+        processes.interruptible() as ears,
+        _memory(job) as shared,
+        _forking(job) as variables,
+        _bar(variables, sys.stderr, quiet=job.quiet) as base,
+    ):
         tee = processes.Tee()
+        # What ranks print goes above the bar, through this process.
+        printed = processes.Tee(lambda: sys.stdout) if base != variables else None
         try:
-            children += _start(job, base, shared, tee.write_fd)
+            output = None if printed is None else printed.write_fd
+            children += _start(job, base, shared, (tee.write_fd, output))
             with ears.open():
                 ending = processes.wait_all(children, 0.5 * deadline_s, failing=tee.heard)
         except processes.Interrupted as error:
@@ -130,6 +147,8 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
         finally:
             processes.end_all(children)
             said += tee.close(timeout_s=5)
+            if printed is not None:
+                printed.close(timeout_s=5)
     interrupted = None if ears.asked is None else 128 + ears.asked
     if ending is None or ending.status == 0:
         return JobResult(interrupted or 0)
@@ -159,11 +178,35 @@ def _forking(job: Job) -> Iterator[dict[str, str]]:
         yield variables
 
 
+@contextlib.contextmanager
+def _bar(base: Mapping[str, str], out: TextIO, *, quiet: bool = False) -> Iterator[dict[str, str]]:
+    """Show at a terminal how far the job is that runs inside; gives the variables of its ranks.
+
+    Args:
+        base: variables of the ranks so far; where they ask for a file already, it is left to
+            whoever reads that.
+        out: the stream; ranks tell plain lines by themselves where it is no terminal.
+        quiet: nothing is shown.
+    """
+    if quiet or VARIABLE in base or not out.isatty():
+        yield dict(base)
+        return
+    descriptor, name = tempfile.mkstemp(prefix="testbed-progress-")
+    os.close(descriptor)
+    path = Path(name)
+    try:
+        with run_bar(lambda: read_progress(path), out):
+            yield {**base, VARIABLE: name}
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
 def _start(
-    job: Job, base: Mapping[str, str], shared: Path | None, errors: int
+    job: Job, base: Mapping[str, str], shared: Path | None, streams: tuple[int, int | None]
 ) -> list[subprocess.Popen[bytes]]:
     command = job.command if job.hostfile else through_stub(job.command, base, job.modules)
     if not job.by_mpirun:
-        return start_ranks(command, job.size, job.threads, base, errors)
+        return start_ranks(command, job.size, job.threads, base, *streams)
     hosts = mpirun.Hosts.given(job.hostfile, job.one_machine)
-    return [mpirun.start_ranks(command, job.size, job.threads, base, hosts, errors, shared)]
+    return [mpirun.start_ranks(command, job.size, job.threads, base, hosts, *streams, shared)]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testbed.base.errors import Unavailable
 from testbed.launch import processes
+from testbed.records.progress import VARIABLE
 
 # Open MPI hands its ranks on other hosts only the variables that it is told to.
 FORWARDED = (
@@ -25,6 +26,7 @@ FORWARDED = (
     "OMPI_MCA_btl",
     "TESTBED_STARTED",
     "TESTBED_CLUSTER",
+    VARIABLE,
 )
 
 
@@ -140,6 +142,7 @@ def start_ranks(
     base: Mapping[str, str],
     hosts: Hosts | None = None,
     errors: int | None = None,
+    output: int | None = None,
     shared: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `size` ranks of one command under `mpirun`.
@@ -151,6 +154,7 @@ def start_ranks(
         base: variables to start from.
         hosts: where they go; None = this machine.
         errors: where their standard error goes; None = where this process's goes.
+        output: likewise their standard output.
         shared: a folder for the memory that ranks of this machine share; None = MPI's own choice.
     """
     launcher = find_mpirun()
@@ -161,7 +165,7 @@ def start_ranks(
     if together and shared is not None:
         environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(shared))
     line = mpirun_command(launcher, size, command, hosts.file if hosts else None, environment)
-    return processes.start(line, environment, errors=errors)
+    return processes.start(line, environment, errors=errors, output=output)
 
 
 # A folder for the memory that MPI's ranks of one machine share.

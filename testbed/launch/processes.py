@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import TextIO
 
 import psutil
 
@@ -35,6 +36,7 @@ def start(
     *,
     pass_fds: Sequence[int] = (),
     errors: int | None = None,
+    output: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a child that ends when this process does; it leads a session of its own.
 
@@ -43,12 +45,14 @@ def start(
         environment: all of the child's variables.
         pass_fds: descriptors that it inherits.
         errors: where its standard error goes; None = where this process's goes.
+        output: likewise its standard output.
     """
     return subprocess.Popen(
         list(command),
         env=dict(environment),
         pass_fds=tuple(pass_fds),
         stdin=subprocess.DEVNULL,
+        stdout=output,
         stderr=errors,
         start_new_session=True,
         preexec_fn=die_with_parent,
@@ -189,9 +193,14 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 class Tee:
-    """Passes the children's standard error on and remembers what the testbed itself said there."""
+    """Passes on what children write, and remembers what the testbed itself said there.
 
-    def __init__(self) -> None:
+    Args:
+        to: this process's standard error, or output.
+    """
+
+    def __init__(self, to: Callable[[], TextIO] = lambda: sys.stderr) -> None:
+        self._to = to
         self._read_fd, self.write_fd = os.pipe()
         self._said: deque[str] = deque(maxlen=40)
         self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
@@ -200,8 +209,12 @@ class Tee:
     def _run(self) -> None:
         with os.fdopen(self._read_fd, "rb") as lines:
             for line in lines:
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
+                out = self._to()
+                if out.isatty():  # a bar may stand there, which a text goes above
+                    out.write(line.decode(errors="replace"))
+                else:
+                    out.buffer.write(line)
+                out.flush()
                 if line.startswith(b"testbed: rank"):
                     self._said.append(line.decode(errors="replace").rstrip())
 

@@ -3,28 +3,70 @@
 from __future__ import annotations
 
 import gc
-import threading
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TextIO
 
 from testbed.base.units import format_seconds
 from testbed.control.protocol import Control
+from testbed.records.progress import (
+    EVERY_S,
+    LINES_EVERY_S,
+    VARIABLE,
+    RunProgress,
+    again_and_again,
+    run_bar,
+    write_progress,
+)
+from testbed.training.protocol import Observer, StepRecord
 
-EVERY_S = 10.0
-LEAVE_S = 1.0
 WORDS = "testbed: after"  # how such a line begins
 
 
-@contextmanager
+class StepsDone(Observer):
+    """Keeps the last step, for a thread that tells how far the run is."""
+
+    def __init__(self) -> None:
+        self._last: StepRecord | None = None
+        self._first = self._total = 0
+        self._told: StepRecord | None = None
+        self._began: tuple[int, float] | None = None
+        self._step_s = 0.0
+
+    def begin(self, first: int, total: int) -> None:
+        """See `Observer.begin`."""
+        self._first, self._total = first, total
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        self._last = record
+
+    def now(self, state: str) -> RunProgress:
+        """How far the run is; the time of a step is the mean over those since the last call."""
+        last, told = self._last, self._told
+        if last is None:
+            return RunProgress(state, 0, self._total)
+        before = (self._first, 0.0) if told is None else (told.done, told.time_s)
+        if last.done > before[0]:
+            self._step_s = (last.time_s - before[1]) / (last.done - before[0])
+            self._told = last
+        at_s = time.perf_counter()
+        self._began = self._began or (last.done, at_s)
+        steps, passed_s = last.done - self._began[0], at_s - self._began[1]
+        each_s = passed_s / steps if steps else self._step_s  # with all that lies between steps
+        left_s = (self._total - last.done) * each_s
+        return RunProgress(state, last.done, self._total, self._step_s, left_s)
+
+
 def progress_lines(
-    state: Callable[[], str], out: TextIO, every_s: float = EVERY_S
-) -> Iterator[None]:
+    state: Callable[[], str], out: TextIO, every_s: float = LINES_EVERY_S
+) -> AbstractContextManager[None]:
     """Inside the block, a line every ten seconds with what `state` says then.
 
-    A run that is over before says nothing. A thread of its own writes, which sleeps in between;
-    the block's end does not wait for a stream that takes nothing any more.
+    A run that is over before says nothing.
 
     Args:
         state: what is being done, in words.
@@ -36,28 +78,57 @@ def progress_lines(
         >>> with progress_lines(lambda: "computing step 3", io.StringIO()):
         ...     pass
     """
-    over, began_s = threading.Event(), time.perf_counter()
+    began_s = time.perf_counter()
 
     def tell() -> None:
-        while not over.wait(every_s):
-            passed = format_seconds(time.perf_counter() - began_s)
-            out.write(f"{WORDS} {passed}: {state()}\n")
-            out.flush()
+        passed = format_seconds(time.perf_counter() - began_s)
+        out.write(f"{WORDS} {passed}: {state()}\n")
+        out.flush()
 
-    thread = threading.Thread(target=tell, name="telling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(LEAVE_S)
+    return again_and_again(tell, every_s)
 
 
-def progress_of(control: Control, rank: int, out: TextIO) -> AbstractContextManager[None]:
-    """On rank 0 what it is doing, as the control plane knows it; nothing on the others."""
+def progress_of(
+    control: Control,
+    rank: int,
+    out: TextIO,
+    steps: StepsDone | None = None,
+    *,
+    alone: bool = False,
+    quiet: bool = False,
+) -> AbstractContextManager[None]:
+    """On rank 0 what it is doing, as the control plane knows it; nothing on the others.
+
+    Where whoever started it asked for a file (`TESTBED_PROGRESS`), it tells there, and else on the
+    stream: a bar at a terminal, plain lines elsewhere.
+
+    Args:
+        control: of the job.
+        rank: this one.
+        out: the stream.
+        steps: how far training is; None: there are no steps.
+        alone: no launcher stands between this process and the stream.
+        quiet: nothing goes to the stream.
+    """
     if rank != 0:
         return nullcontext()
-    return progress_lines(lambda: f"rank 0 is {control.state}", out)
+    steps = steps or StepsDone()
+
+    def now() -> RunProgress:
+        return steps.now(control.state)
+
+    path = Path(os.environ.get(VARIABLE, ""))
+    if path.name and write_progress(path, now()):
+
+        def tell() -> None:
+            write_progress(path, now())
+
+        return again_and_again(tell, EVERY_S)
+    if quiet:
+        return nullcontext()
+    if alone and out.isatty():
+        return run_bar(now, out)
+    return progress_lines(lambda: f"rank 0 is {now().line}", out)
 
 
 # Python's search for garbage, kept away from what lives as long as the process.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import torch
@@ -15,6 +16,7 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.recorder import Recorder, Shown, as_read
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
 from testbed.forking import how_started
@@ -30,9 +32,12 @@ from testbed.launch.lifecycle import (
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
-from testbed.launch.progress import freeze_long_lived, progress_of
+from testbed.launch.progress import StepsDone, freeze_long_lived, progress_of
+from testbed.launch.timeline import clock_of, describe_timeline, hand_in, make_timeline
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
+from testbed.records.store import write_atomically
+from testbed.records.timeline import encode_timeline
 from testbed.training.compressed.spec import without_own_momentum
 from testbed.training.protocol import Run
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
@@ -47,10 +52,21 @@ OUTCOME_S = 3600.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a rank needs beside the configuration."""
+    """What a rank needs beside the configuration.
+
+    Attributes:
+        interface: to use; None = decided.
+        launcher: that started the rank.
+        timeline: where rank 0 writes what all ranks did; None = nothing is recorded.
+        quiet: nobody is told how far the run is.
+        clock: what this rank's clock shows; a test gives one that is ahead and drifts.
+    """
 
     interface: str | None = None
     launcher: str = "alone"
+    timeline: Path | None = None
+    quiet: bool = False
+    clock: Shown = as_read
 
 
 def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
@@ -69,15 +85,19 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
 
     def live() -> Cell | None:
         if role.is_server:
-            _serve(config, role, group)
+            _serve(config, role, group, settings)
             return None
-        with progress_of(group.control, role.identity.rank, sys.stderr):
-            return _work(msgspec.structs.replace(config, device=device), role, group)
+        steps, alone = StepsDone(), settings.launcher == "alone"
+        with progress_of(
+            *(group.control, group.rank, sys.stderr, steps), alone=alone, quiet=settings.quiet
+        ):
+            placed = msgspec.structs.replace(config, device=device)
+            return _work(placed, role, group, settings, steps)
 
     return as_member(role.identity.rank, group, live)
 
 
-def run_threads(config: RunConfig, role: Role) -> Cell | None:
+def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
     """All ranks as threads of this process, for backends that join threads."""
     hub = InprocHub(role.num_workers)
     building = threading.Lock()
@@ -97,8 +117,9 @@ def run_threads(config: RunConfig, role: Role) -> Cell | None:
             hosts=("localhost",) * role.num_workers,
         )
         try:
-            with progress_of(group.control, rank, sys.stderr):
-                cells[rank] = _work(config, role, group, build)
+            steps, quiet = StepsDone(), settings.quiet
+            with progress_of(group.control, rank, sys.stderr, steps, alone=True, quiet=quiet):
+                cells[rank] = _work(config, role, group, settings, steps, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
             group.control.report_failure(str(error))
@@ -139,6 +160,8 @@ def _work(
     config: RunConfig,
     role: Role,
     group: Group,
+    settings: Settings,
+    steps: StepsDone,
     build: Callable[[], Workload] | None = None,
 ) -> Cell | None:
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -157,6 +180,8 @@ def _work(
         predicted_s = predicted_step_s(planned, config.compressor)
         before = replace(planned, link=planned.fitted)
         unrehearsed_s = predicted_step_s(before, config.compressor)
+    recorder = None if settings.timeline is None else Recorder()
+    group = replace(group, recorder=recorder)
     backend = open_backend(planned.role or role, group_for(planned.plan, group))
     run = Run(
         config,
@@ -168,18 +193,22 @@ def _work(
         dilation_of(config.cluster),
         pricing_of(planned, config),
         root_of(os.environ, alone=build is not None or group.size + role.num_servers == 1),
+        recorder,
+        (steps,) if group.rank == 0 else (),
     )
     freeze_long_lived()
-    outcome = train(run, workload)
+    with clock_of(group):
+        outcome = train(run, workload)
     outcome.started = how_started()
     group.control.state = "waiting for the other ranks to finish"
     packed = msgspec.json.encode(outcome)
     everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
     backend.close(group.deadline_s)
+    recorded = None if recorder is None else hand_in(group, settings.clock)
     if group.rank != 0:
         return None
     outcomes = [msgspec.json.decode(o, type=Outcome) for o in everybody]
-    return make_cell(
+    cell = make_cell(
         _resolved(config, workload),
         outcomes,
         plan=planned.plan,
@@ -190,7 +219,7 @@ def _work(
         data=workload.data,
         consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
-        num_machines=len(set(group.hosts)) or 1,
+        num_machines=len({*group.hosts, *group.server_hosts}) or 1,
         environment=describe_environment(
             began=began,
             launcher=role.identity.launcher,
@@ -202,15 +231,28 @@ def _work(
             device=_device_name(config.device),
         ),
     )
+    if recorder is not None and settings.timeline is not None:
+        timeline = make_timeline(
+            cell, recorded or (), outcomes, recorder, planned.link, dilation_of(config.cluster)
+        )
+        write_atomically(settings.timeline, encode_timeline(timeline))
+        sys.stderr.write(f"testbed: {settings.timeline}: {describe_timeline(timeline)}\n")
+    return cell
 
 
-def _serve(config: RunConfig, role: Role, group: Group) -> None:
+def _serve(config: RunConfig, role: Role, group: Group, settings: Settings) -> None:
     """A dedicated server: once for the measurement of the link, if there is one, then for good."""
     serve = role.backend.facts.serve
     assert serve is not None
     if measures_link(config):
         serve(replace(group, name=PROBE), role.backend.options)
-    serve(group, role.backend.options)
+    if settings.timeline is None:
+        serve(group, role.backend.options)
+        return
+    group = replace(group, recorder=Recorder(on=True))
+    with clock_of(group):
+        serve(group, role.backend.options)
+    hand_in(group, settings.clock)
 
 
 def _resolved(config: RunConfig, workload: Workload) -> RunConfig:

@@ -189,13 +189,23 @@ class SizeSamples:
 
     Attributes:
         size: the size.
-        samples_s: [backend][timed exchange] seconds of the slowest rank.
+        by_rank_s: [backend][rank][timed exchange] seconds.
         num_wrong: [backend] wrong elements on all ranks together; None = not checked.
     """
 
     size: Size
-    samples_s: tuple[tuple[float, ...], ...]
+    by_rank_s: tuple[tuple[tuple[float, ...], ...], ...]
     num_wrong: tuple[int | None, ...]
+
+    @property
+    def samples_s(self) -> tuple[tuple[float, ...], ...]:
+        """[backend][timed exchange] seconds: an exchange takes as long as on its slowest rank."""
+        return tuple(tuple(map(max, zip(*ranks, strict=True))) for ranks in self.by_rank_s)
+
+    @property
+    def fastest_s(self) -> tuple[tuple[float, ...], ...]:
+        """[backend][timed exchange] seconds of the rank that waited for the others least."""
+        return tuple(tuple(map(min, zip(*ranks, strict=True))) for ranks in self.by_rank_s)
 
 
 class RankSamples(msgspec.Struct, frozen=True):
@@ -259,17 +269,15 @@ def _measure_size(
 
 
 def combine(size: Size, ranks: Sequence[RankSamples], *, checked: bool) -> SizeSamples:
-    """An exchange takes as long as on its slowest rank; wrong elements add up.
+    """What the ranks told each other, backend by backend; wrong elements add up.
 
     Example:
         >>> one, two = RankSamples([[1.0, 4.0]], [0]), RankSamples([[2.0, 3.0]], [5])
         >>> both = combine(Size(8, 2), [one, two], checked=True)
-        >>> both.samples_s, both.num_wrong
-        (((2.0, 4.0),), (5,))
+        >>> both.samples_s, both.fastest_s, both.num_wrong
+        (((2.0, 4.0),), ((1.0, 3.0),), (5,))
     """
-    slowest = tuple(
-        tuple(max(times) for times in zip(*of_ranks, strict=True))
-        for of_ranks in zip(*(r.samples_s for r in ranks), strict=True)
-    )
+    each = zip(*(r.samples_s for r in ranks), strict=True)
+    by_rank = tuple(tuple(map(tuple, of_ranks)) for of_ranks in each)
     wrong = tuple(sum(counts) for counts in zip(*(r.num_wrong for r in ranks), strict=True))
-    return SizeSamples(size, slowest, wrong if checked else (None,) * len(wrong))
+    return SizeSamples(size, by_rank, wrong if checked else (None,) * len(wrong))

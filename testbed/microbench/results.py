@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from testbed.microbench.bandwidth import algbw_bytes_per_s, busbw_bytes_per_s
@@ -46,6 +47,8 @@ def results_of(
                 line_rate_share=None if line_bps is None else 8 * busbw / line_bps,
                 num_wrong=samples.num_wrong[number],
                 samples_s=list(times_s),
+                fastest_s=quantile(samples.fastest_s[number], 0.5),
+                rank_means_s=[statistics.fmean(own) for own in samples.by_rank_s[number]],
             )
         )
     return rows

@@ -1,4 +1,4 @@
-"""The table of `testbed comm`, in nccl-tests' columns with the backend before them: pure text."""
+"""The text of `testbed comm`: nccl-tests' columns after the backend's name, or OSU's columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from testbed.cluster.facts import Facts
 from testbed.microbench.bandwidth import BYTES_PER_GB
 from testbed.microbench.results import total_wrong
 from testbed.records.comm import CommConfig, CommResult
+from testbed.statistics.summary import quantile
 
 COLUMNS = (
     ("size", "(B)", 12),
@@ -22,6 +23,7 @@ COLUMNS = (
     ("#wrong", "", 7),
 )
 LINE_RATE = ("line", "rate", 7)
+PER_ITERATION = (("min", "(us)", 11), ("max", "(us)", 11), ("p99", "(us)", 11), ("cv", "(%)", 7))
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,22 @@ def emulation_of(facts: Facts | None) -> Emulation | None:
     return Emulation(facts.spec, facts.dilation, line_bps, record["latency"])
 
 
-def columns(emulation: Emulation | None) -> tuple[tuple[str, str, int], ...]:
+def columns(
+    emulation: Emulation | None, per_iteration: bool = False
+) -> tuple[tuple[str, str, int], ...]:
     """Head, unit and width of each column."""
     shown = emulation is not None and emulation.line_bps is not None
-    return (*COLUMNS, LINE_RATE) if shown else COLUMNS
+    more = PER_ITERATION if per_iteration else ()
+    return (*COLUMNS, LINE_RATE, *more) if shown else (*COLUMNS, *more)
 
 
 def header(
-    config: CommConfig, hosts: Sequence[str], launcher: str, emulation: Emulation | None = None
+    config: CommConfig,
+    hosts: Sequence[str],
+    launcher: str,
+    emulation: Emulation | None = None,
+    *,
+    per_iteration: bool = False,
 ) -> str:
     """What was measured and how, and the names of the columns."""
     distinct = list(dict.fromkeys(hosts))
@@ -71,12 +81,13 @@ def header(
         f"# warm-up: {config.warmup}, timed: {config.iters} ({checked}), backends in turns, "
         f"order seed {config.seed}",
         "# time: median over timed exchanges of the slowest rank; GB = 1e9 bytes",
+        *(["# min, max, p99, cv: over the same exchanges"] if per_iteration else []),
         *_emulation_lines(emulation),
         "#",
     ]
-    width = backend_width(config)
+    width, shown = backend_width(config), columns(emulation, per_iteration)
     for number in (0, 1):
-        words = [" ".join(f"{column[number]:>{column[2]}}" for column in columns(emulation))]
+        words = [" ".join(f"{column[number]:>{column[2]}}" for column in shown)]
         first = "# backend" if number == 0 else "#"
         lines.append(f"{first:<{width}} {words[0]}".rstrip())
     return "\n".join(lines) + "\n"
@@ -105,7 +116,13 @@ def backend_width(config: CommConfig) -> int:
     return max(len("# backend"), *(len(name) + 2 for name in config.backend))
 
 
-def row(config: CommConfig, result: CommResult, emulation: Emulation | None = None) -> str:
+def row(
+    config: CommConfig,
+    result: CommResult,
+    emulation: Emulation | None = None,
+    *,
+    per_iteration: bool = False,
+) -> str:
     """One line; a reduction has a `redop`, a gather or broadcast none, as in nccl-tests."""
     dilation = emulation.dilation if emulation else 1.0
     share = result.line_rate_share
@@ -120,10 +137,50 @@ def row(config: CommConfig, result: CommResult, emulation: Emulation | None = No
         _gigabytes(result.busbw_bytes_per_s * dilation),
         wrong,
         *([] if share is None else [f"{share:.3f}"]),
+        *(_per_iteration(result.samples_s, dilation) if per_iteration else ()),
     )
-    widths = [width for _, _, width in columns(emulation)]
+    widths = [width for _, _, width in columns(emulation, per_iteration)]
     words = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     return f"{'  ' + result.backend:<{backend_width(config)}} {words}\n"
+
+
+def _per_iteration(samples_s: Sequence[float], dilation: float) -> list[str]:
+    """Least, largest, 99 % quantile, and standard deviation over mean of all timed exchanges."""
+    times_s = (min(samples_s), max(samples_s), quantile(samples_s, 0.99))
+    cv = statistics.pstdev(samples_s) / statistics.fmean(samples_s)
+    return [*(f"{time_s / dilation * 1e6:.2f}" for time_s in times_s), f"{100 * cv:.1f}"]
+
+
+def osu(
+    config: CommConfig, results: Sequence[CommResult], emulation: Emulation | None = None
+) -> str:
+    """The results in the columns of the OSU micro-benchmarks, one block for each backend.
+
+    Each rank's latency is its mean over the timed exchanges; the columns are mean, least and
+    largest of these over the ranks.
+
+    Reference:
+        OSU micro-benchmarks, `osu_allreduce --full`. Departs: a gather's size is that of the whole
+        result, not of one rank's part.
+    """
+    scale = 1e6 / (emulation.dilation if emulation else 1.0)
+    blocks = []
+    for name in config.backend:
+        lines = [
+            f"# testbed {config.op} latency test: {name}, {config.workers} workers",
+            f"# Datatype: {config.dtype}.",
+            f"{'# Size':<10}{'Avg Latency(us)':>18}{'Min Latency(us)':>18}{'Max Latency(us)':>18}"
+            f"{'Iterations':>12}",
+        ]
+        for found in (result for result in results if result.backend == name):
+            ranks_us = [scale * mean_s for mean_s in found.rank_means_s]
+            times_us = (statistics.fmean(ranks_us), min(ranks_us), max(ranks_us))
+            shown = "".join(f"{time_us:>18.2f}" for time_us in times_us)
+            lines.append(f"{found.num_bytes:<10}{shown}{len(found.samples_s):>12}")
+        blocks.append("\n".join(lines) + "\n")
+    if wrong := total_wrong(results):
+        blocks.append(f"# Out of bounds values : {wrong} FAILED\n")
+    return "\n".join(blocks)
 
 
 def footer(

@@ -140,6 +140,9 @@ class CommResult(msgspec.Struct, kw_only=True):
         num_wrong: wrong elements on all ranks together; null = not checked.
         samples_s: one per timed exchange, in order: seconds from submit to the end of wait on the
             slowest rank, after a barrier.
+        fastest_s: median over the same exchanges of the fastest rank's time, which waited for no
+            other rank (cross-rank minimum); null in records of before.
+        rank_means_s: mean over the same exchanges of each rank's own time, in rank order.
     """
 
     backend: str
@@ -156,6 +159,8 @@ class CommResult(msgspec.Struct, kw_only=True):
     num_wrong: int | None
     samples_s: list[float]
     line_rate_share: float | None = None
+    fastest_s: float | None = None
+    rank_means_s: list[float] = []
 
 
 class CommRecord(msgspec.Struct, kw_only=True):

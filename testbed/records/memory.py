@@ -6,7 +6,10 @@ from typing import Final
 
 import msgspec
 
+from testbed.base.errors import UsageError
+
 MEMORY_SCHEMA: Final = "testbed.memory/1"
+SUFFIX: Final = ".memory.json"  # of such a file in the folder of a sweep
 
 
 class MemoryCurve(msgspec.Struct, kw_only=True):
@@ -80,3 +83,21 @@ class MemorySimulation(msgspec.Struct, kw_only=True):
     budget_bytes: int | None = None
     forecasts: list[MemoryForecast] = []
     schema: str = MEMORY_SCHEMA
+
+
+def decode_memory(data: bytes, where: str) -> MemorySimulation:
+    """A simulation of memory from its file.
+
+    Raises:
+        UsageError: it is none; names the source.
+    """
+    try:
+        found = msgspec.json.decode(data, type=MemorySimulation)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{where} is no {MEMORY_SCHEMA} ({error}); expected what `testbed simulate --memory "
+            "... --json FILE` wrote"
+        ) from error
+    if found.schema != MEMORY_SCHEMA:
+        raise UsageError(f"{where}: schema is {found.schema!r}; expected {MEMORY_SCHEMA!r}")
+    return found

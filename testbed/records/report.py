@@ -7,12 +7,39 @@ from typing import Any, Final, Literal
 import msgspec
 
 from testbed.base.files import to_json
+from testbed.records.answer import Answer
 from testbed.records.cell import Cell
 
 REPORT_SCHEMA: Final = "testbed.report/1"
 
 # Long lists and dictionaries that a table does not show; `--full` keeps them.
 BULK = ("samples", "accuracy_curve", "environment")
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell occupied, and what it made of it.
+
+    Attributes:
+        machines: distinct hosts, those of dedicated servers included.
+        cores: threads for tensors of all workers, and one for each server.
+        links: network links, one a machine; 0 on one machine.
+        samples_per_s_per_machine: of all workers together, over the machines.
+        samples_per_s_per_core: likewise over the cores.
+        samples_per_s_per_link: likewise over the links; null on one machine.
+        busiest_link: whose link carries most; empty where no rank has a machine of its own.
+        busiest_link_bytes_per_step: what it carries in the larger direction; null: likewise.
+        samples_per_busiest_gb: samples trained for each 10^9 bytes of that; null: likewise.
+    """
+
+    machines: int
+    cores: int
+    links: int
+    samples_per_s_per_machine: float
+    samples_per_s_per_core: float
+    samples_per_s_per_link: float | None = None
+    busiest_link: str = ""
+    busiest_link_bytes_per_step: float | None = None
+    samples_per_busiest_gb: float | None = None
 
 
 class ReportCell(Cell, kw_only=True):
@@ -52,6 +79,7 @@ class ReportCell(Cell, kw_only=True):
         ratio_low: lower end of its 95 % interval; null: too few runs.
         ratio_high: upper end; null: likewise.
         ratio_to: that framework.
+        resources: what it occupied and made of it; null: it failed.
     """
 
     source: str = ""
@@ -78,6 +106,7 @@ class ReportCell(Cell, kw_only=True):
     ratio_low: float | None = None
     ratio_high: float | None = None
     ratio_to: str = ""
+    resources: Resources | None = None
 
 
 class RatioLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +300,7 @@ class Report(msgspec.Struct, kw_only=True):
     """All cells of a report, sorted as the table shows them.
 
     Attributes:
+        answers: one for each setting.
         cells: one per configuration.
         families: cells that were compared, and which difference each comparison resolves.
         ratios: of methods over frameworks, those on the same transport and the fastest of others.
@@ -280,11 +310,13 @@ class Report(msgspec.Struct, kw_only=True):
         compression: of the compressed cells that have a dense one beside them and a fitted link.
         break_evens: of compressors that ran at several rates of one emulated cluster.
         notes: what the reader of the table has to know, one line each.
+        cautions: those of them that the short report holds, too.
         provenance: commit, versions, machine and launcher, in one line.
     """
 
     schema: Literal["testbed.report/1"] = REPORT_SCHEMA
     cells: list[ReportCell]
+    answers: list[Answer] = []
     families: list[Family] = []
     ratios: list[RatioLine] = []
     prediction_errors: list[PredictionError] = []
@@ -293,6 +325,7 @@ class Report(msgspec.Struct, kw_only=True):
     compression: list[CompressionVerdict] = []
     break_evens: list[CompressorBreakEven] = []
     notes: list[str] = []
+    cautions: list[str] = []
     provenance: str = ""
 
 

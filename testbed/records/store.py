@@ -2,9 +2,11 @@
 
 <name>-<time>/sweep.json          the plan: grid, order, environment (`testbed.sweep/1`)
 <name>-<time>/cells/<key>.json    a finished or failed cell (`testbed.cell/1`)
+<name>-<time>/cells/<key>.timeline.json   what its ranks did (`--timeline`), of the run that counts
 <name>-<time>/cells/<key>.log     what the cell printed (its first run, if it was run twice)
 <name>-<time>/cells/<key>.tuning.csv   samples of a search (`--tune`), by its first repeat
 <name>-<time>/again/<key>.json    the run that does not count, of a cell that was run twice
+<name>-<time>/again/<key>.timeline.json   what its ranks did
 <name>-<time>/again/<key>-2.log   what its second run printed
 <name>-<time>/scratch/            what a running cell writes; never read as a result
 <name>-<time>/hostfile            the hosts to run on, if the sweep was given any
@@ -33,6 +35,8 @@ from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.records.cell import Cell, decode_cell, encode_cell
+from testbed.records.memory import SUFFIX as OF_MEMORY
+from testbed.records.timeline import SUFFIX as OF_TIMELINE
 
 SWEEP_SCHEMA: Final = "testbed.sweep/1"
 RESULTS = Path("runs/results")
@@ -57,6 +61,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
         tasks: how many tasks of a Slurm array share the runs.
+        timeline: each run records what its ranks do.
     """
 
     schema: Literal["testbed.sweep/1"] = SWEEP_SCHEMA
@@ -72,6 +77,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     environment: dict[str, Any] = {}
     command: str = ""
     tasks: int = 1
+    timeline: bool = False
 
     def runs(self, share: int | None = None) -> Iterator[tuple[str, RunConfig]]:
         """Key and configuration of each run, in order; of one task's share: every so many-th."""
@@ -186,7 +192,7 @@ class Store:
 
     def finished(self) -> set[str]:
         """Keys of the cells that need not run again: there, whole and not failed."""
-        return {path.stem for path in self.cells.glob("*.json") if _is_ok(path)}
+        return {path.stem for path in cell_files(self.cells) if _is_ok(path)}
 
     def read_cells(self) -> dict[str, Cell]:
         """Key -> cell of those that are there, whole and not failed."""
@@ -205,9 +211,23 @@ class Store:
         write_atomically(self.others / f"{key}.json", encode_cell(other), at=self.at)
         self.write_cell(key, counting)
 
+    def keep_timeline(self, key: str, result: Path, folder: Path) -> None:
+        """Put what a run's ranks did, if they recorded it, where its cell is.
+
+        A run that is killed before that leaves a cell without a timeline, never with another's.
+
+        Args:
+            key: of the cell.
+            result: where the run wrote its cell, or where the cell was.
+            folder: `cells` or `others`.
+        """
+        made = timeline_of(result)
+        if made.exists():
+            made.replace(folder / f"{key}{OF_TIMELINE}")
+
     def repeated(self) -> set[str]:
         """Keys of the cells of which both runs are there and can be read."""
-        keys = {path.stem for path in self.others.glob("*.json") if _read_cell(path) is not None}
+        keys = {path.stem for path in cell_files(self.others) if _read_cell(path) is not None}
         return {key for key in keys if (cell := _read_cell(self._path(key))) and cell.again}
 
     def _path(self, key: str) -> Path:
@@ -259,6 +279,24 @@ def _read_cell(path: Path) -> Cell | None:
         return decode_cell(path.read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+
+
+def timeline_of(cell: Path) -> Path:
+    """Where a timeline stands beside its cell.
+
+    Example:
+        >>> timeline_of(Path("cells/0a.json")).name
+        '0a.timeline.json'
+    """
+    return cell.with_name(cell.stem + OF_TIMELINE)
+
+
+def cell_files(folder: Path) -> list[Path]:
+    """The files of a folder that are cells by their name, in the order of their names."""
+    found = (
+        path for path in folder.glob("*.json") if not path.name.endswith((OF_MEMORY, OF_TIMELINE))
+    )
+    return sorted(path for path in found if path.name != PLAN)
 
 
 def create_store(name: str, now: datetime.datetime, directory: Path | None = None) -> Store:

@@ -33,6 +33,10 @@ Kind = Literal[
 ]
 
 
+# What is told of messages, and what it is where there is nothing to tell.
+_OF_MESSAGES: Final = {"message": -1, "channel": -1, "num_bytes": 0, "peer": -1, "half": ""}
+
+
 class TimelineEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that one rank did.
 
@@ -107,9 +111,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         exposed_s: step -> for each rank what its session counted as exposed (`StepReport`).
         cores_busy: step -> for each rank the share of time in which its cores worked, for anything.
         cores_taken: step -> likewise what processes outside the run and the host took.
+        cores_awaited: step -> for each rank the share of it in which its computing thread could run
+            and no core was free for it, whoever had them; empty: the system does not tell.
         dilation: how many times slower than on the emulated cluster everything happened.
         event_cost_s: what recording one event took, measured before the first step.
-        dropped: events that found no room.
+        dropped: events that found no room; steps in which one did are left out.
+        zero_s: what rank 0's clock showed when the first recorded step began there.
         environment: versions and machine, as in the cell.
     """
 
@@ -126,9 +133,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     exposed_s: dict[int, list[float]] = {}
     cores_busy: dict[int, list[float]] = {}
     cores_taken: dict[int, list[float]] = {}
+    cores_awaited: dict[int, list[float]] = {}
     dilation: float = 1.0
     event_cost_s: float = 0.0
     dropped: int = 0
+    zero_s: float = 0.0
     environment: dict[str, Any] = {}
 
 
@@ -158,7 +167,7 @@ def in_lanes(timeline: Timeline) -> Iterator[tuple[TimelineEvent, str]]:
     """
     rows: dict[tuple[int, str], list[list[float]]] = {}  # of each row the ends of what is open
     for event in sorted(timeline.events, key=lambda e: (e.begin_s, -e.end_s)):
-        lane = lane_of(event)
+        lane = lane_of(event) if event.rank < timeline.num_workers else "server"
         found = rows.setdefault((event.rank, lane), [])
         for ends in found:
             while ends and ends[-1] <= event.begin_s:
@@ -172,23 +181,32 @@ def in_lanes(timeline: Timeline) -> Iterator[tuple[TimelineEvent, str]]:
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """The timeline as Chrome-trace JSON: times in microseconds, lanes named by metadata events."""
+    """The timeline as Chrome-trace JSON: times in microseconds, lanes named by metadata events.
+
+    Beside the keys of the format each event has those of `TimelineEvent`. Its `args` hold bytes
+    alone: speedscope takes them for a part of the name, and adds up what has the same name.
+    """
     threads: dict[tuple[int, str], int] = {}
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for event, lane in in_lanes(timeline):
         thread = threads.setdefault((event.rank, lane), len(threads))
+        begin_us, end_us = _microseconds(event.begin_s), _microseconds(event.end_s)
+        told = {n: v for n, none in _OF_MESSAGES.items() if (v := getattr(event, n)) != none}
         drawn.append(
             {
                 "ph": "X",
                 "cat": event.kind,
-                "name": event.name,
+                "name": _title(event.kind) + event.name,
                 "pid": event.rank,
                 "tid": thread,
-                "ts": event.begin_s * 1e6,
-                "dur": event.duration_s * 1e6,
-                "args": msgspec.to_builtins(event),
+                "ts": begin_us,
+                "dur": end_us - begin_us,
+                "step": event.step,
+                **told,
             }
         )
+        if event.kind == "send":
+            drawn[-1]["args"] = {"num_bytes": event.num_bytes}
     named = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _process(timeline, rank)}}
         for rank in sorted({rank for rank, _ in threads})
@@ -217,13 +235,35 @@ def decode_timeline(data: bytes, where: str = "timeline") -> Timeline:
         schema = about.pop("schema")
         if schema != TIMELINE_SCHEMA:
             raise UsageError(f"{where}: schema is {schema!r}; expected {TIMELINE_SCHEMA!r}")
-        events = [event["args"] for event in raw["traceEvents"] if event["ph"] == "X"]
+        events = [_read(event) for event in raw["traceEvents"] if event["ph"] == "X"]
         # JSON has keys of text alone: strict=False reads the steps' numbers out of them
         return msgspec.convert({**about, "events": events}, Timeline, strict=False)
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{where} is no timeline ({error}); expected a file that `testbed run --timeline` wrote"
         ) from error
+
+
+def _microseconds(time_s: float) -> float:
+    """As a multiple of 1/64: a viewer's sum of begin and duration is the end, to the last digit."""
+    return round(time_s * 64e6) / 64
+
+
+def _read(drawn: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": drawn["cat"],
+        "name": drawn["name"].removeprefix(_title(drawn["cat"])),
+        "rank": drawn["pid"],
+        "step": drawn["step"],
+        "begin_s": drawn["ts"] / 1e6,
+        "end_s": (drawn["ts"] + drawn["dur"]) / 1e6,
+        **{name: drawn[name] for name in _OF_MESSAGES if name in drawn},
+    }
+
+
+def _title(kind: str) -> str:
+    """What viewers show before an event's name, where that does not tell what it is."""
+    return "" if kind in ("step", "compute", "update") else f"{kind} "
 
 
 def _process(timeline: Timeline, rank: int) -> str:

@@ -13,9 +13,10 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.noise.steady import steady_steps
+from testbed.records.archive import as_folder, is_archive
 from testbed.records.cell import Cell, CompressionResult, MemoryResult, StepSamples, decode_cell
 from testbed.records.report import ReportCell
-from testbed.records.store import PLAN, Store, SweepPlan
+from testbed.records.store import PLAN, Store, SweepPlan, cell_files
 from testbed.reporting.prediction import memory_error, was_rehearsed
 from testbed.statistics.runs import estimate
 from testbed.statistics.summary import median_of_known, quantile
@@ -31,11 +32,13 @@ class Found:
         source: folder of the sweep.
         group: equal for the repeats of one cell.
         cell: as it was read.
+        key: name of its file, without `.json`.
     """
 
     source: str
     group: str
     cell: Cell
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Collected:
 
 
 def collect_cells(directories: Sequence[Path]) -> Collected:
-    """The cells of the folders of sweeps, of folders of cells, and of single files.
+    """The cells of sweeps' folders or archives, of folders of cells or sweeps, and of single files.
 
     Of several, those without cells are left out, and a note says so.
 
@@ -63,12 +66,13 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     notes: list[str] = []
     empty: list[Path] = []
     for directory in dict.fromkeys(directories):
-        plan, problem = _read_plan(directory)
-        files = _cell_files(directory)
-        if not files:
-            empty.append(directory)
-            continue
-        read = [found for file in files if (found := _read(file, directory, plan, notes))]
+        with as_folder(directory) as folder:
+            plan, problem = _read_plan(folder)
+            files = _cell_files(folder)
+            if not files:
+                empty.append(directory)
+                continue
+            read = [found for file in files if (found := _read(file, directory, plan, notes))]
         cells += sorted(read, key=lambda found: found.group)
         notes += [problem] if problem else _missing(directory, plan, files)
     if empty and not cells:
@@ -77,6 +81,23 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
         )
     notes += [f"{directory} is left out: it holds no cells yet" for directory in empty]
     return Collected(tuple(cells), tuple(notes))
+
+
+def sweeps_in(directories: Iterable[Path]) -> list[Path]:
+    """The folders, each once; in place of one that holds no cells, those of the sweeps below it."""
+    found: dict[Path, None] = {}
+    for directory in directories:
+        nested: list[Path] = []
+        if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+            nested = sorted(path.parent for path in directory.rglob(PLAN))
+        found |= dict.fromkeys(nested or [directory])
+    return list(found)
+
+
+def _no_cells(directory: Path) -> bool:
+    return not (directory / "cells").is_dir() and not any(
+        b"testbed.cell/" in path.read_bytes()[:200] for path in directory.glob("*.json")
+    )
 
 
 def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str]) -> Found | None:
@@ -88,7 +109,7 @@ def _read(file: Path, directory: Path, plan: SweepPlan | None, notes: list[str])
         own = f"; a study's own table is {table}" if table.exists() else ""
         notes.append(f"{file} is left out: it is no testbed.cell/1 ({error}){own}")
         return None
-    return Found(str(directory), _group(file.stem, cell, plan), cell)
+    return Found(str(directory), _group(file.stem, cell, plan), cell, file.stem)
 
 
 def _group(key: str, cell: Cell, plan: SweepPlan | None) -> str:
@@ -110,7 +131,7 @@ def _cell_files(directory: Path) -> list[Path]:
             f"no folder {directory}; give the folder of a sweep, as runs/results/quick-..."
         )
     folder = directory / "cells" if (directory / "cells").is_dir() else directory
-    return sorted(path for path in folder.glob("*.json") if path.name != PLAN)
+    return cell_files(folder)
 
 
 def _read_plan(directory: Path) -> tuple[SweepPlan | None, str]:
@@ -130,10 +151,10 @@ def _missing(directory: Path, plan: SweepPlan | None, files: Sequence[Path]) -> 
     missing = {key for key, _, _ in plan.order} - {file.stem for file in files}
     if not missing:
         return []
-    return [
-        f"{len(missing)} of {len(plan.order)} runs of {directory} are missing; "
-        f"go on with: testbed sweep --resume {directory}"
-    ]
+    told = f"{len(missing)} of {len(plan.order)} runs of {directory} are missing"
+    if is_archive(directory):
+        return [f"{told} in the archive"]
+    return [f"{told}; go on with: testbed sweep --resume {directory}"]
 
 
 _MEDIANS = (
@@ -181,7 +202,7 @@ def _figures(ok: Sequence[Cell]) -> dict[str, Any]:
         known = [v for cell in ok if (v := getattr(cell, name)) is not None]
         values[name] = max(known, default=None)
     for name in ("compute_s", "exposed_comm_s"):
-        values[name] = median_of_known(_median_s(cell, name) for cell in ok)
+        values[name] = median_of_known(median_s(cell, name) for cell in ok)
     for name in ("time_to_accuracy_s", "time_to_loss_s"):
         values[name] = _times_to_targets([getattr(cell, name) for cell in ok])
     values["compression"] = _compression([c.compression for c in ok if c.compression])
@@ -279,7 +300,11 @@ def _counted_s(samples: StepSamples, name: str) -> list[float]:
     return steady_steps(getattr(samples, name), samples.cores_taken, samples.unsteady)
 
 
-def _median_s(cell: Cell, name: str) -> float | None:
+def median_s(cell: Cell, name: str) -> float | None:
+    """Median over the steps of a run that count of a time, as measured, not undilated.
+
+    A run whose record holds no steps has the median that it tells.
+    """
     counted = _counted_s(cell.samples, name)
     return quantile(counted, 0.5) if counted else getattr(cell, name)
 

@@ -49,7 +49,7 @@ def svg_chart(chart: Chart) -> str:
         >>> svg_chart(chart).count("<polyline")
         1
     """
-    low, high, ticks = _axis([v for line in chart.series.values() for v in line], chart.log_y)
+    low, high, ticks = axis_of([v for line in chart.series.values() for v in line], chart.log_y)
     x_of = _even(LEFT, WIDTH - RIGHT, len(chart.x_labels))
 
     def y_of(value: float) -> float:
@@ -131,8 +131,8 @@ def svg_areas(title: str, x_label: str, y_label: str, panels: Sequence[Panel]) -
     """
     until_s = max(panel.times_s[-1] for panel in panels)
     sums = [sum(each) for panel in panels for each in zip(*panel.series.values(), strict=True)]
-    _, high, ticks = _axis(sums, log_y=False)
-    _, _, x_ticks = _axis([until_s], log_y=False)
+    _, high, ticks = axis_of(sums, log_y=False)
+    _, _, x_ticks = axis_of([until_s], log_y=False)
     right, height = WIDTH - 20, TOP + 40 + len(panels) * (PANEL_HEIGHT + PANEL_GAP)
     scale = (right - LEFT) / until_s
     names = list(dict.fromkeys(name for panel in panels for name in panel.series))
@@ -163,12 +163,12 @@ def svg_areas(title: str, x_label: str, y_label: str, panels: Sequence[Panel]) -
                 )
         parts += [
             f'<path fill="{colours[name]}" d="{outline}"/>'
-            for name, outline in _outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
+            for name, outline in outlines(panel, until_s, scale, floor, PANEL_HEIGHT / high)
         ]
     return "\n".join([*parts, "</svg>"])
 
 
-def _outlines(
+def outlines(
     panel: Panel, until_s: float, x_scale: float, floor: float, y_scale: float
 ) -> list[tuple[str, str]]:
     """The outline of each area of a panel."""
@@ -208,7 +208,7 @@ def svg_page(charts: Sequence[Chart]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{joined}\n</svg>\n'
 
 
-def _axis(values: Sequence[float], log_y: bool) -> tuple[float, float, list[float]]:
+def axis_of(values: Sequence[float], log_y: bool) -> tuple[float, float, list[float]]:
     """Ends of the axis and the values that it is marked at."""
     if log_y:
         low, high = min(values), max(values)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from testbed.records.report import Report, ReportCell, encode_report
+from testbed.reporting.benchmark import to_benchmark
 from testbed.reporting.columns import Column, columns_for
 from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound, undilated
@@ -51,13 +52,13 @@ def to_markdown(report: Report) -> str:
     report = as_shown(report)
     columns = _visible(report)
     lines = [
-        _markdown_row([_one_line(column.title) for column in columns]),
-        _markdown_row(["---:" if column.numeric else "---" for column in columns]),
-        *(_markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
+        markdown_row([one_line(column.title) for column in columns]),
+        markdown_row(["---:" if column.numeric else "---" for column in columns]),
+        *(markdown_row([shown(column, cell) for column in columns]) for cell in report.cells),
     ]
-    notes = [f"- {_markdown_text(note)}" for note in below(report)]
+    notes = [f"- {markdown_text(note)}" for note in below(report)]
     lines += ["", *notes] if notes else []
-    lines += ["", _markdown_text(report.provenance)] if report.provenance else []
+    lines += ["", markdown_text(report.provenance)] if report.provenance else []
     return "\n".join(lines) + "\n"
 
 
@@ -65,23 +66,30 @@ def to_latex(report: Report) -> str:
     """A `tabular` for the package booktabs, then the notes and where the figures come from."""
     report = as_shown(report)
     columns = _visible(report)
-    align = "".join("r" if column.numeric else "l" for column in columns)
-    titles = " & ".join(_latex_text(_one_line(c.title)) for c in columns)
-    rows = [
-        " & ".join(_latex_text(shown(column, cell)) for column in columns) + r" \\"
-        for cell in report.cells
-    ]
-    table = [
+    table = latex_table(
+        [one_line(column.title) for column in columns],
+        [column.numeric for column in columns],
+        [[shown(column, cell) for column in columns] for cell in report.cells],
+    )
+    ends = [*below(report), *([report.provenance] if report.provenance else [])]
+    return "\n".join([*table, *(rf"\par {latex_text(line)}" for line in ends)]) + "\n"
+
+
+def latex_table(
+    headings: Sequence[str], numeric: Sequence[bool], rows: Iterable[Sequence[str]]
+) -> list[str]:
+    """The lines of a `tabular`."""
+    align = "".join("r" if right else "l" for right in numeric)
+    texts = [" & ".join(latex_text(text) for text in row) + r" \\" for row in (headings, *rows)]
+    return [
         rf"\begin{{tabular}}{{{align}}}",
         r"\toprule",
-        titles + r" \\",
+        texts[0],
         r"\midrule",
-        *rows,
+        *texts[1:],
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    ends = [*below(report), *([report.provenance] if report.provenance else [])]
-    return "\n".join([*table, *(rf"\par {_latex_text(line)}" for line in ends)]) + "\n"
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {
@@ -89,6 +97,7 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
     "csv": to_csv,
     "json": to_json,
     "latex": to_latex,
+    "benchmark": lambda report: to_benchmark(as_shown(report)),
 }
 
 
@@ -123,18 +132,21 @@ def _csv_value(column: Column, cell: ReportCell) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _one_line(title: str) -> str:
+def one_line(title: str) -> str:
     """A heading without the breaks that the terminal needs."""
     return title.replace("-\n", "").replace("/\n", "/").replace("\n", " ")
 
 
-def _markdown_row(texts: list[str]) -> str:
-    return "| " + " | ".join(_markdown_text(text) for text in texts) + " |"
+def markdown_row(texts: Sequence[str]) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(markdown_text(text) for text in texts) + " |"
 
 
-def _markdown_text(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Text in which a bar ends no cell."""
     return text.replace("|", r"\|").replace("\n", " ")
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Text in which nothing is a command."""
     return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
@@ -36,7 +37,17 @@ def part_of(cell: Cell, axis: Axis[Any]) -> str:
     """
     asked = axis.of(cell.config)
     found = getattr(cell, axis.what, asked)
-    return found if isinstance(found, str) else asked
+    return found if isinstance(found, str) and found else asked
+
+
+def short_text(specification: str) -> str:
+    """A specification without the folders of files that its options name.
+
+    Example:
+        >>> short_text("ddp:plan=runs/plans/resnet50.json")
+        'ddp:plan=resnet50.json'
+    """
+    return re.sub(r"(?<==)[^,=]*/", "", specification)
 
 
 def marks_of(cell: Cell) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, BackendFacts
 from testbed.records.cell import Cell
 from testbed.records.report import RatioLine, ReportCell
-from testbed.reporting.naming import part_of, tuning_of
+from testbed.reporting.naming import part_of, short_text, tuning_of
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.work import step_key
 from testbed.statistics.runs import Ratio, ratio_of
@@ -48,13 +48,13 @@ def compare_with_frameworks(
     lines: list[RatioLine] = []
     for places in groups.values():
         members = sorted((placed[p] for p in places), key=lambda c: c.step_time_s or 0.0)
-        frameworks = [cell for cell in members if _is_framework(cell)]
+        frameworks = [cell for cell in members if is_framework(cell)]
         for framework in frameworks:
             lines += _same(framework, members) + _across(framework, members)
         for place in places:
             own = placed[place]
             fastest = next((f for f in frameworks if f.transport == own.transport), own)
-            if fastest is not own and (found := _ratio(own, fastest)) is not None:
+            if fastest is not own and (found := runs_ratio(own, fastest)) is not None:
                 placed[place] = msgspec.structs.replace(
                     own,
                     ratio=found.ratio,
@@ -117,12 +117,21 @@ def name_of(cell: ReportCell) -> str:
     return f"{backend}/{part_of(cell, SCHEDULERS)}"
 
 
+def short_name_of(cell: ReportCell) -> str:
+    """The same without the folders of files that options name."""
+    backend = short_text(part_of(cell, BACKENDS))
+    if _facts(cell).schedule is not None:
+        return backend
+    return f"{backend}/{short_text(part_of(cell, SCHEDULERS))}"
+
+
 def _facts(cell: Cell) -> BackendFacts:
     found = BACKENDS.find(cell.backend)
     return BackendFacts() if found is None else found.facts
 
 
-def _is_framework(cell: ReportCell) -> bool:
+def is_framework(cell: ReportCell) -> bool:
+    """Whether it is another framework with its own exact schedule, as it comes or tuned."""
     facts = _facts(cell)
     return facts.schedule is not None and facts.exact and not facts.schedule.plan_file
 
@@ -141,7 +150,7 @@ def _across(framework: ReportCell, members: Sequence[ReportCell]) -> list[RatioL
 
 
 def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
-    found = _ratio(method, framework)
+    found = runs_ratio(method, framework)
     if found is None:
         return None
     group = f"{method.workload}, {method.num_workers} workers"
@@ -160,8 +169,11 @@ def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
     )
 
 
-def _ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
-    """Paired by the rounds of the sweep; cells whose rounds are not known have none in common."""
+def runs_ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
+    """Of their steps, paired by the rounds of the sweep.
+
+    Cells whose rounds are not known have none in common.
+    """
     both = (method, framework)
     known = all(len(set(c.run_rounds)) == len(c.run_medians_s) for c in both)
     sides: list[Mapping[int, float]] = []

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from testbed.base.axes import AXES, BACKENDS, MEMORY
+from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult
 from testbed.records.report import ReportCell
+from testbed.reporting.resources import resources_of
 from testbed.statistics.summary import efficiency, most_common
 
 # Tables show the times of the emulated cluster: real ones divided by the dilation; pure.
@@ -57,13 +58,16 @@ def undilated(cell: C) -> C:
         for name in ("time_to_accuracy_s", "time_to_loss_s")
     }
     speed = None if cell.samples_per_s is None else cell.samples_per_s * factor
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         cell,
         **times,
         **reached,
         samples_per_s=speed,
         compression=_compression(cell.compression, factor),
     )
+    if isinstance(found, ReportCell):
+        found = msgspec.structs.replace(found, resources=resources_of(found))
+    return found
 
 
 def _compression(found: CompressionResult | None, factor: float) -> CompressionResult | None:
@@ -109,7 +113,18 @@ def cluster_words(cell: Cell) -> str:
 # Settings of the exchange and of the record: they may differ between cells that do the same work.
 _EXCHANGE = (
     *(axis.what for axis in AXES if axis.same_work),
-    *("trace", "link", "plan", "slow", "deadline", "start_deadline", "budget_mb", "tune", "tuned"),
+    *(
+        "predict",
+        "trace",
+        "link",
+        "plan",
+        "slow",
+        "deadline",
+        "start_deadline",
+        "budget_mb",
+        "tune",
+        "tuned",
+    ),
 )
 _RECORD = (
     "repeat",
@@ -124,6 +139,8 @@ _RECORD = (
     "max_batch",
 )
 _MEMORY = (MEMORY.what, "budget_mb")
+_FILES = ("workload", "trace", "link", "plan", "data", "resume_from")
+_PREDICTION = ("predict", "rehearse")
 # What a step's time does not depend on: how many there are, which samples they see, and numbers.
 _LENGTH = (
     *("steps", "epochs", "resume_from", "seed"),
@@ -135,6 +152,31 @@ def is_upper_bound(cell: ReportCell) -> bool:
     """Whether the cell is the step without communication."""
     found = BACKENDS.find(cell.backend)
     return found is not None and not found.facts.exchanges
+
+
+def is_exact(cell: Cell) -> bool:
+    """Whether its backend and scheduler deliver means of whole gradients of the same step.
+
+    Compressors are not asked: see `compresses`.
+    """
+    backend, scheduler = BACKENDS.find(cell.config.backend), SCHEDULERS.find(cell.config.scheduler)
+    return (backend is None or backend.facts.exact) and (scheduler is None or scheduler.facts.exact)
+
+
+def compresses(cell: Cell) -> bool:
+    """Whether what it sends is smaller than the gradients: by a compressor, or by its framework.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> configs = [RunConfig(backend="ddp", compressor="fp16"), RunConfig(backend="ddp")]
+        >>> [compresses(Cell(backend="ddp", workload="w", num_workers=2, config=c))
+        ...  for c in configs]
+        [True, False]
+    """
+    found = BACKENDS.find(cell.config.backend)
+    schedule = None if found is None else found.facts.schedule
+    by_framework = schedule is not None and schedule.compresses
+    return by_framework or not COMPRESSORS.is_default(cell.config)
 
 
 def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:
@@ -208,6 +250,27 @@ def step_key(cell: ReportCell) -> Key:
     return _without(cell, levelled), sharing_of(cell.cluster)
 
 
+def setting_key(cell: ReportCell) -> Key:
+    """What cells have in common that one answer is about: all but the method and its record."""
+    levelled = (*_EXCHANGE, *_RECORD, *_LENGTH, *_PREDICTION)
+    return _without(cell, [name for name in levelled if name != "slow"]), sharing_of(cell.cluster)
+
+
+def apart_from_memory(cell: ReportCell) -> Key:
+    """What a cell has in common with itself under another memory strategy."""
+    return _without(cell, (*_MEMORY, *_RECORD, "steps", "seed")), sharing_of(cell.cluster)
+
+
+def scaling_key(cell: ReportCell, *, methods: bool = True) -> Key:
+    """What a cell has in common with itself on another number of workers; else with all methods."""
+    parts = {axis.what for axis in AXES} if methods else set[str]()
+    levelled = (*_EXCHANGE, *_MEMORY, *_RECORD, *_LENGTH, *_PREDICTION)
+    found = _without(cell, [name for name in levelled if name not in {"slow", *parts}])
+    pieces = (cell.config.cluster or "").split(",")
+    cluster = ",".join(piece for piece in pieces if not piece.startswith("nodes="))
+    return msgspec.structs.replace(found, workers=1, cluster=cluster), ""
+
+
 def apart_from_dilation(cell: ReportCell) -> Key:
     """What a cell has in common with itself at another dilation of its emulated cluster."""
     levelled = _without(cell, (*_RECORD, *_LENGTH, "deadline", "start_deadline"))
@@ -235,7 +298,22 @@ def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
     return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
-def _without(cell: ReportCell, names: Iterable[str]) -> RunConfig:
+def settings_of(cell: Cell) -> RunConfig:
+    """A cell's settings without what changes neither its work nor its time.
+
+    Files are named without their folders, so that checkouts in two places have the same cells.
+    """
+    found = _without(cell, (*_RECORD, "deadline", "start_deadline"))
+    names = {n: _without_folder(text) for n in _FILES if (text := getattr(found, n))}
+    return msgspec.structs.replace(found, **names)
+
+
+def _without_folder(text: str) -> str:
+    head, colon, options = text.partition(":")
+    return text if "=" in head else head.rpartition("/")[2] + colon + options
+
+
+def _without(cell: Cell, names: Iterable[str]) -> RunConfig:
     """The cell's settings as they came out in the end, with some of them levelled."""
     asked = msgspec.structs.replace(
         cell.config,

@@ -16,6 +16,8 @@ from testbed.base.config import RunConfig, reproduce, to_arguments
 from testbed.base.units import format_seconds
 from testbed.forking import through_stub
 from testbed.records.cell import Cell, decode_cell
+from testbed.records.progress import VARIABLE
+from testbed.records.store import timeline_of
 
 Command = Callable[[RunConfig, Path], list[str]]
 
@@ -40,8 +42,20 @@ class Runner(Protocol):
         ...
 
 
-def run_command(config: RunConfig, json_path: Path, hostfile: Path | None = None) -> list[str]:
-    """The command line of one cell.
+def progress_file(json_path: Path) -> Path:
+    """Where a cell's rank 0 tells how far it is, beside its JSON.
+
+    Example:
+        >>> progress_file(Path("c.json")).name
+        'c.progress'
+    """
+    return json_path.with_suffix(".progress")
+
+
+def run_command(
+    config: RunConfig, json_path: Path, hostfile: Path | None = None, *, timeline: bool = False
+) -> list[str]:
+    """The command line of one cell; with a timeline that is written beside its JSON.
 
     Example:
         >>> run_command(RunConfig(workers=4), Path("c.json"))[-4:]
@@ -49,7 +63,8 @@ def run_command(config: RunConfig, json_path: Path, hostfile: Path | None = None
     """
     where = ["--hostfile", str(hostfile)] if hostfile else []
     run = [sys.executable, "-m", "testbed", "run", *to_arguments(config)]
-    return [*run, *where, "--json", str(json_path)]
+    recorded = ["--timeline", str(timeline_of(json_path))] if timeline else []
+    return [*run, *where, "--json", str(json_path), *recorded]
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,9 @@ class ProcessRunner:
         environment = dict(os.environ if self.environment is None else self.environment)
         if config.threads is not None:  # as its ranks will have it, which are forked from the same
             environment.setdefault("OMP_NUM_THREADS", str(config.threads))
+        told = progress_file(json_path).absolute()
+        told.write_bytes(b"")
+        environment[VARIABLE] = str(told)
         command = through_stub(self.command(config, json_path), environment, MODULES)
         supervisor = [sys.executable, "-m", "testbed.sweeping.supervise", str(self.grace_s)]
         with log_path.open("wb") as log:
@@ -94,6 +112,7 @@ class ProcessRunner:
                 reason = f"not done within the cell's time limit of {limit} and ended"
             finally:
                 self._end(process)
+                told.unlink(missing_ok=True)
         return collect(config, json_path, log_path, reason)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import Progress
 
 from testbed.base.axes import AXES
 from testbed.base.config import RunConfig
 from testbed.base.units import format_seconds
+from testbed.records.progress import (
+    EVERY_S,
+    LINES_EVERY_S,
+    again_and_again,
+    bar,
+    read_progress,
+)
 
 
 class Reporter(Protocol):
     """Hears of each run of a cell."""
 
-    def started(self, config: RunConfig) -> None:
-        """A cell starts."""
+    def started(self, config: RunConfig, told: Path) -> None:
+        """A cell starts; its rank 0 tells in this file how far it is."""
         ...
 
     def ended(self, config: RunConfig, status: str, time_s: float, error: str) -> None:
@@ -34,9 +43,19 @@ def label(config: RunConfig) -> str:
         >>> label(RunConfig(backend="gloo", scheduler="dear", workers=4, repeat=1))
         'digits-cnn, gloo, dear, 4 workers, repeat 2'
     """
-    chosen = [axis.of(config) for axis in AXES if axis.shown or not axis.is_default(config)]
+    return f"{chosen(config)}, repeat {config.repeat + 1}"
+
+
+def chosen(config: RunConfig) -> str:
+    """What was chosen for a cell, whichever repeat it is.
+
+    Example:
+        >>> chosen(RunConfig(backend="gloo", workers=1))
+        'digits-cnn, gloo, 1 worker'
+    """
+    parts = [axis.of(config) for axis in AXES if axis.shown or not axis.is_default(config)]
     workers = f"{config.workers} worker{'s' if config.workers != 1 else ''}"
-    return ", ".join([*chosen, workers, f"repeat {config.repeat + 1}"])
+    return ", ".join([*parts, workers])
 
 
 def remaining_s(measured_s: Mapping[str, Sequence[float]], pending: Sequence[str]) -> float | None:
@@ -63,6 +82,13 @@ def remaining_s(measured_s: Mapping[str, Sequence[float]], pending: Sequence[str
     )
 
 
+@dataclass(frozen=True)
+class _Running:
+    kind: str
+    told: Path
+    began_s: float
+
+
 class _Tally:
     """Which runs are still to come and how long those of their kind took."""
 
@@ -70,8 +96,13 @@ class _Tally:
         self.pending = [_kind(config) for config in pending]
         self.total = len(pending)
         self.measured_s: dict[str, list[float]] = {}
+        self.running: _Running | None = None
+
+    def start(self, config: RunConfig, told: Path) -> None:
+        self.running = _Running(_kind(config), told, time.monotonic())
 
     def count(self, config: RunConfig, time_s: float) -> None:
+        self.running = None
         self.pending.remove(_kind(config))
         self.measured_s.setdefault(_kind(config), []).append(time_s)
 
@@ -80,32 +111,63 @@ class _Tally:
         return self.total - len(self.pending)
 
     def remaining(self) -> str:
-        left_s = remaining_s(self.measured_s, self.pending)
-        return "" if left_s is None else f"about {format_seconds(left_s)} left"
+        """In words, less what the run that is under way has had of its time."""
+        measured_s, running = dict(self.measured_s), self.running  # another thread may ask
+        left_s = remaining_s(measured_s, list(self.pending))
+        if left_s is None or not self.pending:
+            return ""
+        if running is not None:
+            own_s = remaining_s(measured_s, [running.kind]) or 0.0
+            left_s -= min(own_s, time.monotonic() - running.began_s)
+        return f"about {format_seconds(left_s)} left"
 
 
 def _kind(config: RunConfig) -> str:
     return " ".join([*(a.of(config) for a in AXES if a.shown), str(config.workers)])
 
 
+class _Silent:
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def started(self, config: RunConfig, told: Path) -> None:
+        """See `Reporter.started`."""
+
+    def ended(self, config: RunConfig, status: str, time_s: float, error: str) -> None:
+        """A failure is told all the same."""
+        if error:
+            print(f"{label(config)}: {status}: {last_line(error)}", file=self.out, flush=True)
+
+
 class _Lines:
     def __init__(self, tally: _Tally, out: TextIO) -> None:
         self.tally, self.out = tally, out
 
-    def started(self, config: RunConfig) -> None:
-        number = self.tally.number + 1
-        self._say(f"[{number}/{self.tally.total}] {label(config)} ...")
+    def started(self, config: RunConfig, told: Path) -> None:
+        self.tally.start(config, told)
+        self._say(f"[{self.tally.number + 1}/{self.tally.total}] {label(config)} ...")
+
+    def tick(self) -> None:
+        """Once in a while: how far the cell is that runs."""
+        running = self.tally.running
+        told = None if running is None else read_progress(running.told)
+        if running is not None and told is not None and told.done:
+            passed = format_seconds(time.monotonic() - running.began_s)
+            self._say(f"    after {passed}: {told.line}{self._left()}")
 
     def ended(self, config: RunConfig, status: str, time_s: float, error: str) -> None:
         self.tally.count(config, time_s)
-        left = f", {self.tally.remaining()}" if self.tally.pending else ""
         number = self.tally.number
         self._say(
             f"[{number}/{self.tally.total}] {label(config)}: {status} in "
-            f"{format_seconds(time_s)}{left}"
+            f"{format_seconds(time_s)}{self._left()}"
         )
         if error:
             self._say(f"    {last_line(error)}")
+
+    def _left(self) -> str:
+        left = self.tally.remaining()
+        return f", {left} of the sweep" if left else ""
 
     def _say(self, text: str) -> None:
         print(text, file=self.out, flush=True)
@@ -114,14 +176,27 @@ class _Lines:
 class _Bar:
     def __init__(self, tally: _Tally, progress: Progress) -> None:
         self.tally, self.progress = tally, progress
-        self.task = progress.add_task("", total=tally.total, left="")
+        self.task = progress.add_task("", total=tally.total, left="", now="")
 
-    def started(self, config: RunConfig) -> None:
+    def started(self, config: RunConfig, told: Path) -> None:
+        self.tally.start(config, told)
         self.progress.update(self.task, description=label(config))
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw it anew."""
+        running = self.tally.running
+        told = None if running is None else read_progress(running.told)
+        now = ""
+        if told is not None and told.done:
+            now = f"step {told.done} of {told.total}, {format_seconds(told.step_s)} each"
+        self.progress.update(self.task, now=now, left=self.tally.remaining())
+        self.progress.refresh()
 
     def ended(self, config: RunConfig, status: str, time_s: float, error: str) -> None:
         self.tally.count(config, time_s)
-        self.progress.update(self.task, advance=1, left=self.tally.remaining())
+        self.progress.update(self.task, advance=1)
+        self.tick()
         if error:
             text = f"{label(config)}: {status}: {last_line(error)}"
             self.progress.console.print(text, markup=False, highlight=False)
@@ -139,17 +214,19 @@ def last_line(error: str) -> str:
 
 
 @contextmanager
-def reporting(pending: Sequence[RunConfig], out: TextIO) -> Iterator[Reporter]:
-    """A reporter on this stream for these runs."""
+def reporting(
+    pending: Sequence[RunConfig], out: TextIO, *, quiet: bool = False
+) -> Iterator[Reporter]:
+    """A reporter on this stream for these runs; a quiet one tells failures alone."""
     tally = _Tally(pending)
-    if not out.isatty():
-        yield _Lines(tally, out)
-        return
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(file=out)) as progress:
-        yield _Bar(tally, progress)
+    if quiet:
+        yield _Silent(out)
+    elif out.isatty():
+        with bar(out, before=("left", "now")) as progress:
+            shown = _Bar(tally, progress)
+            with again_and_again(shown.tick, EVERY_S):
+                yield shown
+    else:
+        lines = _Lines(tally, out)
+        with again_and_again(lines.tick, LINES_EVERY_S):
+            yield lines

@@ -27,7 +27,7 @@ from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
-from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, run_command
+from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, progress_file, run_command
 from testbed.sweeping.grid import Sweep, interleave
 from testbed.sweeping.progress import Reporter, reporting
 
@@ -37,13 +37,16 @@ Tuner = Callable[[RunConfig], RunConfig]
 """A cell that asks for it with its knobs found; raises UsageError where that cannot be."""
 
 
-def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -> SweepPlan:
+def make_plan(
+    sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = (), *, timeline: bool = False
+) -> SweepPlan:
     """The order in which the cells run, with the machine that they run on.
 
     Args:
         sweep: what is to be measured.
         hostfile: text that names the hosts to run on; empty: this machine.
         arguments: the command line that asked for it; wherever its script lies, it is `testbed`.
+        timeline: each run is to record what its ranks do.
     """
     order = []
     for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
@@ -61,6 +64,7 @@ def make_plan(sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = ()) -
         hostfile=hostfile,
         environment=describe_environment(),
         command=shlex.join(("testbed", *arguments[1:])) if arguments else "",
+        timeline=timeline,
     )
 
 
@@ -97,7 +101,8 @@ def process_runner(
         environment: variables of the cells' processes; None: this process's own.
     """
     hostfile = store.hostfile if store.hostfile.exists() else None
-    command = functools.partial(run_command, hostfile=hostfile)
+    timeline = store.read_plan().timeline
+    command = functools.partial(run_command, hostfile=hostfile, timeline=timeline)
     with fork_server(os.environ if environment is None else environment) as variables:
         yield ProcessRunner(command, timeout_s, environment=variables)
 
@@ -108,6 +113,8 @@ def carry_out(
     out: TextIO | None = None,
     share: int | None = None,
     tuner: Tuner | None = None,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Run what the plan in the store asks for and is not finished there.
 
@@ -122,6 +129,7 @@ def carry_out(
         share: the number of the Slurm task whose runs alone are carried out, while others may be
             at work on theirs; None: all runs. What is run again is decided from all runs alone.
         tuner: finds the knobs of cells that ask for it; None: no cell does.
+        quiet: only failures are told.
 
     Returns:
         0: all cells finished; 1: some failed; 130: interrupted by Ctrl-C or SIGTERM.
@@ -145,12 +153,12 @@ def carry_out(
             print(f"{len(finished)} of {len(runs)} runs are there already", file=out)
         try:
             with _interruptible():
-                with reporting([config for _, config in pending], out) as reporter:
+                with reporting([c for _, c in pending], out, quiet=quiet) as reporter:
                     ran = {run[0]: _run_cell(store, runner, reporter, *run) for run in pending}
                 if share is None:
                     longest_s = max((time_s for _, time_s in ran.values()), default=0.0)
                     left = TimeLeft(begin_s, plan.again_within_min, longest_s)
-                    _run_again(store, plan, runner, left, out)
+                    _run_again(store, plan, runner, left, out, quiet=quiet)
         except KeyboardInterrupt:
             own = "" if share is None else f" --share {share}"
             print(f"interrupted; go on with: testbed sweep --resume {store.path}{own}", file=out)
@@ -173,16 +181,20 @@ def _run_cell(
     store: Store, runner: Runner, reporter: Reporter, key: str, config: RunConfig
 ) -> tuple[str, float]:
     """Its status, and the seconds that it took."""
-    reporter.started(config)
+    result = store.scratch / f"{key}.json"
+    reporter.started(config, progress_file(result))
     begin_s = time.monotonic()
-    cell = runner(config, store.scratch / f"{key}.json", store.cells / f"{key}.log")
+    cell = runner(config, result, store.cells / f"{key}.log")
     store.write_cell(key, cell)
+    store.keep_timeline(key, result, store.cells)
     time_s = time.monotonic() - begin_s
     reporter.ended(config, cell.status, time_s, cell.error)
     return cell.status, time_s
 
 
-def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, out: TextIO) -> None:
+def _run_again(
+    store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, out: TextIO, *, quiet: bool
+) -> None:
     """Repeat what a virtual machine's host disturbed most, as far as the plan and time let.
 
     Args:
@@ -191,6 +203,7 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, ou
         runner: runs one cell.
         left: until when.
         out: where progress is told.
+        quiet: only failures are told.
     """
     cells, configs = store.read_cells(), dict(plan.runs())
     present = {key: cells[key] for key in configs if key in cells}
@@ -207,16 +220,21 @@ def _run_again(store: Store, plan: SweepPlan, runner: Runner, left: TimeLeft, ou
         file=out,
     )
     store.make_others()
-    with reporting([configs[key] for key in keys], out) as reporter:
+    with reporting([configs[key] for key in keys], out, quiet=quiet) as reporter:
         for number, key in enumerate(keys):
             if not left.suffices():
                 print(why_no_more(len(keys) - number, left), file=out)
                 break
-            reporter.started(configs[key])
-            begin_s = time.monotonic()
             result, log = store.scratch / f"{key}-2.json", store.others / f"{key}-2.log"
+            reporter.started(configs[key], progress_file(result))
+            begin_s = time.monotonic()
             cell = runner(configs[key], result, log)
-            store.write_pair(key, *choose(cells[key], cell))
+            counting, other = choose(cells[key], cell)
+            counts = other is cells[key]
+            if counts:
+                store.keep_timeline(key, store.cells / f"{key}.json", store.others)
+            store.write_pair(key, counting, other)
+            store.keep_timeline(key, result, store.cells if counts else store.others)
             time_s = time.monotonic() - begin_s
             reporter.ended(configs[key], cell.status, time_s, cell.error)
             left = dataclasses.replace(left, longest_s=max(left.longest_s, time_s))

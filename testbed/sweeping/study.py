@@ -18,6 +18,7 @@ from testbed.records.store import (
     PLAN,
     RESULTS,
     Store,
+    cell_files,
     create_numbered,
     create_store,
     write_atomically,
@@ -146,7 +147,7 @@ def _hand_out(files: Mapping[str, str], folder: Path | None, out: TextIO) -> Non
 
 def read_cells(path: Path) -> dict[str, Cell]:
     """Key -> cell of a sweep's folder, which need not be there."""
-    files = sorted((path / "cells").glob("*.json"))
+    files = cell_files(path / "cells")
     return {file.stem: decode_cell(file.read_bytes()) for file in files}
 
 

@@ -13,6 +13,7 @@ import torch
 
 from testbed.backends.protocol import ExternalFramework
 from testbed.base.errors import DeadlineExceeded, RankLost, UsageError
+from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
@@ -36,6 +37,7 @@ class ExternalSession:
         control: told what this rank does, asked for what the others do.
         patience_s: how long an exchange may stand still when all ranks have been fast so far.
         on_resume: called whenever training goes on after it stood waiting for a message.
+        recorder: told of waits.
 
     Attributes:
         model: what is to be called instead of the model.
@@ -50,8 +52,10 @@ class ExternalSession:
         control: Control,
         patience_s: float,
         on_resume: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.step = 0
+        self._recorder = recorder
         self._framework = framework
         self._control = control
         self._on_resume = on_resume
@@ -98,6 +102,9 @@ class ExternalSession:
             return
         now_s = time.perf_counter()
         self._exposed_s += now_s - self._last_ready_s
+        if self._recorder is not None:
+            self._recorder.add("wait", "exchange", self._last_ready_s, now_s)
+            self._recorder.resumed_s = now_s
         self._learn_from_step(self._last_ready_s, now_s)
         self._last_ready_s = None
         self._check_all_came()

@@ -12,6 +12,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
+from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control
 from testbed.training.exchange.setup import Replan
@@ -44,6 +45,8 @@ class Run:
         dilation: how many times slower than on the emulated cluster everything happens here.
         pricing: plans and predicts for other times of gradients; None = there are no times.
         root: process below which all processes of the job on this machine are; None = this one.
+        observers: see the steps beside those that the trainer itself has.
+        recorder: takes what the rank does in its measured steps; None = nothing is recorded.
     """
 
     config: RunConfig
@@ -55,6 +58,8 @@ class Run:
     dilation: float = 1.0
     pricing: Pricing | None = None
     root: int | None = None
+    recorder: Recorder | None = None
+    observers: tuple[Observer, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -145,6 +150,7 @@ class StepRecord:
         is_steady: neither this step nor the one before it waited for updates that it would have
             left to the next one, and nothing was done between the two.
         report: of the session.
+        began_s: when it began, of `time.perf_counter`; `ended_s` likewise.
     """
 
     done: int
@@ -153,10 +159,15 @@ class StepRecord:
     time_s: float
     is_steady: bool
     report: StepReport
+    began_s: float
+    ended_s: float
 
 
 class Observer:
     """Sees each step of a run, outside of measured time; does nothing unless it is overridden."""
+
+    def begin(self, first: int, total: int) -> None:
+        """`first` of `total` steps were done before, by the run that this one resumes."""
 
     def reads_after(self, done: int) -> bool:
         """Whether `after_step` will read parameters; in step with each other, all ranks agree."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from testbed.base.axes import MEMORY
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.recorder import Recorder
 from testbed.memory.strategy import KEEP_ALL, Strategy, combined, why_no_mirror
 from testbed.training.compressed.spec import compression_of
 from testbed.training.optimizers import OptimizerSettings, make_optimizer, make_schedule
@@ -38,7 +40,8 @@ class Replica:
     """A model with its optimizer, schedule and data, ready for its first step.
 
     `called` is what the loss calls instead of the model, where a framework has wrapped it;
-    `activations` carries out a plan for what the forward pass leaves for the backward pass.
+    `activations` carries out a plan for what the forward pass leaves for the backward pass;
+    `recorder` is told when either began and ended.
     """
 
     workload: Workload
@@ -51,6 +54,7 @@ class Replica:
     strategy: Strategy = KEEP_ALL
     called: torch.nn.Module | None = None
     activations: Activations | None = None
+    recorder: Recorder | None = None
 
     def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The batch on the replica's device, floating inputs in its precision."""
@@ -199,10 +203,18 @@ def backward(
             see(samples)
         batch = replica.to_device(samples)
         with hold_back() if part < num_parts - 1 else nullcontext():
+            begun_s = time.perf_counter()
             loss = replica.loss(batch) / num_parts
             total += float(loss.detach())
             scaled = replica.scaler.scale(loss) if replica.scaler is not None else loss
+            recorder, middle_s = replica.recorder, time.perf_counter()
+            if recorder is not None:
+                recorder.add("compute", "forward", begun_s, middle_s)
+                recorder.is_last_part = part == num_parts - 1
+                recorder.computing_since_s = middle_s
             torch.autograd.backward(scaled)
+            if recorder is not None:
+                recorder.add("compute", "backward", middle_s, time.perf_counter())
     return total
 
 

@@ -13,6 +13,7 @@ import torch
 from testbed.backends.protocol import Backend
 from testbed.base.axes import SCHEDULERS
 from testbed.base.plan import Plan, check_plan
+from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Traffic
 from testbed.control.protocol import Control
 from testbed.memory.strategy import KEEP_ALL, Strategy
@@ -43,7 +44,6 @@ class Session:
     Hooks itself to the model and the optimizer: `loss.backward()` submits messages as soon as the
     plan allows, `optimizer.step()` first waits until all gradients are means over the workers.
     Call `synchronize()` yourself only to see the means earlier (clipping, scaling).
-
     Under a plan that crosses the iteration `optimizer.step()` returns at once; each layer is then
     updated just before its next forward pass. `flush()` ends what is pending, and happens by itself
     before a `state_dict()` of the model or the optimizer.
@@ -52,8 +52,7 @@ class Session:
     backward pass where the plan lets it, and `optimizer.step()` updates the rest; see
     `memory.release` for what is different then.
 
-    With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead of
-    gradients, and `optimizer.step()` finds nothing left to do.
+    With a backend that runs the optimizer on servers (`Op.APPLY`), parameters come back instead.
 
     Args:
         model: built alike on all ranks; rank 0's parameters and buffers replace the others'.
@@ -69,6 +68,7 @@ class Session:
         on_resume: called when training goes on after it stood waiting for a message.
         compression: compresses every message; means then come from it. None = sums of all.
         strategy: what becomes of gradients and of what was not sent.
+        recorder: told of exchanges and of waiting for them.
 
     Attributes:
         backend: as given.
@@ -92,6 +92,7 @@ class Session:
         on_resume: Callable[[], None] | None = None,
         compression: Compression | None = None,
         strategy: Strategy = KEEP_ALL,
+        recorder: Recorder | None = None,
     ) -> None:
         self.backend = backend
         self.model = model
@@ -100,7 +101,7 @@ class Session:
         self._optimizer = optimizer
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
-        self._step = StepState(control, patience_s, on_resume)
+        self._step = StepState(control, patience_s, on_resume, recorder)
         self._pending: DeferredUpdate | None = None
         self._released: ReleasedUpdate | None = None
         self._is_steady = True
@@ -325,8 +326,7 @@ class Session:
 
     @property
     def _is_updating(self) -> bool:
-        under_way = (self._pending, self._released)
-        return any(update is not None and update.is_stepping for update in under_way)
+        return any(each and each.is_stepping for each in (self._pending, self._released))
 
     def _finalize_backward(self) -> None:
         self._reducer.finalize_backward()
@@ -386,7 +386,7 @@ class Session:
         self._reducer = self._delivery.reducer(self._step)
 
     def _learn_from_first_step(self) -> None:
-        """Adopt rank 0's order of gradients; learn whether any rank leaves parameters unused."""
+        """Adopt rank 0's order of gradients; learn whether parameters stay unused on any rank."""
         if self._forward is not None:
             needed = [self._index[id(p)] for p in self._forward.learn() if id(p) in self._index]
             if self._replan is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
 from testbed.training.memory import MemoryWatch, foresee, wants_memory
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
+from testbed.training.recording import LayerEvents, Recording
 from testbed.training.reference import MIRROR_SLACK, Compressing, Verification, worker_seed
 from testbed.training.replica import (
     Replica,
@@ -50,6 +52,8 @@ from testbed.workloads.workload import Workload
 # exchange of all gradients.
 COMPARED_STEPS = 3
 
+T = TypeVar("T")
+
 
 def train(run: Run, workload: Workload) -> Outcome:
     """Train one rank's share of the run and prove what it did.
@@ -67,11 +71,15 @@ def train(run: Run, workload: Workload) -> Outcome:
     total = num_steps(config, order)
     _check(run, total)
     replica = make_replica(workload, config, total)
+    replica.recorder = run.recorder
     replica.model.train()
     compression = _compression(run, workload, total)
     foreseen = foresee(run, replica, compression, order.batch_size // config.accumulate)
     run = replace(run, plan=foreseen.schedule or run.plan)
+    layers = None if run.recorder is None else LayerEvents(run.recorder, replica.model)
     session, observers = _open_session(run, replica, compression)
+    if layers is not None:
+        layers.follow(replica.optimizer)
     with foreseen, session:
         replica.called = session.model
         torch.manual_seed(worker_seed(config.seed, run.rank))
@@ -91,18 +99,22 @@ def train(run: Run, workload: Workload) -> Outcome:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
-        observers = [
-            Measurement(session, replica.device, warmup, run.root),
-            *observers,
-            checkpoints,
-        ]
+        measurement = _while_still(
+            run, lambda: Measurement(session, replica.device, warmup, run.root)
+        )
+        observers = [measurement, *observers, checkpoints, *run.observers]
+        if run.recorder is not None:
+            observers.append(Recording(run.recorder, first, warmup))
         watched = first + warmup if warmup and foreseen.engine is not None else None
         watch = MemoryWatch(replica, session, watched)
         cursor = SampleCursor(order, run.rank)
         steps = _Steps(run, replica, session, cursor, (digest, content), watch)
         steps.take(first, total, observers)
-        for observer in observers:
+        _while_still(run, lambda: measurement.finish(outcome))
+        for observer in observers[1:]:
             observer.finish(outcome)
+        if run.recorder is not None and isinstance(session, Session):
+            run.recorder.plan = session.plan
         outcome.memory = foreseen.result(watch)
         outcome.sample_digest = digest.value
         # A resumed run has not seen what came before.
@@ -110,6 +122,16 @@ def train(run: Run, workload: Workload) -> Outcome:
         outcome.final_digest = digest_tensors(replica.model.parameters())
         outcome.buffer_digest = digest_tensors(replica.model.buffers())
     return outcome
+
+
+def _while_still(run: Run, count: Callable[[], T]) -> T:
+    """Count bytes while no rank has any under way, where ranks are in step with each other."""
+    if not run.in_step:
+        return count()
+    run.control.all_gather("still", b"", AGREE_S, members=run.backend.size)
+    counted = count()
+    run.control.all_gather("counted", b"", AGREE_S, members=run.backend.size)
+    return counted
 
 
 def num_warmup(config: RunConfig, total: int) -> int:
@@ -215,6 +237,8 @@ class _Steps:
 
     def take(self, first: int, total: int, observers: Sequence[Observer]) -> None:
         """Take the steps from number `first` on."""
+        for observer in observers:
+            observer.begin(first, total)
         time_s, was_steady = 0.0, True
         for done in range(first + 1, total + 1):
             pauses = done == total or any(o.reads_after(done) for o in observers)
@@ -222,10 +246,11 @@ class _Steps:
             with self._watch.around(done):
                 loss = self._step(done - 1)
             report = self._session.end_step(flush=pauses)
-            step_s = time.perf_counter() - began_s - report.excluded_s
+            ended_s = time.perf_counter()
+            step_s = ended_s - began_s - report.excluded_s
             time_s += step_s
             is_steady = was_steady and report.is_steady
-            record = StepRecord(done, loss, step_s, time_s, is_steady, report)
+            record = StepRecord(done, loss, step_s, time_s, is_steady, report, began_s, ended_s)
             for observer in observers:
                 observer.after_step(record)
             was_steady = report.is_steady and not pauses
@@ -280,7 +305,8 @@ def _open_session(
     patience_s = 0.8 * run.config.deadline
     if isinstance(run.backend, ExternalFramework) and run.backend.size > 1:
         external = ExternalSession(
-            *(replica.model, replica.optimizer, run.backend, run.control), patience_s, on_resume
+            *(replica.model, replica.optimizer, run.backend, run.control),
+            *(patience_s, on_resume, run.recorder),
         )
         return external, []
     session = Session(
@@ -292,6 +318,7 @@ def _open_session(
         on_resume=on_resume,
         compression=compression,
         strategy=replica.strategy,
+        recorder=run.recorder,
     )
     return session, [] if session.engine is None else [CompressionCosts(session.engine)]
 

@@ -1,4 +1,4 @@
-"""Selecting and packing the top 1 % of 25 million elements, beside the library's own selection.
+"""Compressors: encoding and decoding; selecting beside the library's own selection, by turns.
 
     pytest tests/benchmarks/test_bench_compression.py --benchmark-only
 
@@ -7,50 +7,31 @@ All contestants take turns in one run on one core, so the ratios hold on a machi
 
 import statistics
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from testbed.compression.lockstep import carry_out, handed_over_bytes
 from testbed.compression.protocol import Arrived, Context
 from testbed.compression.selection import largest, largest_plainly, sampled
 from testbed.compression.sparse import pack_sparse, unpack_sparse
-from tests.harness.compressors import resolve_compressor
+from testbed.profiling.codec import BEHIND_WARM_UP
+from tests.benchmarks.conftest import describe
+from tests.harness.bench_cases import FOUR_BYTES
+from tests.harness.benchmarking import medians_in_turns
+from tests.harness.compressors import PLAIN, resolve_compressor
 
 NUM_ELEMENTS = 25_000_000
 COUNT = NUM_ELEMENTS // 100
 AT_MOST = {"sampled": 0.15, "exact": 0.35}
-ROUNDS = 5
-COMPRESSORS = (
-    "fp16",
-    "ef+topk",
-    "ef+topk-sampled",
-    "dgc:ratio=0.01",
-    "randomk",
-    "ef-sign",
-    "onebit",
-    "qsgd",
-    "terngrad",
-    "natural",
+ROUNDS, WARMUP = 5, 2
+WRAPPED = ("ef+topk", "ef+topk-sampled", "ef+gtopk", "ef+oktopk")
+SMOKE = ("fp16", "ef+topk", "qsgd", "powersgd")
+BOUNDED = (
+    *("fp16", "ef+topk", "ef+topk-sampled", "dgc:ratio=0.01", "randomk", "ef-sign", "onebit"),
+    *("qsgd", "terngrad", "natural"),
 )
-
-
-@pytest.fixture
-def one_core():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def taken_in_turns(contestants):
-    """Median seconds of each, over rounds in which everybody has a turn."""
-    times = {name: [] for name in contestants}
-    for _ in range(ROUNDS + 1):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
 def largest_by_library(values):
@@ -73,9 +54,9 @@ def test_selecting_and_packing(benchmark, one_core, kind):
         "exact": lambda: packed(largest(values, COUNT)),
         "sampled": lambda: packed(sampled(values, COUNT, 3)),
     }
-    seconds = benchmark.pedantic(taken_in_turns, (contestants,), rounds=1)
+    seconds = benchmark.pedantic(medians_in_turns, (contestants,), rounds=1)
     ratios = {name: seconds[name] / seconds["library"] for name in AT_MOST}
-    benchmark.extra_info |= {name: round(ratio, 3) for name, ratio in ratios.items()}
+    describe(benchmark, "bounds of compressors", **ratios)
     indices = unpack_sparse(contestants["exact"](), values)[0]
     assert torch.equal(indices, largest_by_library(values)[1].sort().values)
     for name, bound in AT_MOST.items():
@@ -88,32 +69,94 @@ def test_the_plain_twin_is_what_the_fast_way_replaces(benchmark, one_core):
         "plain": lambda: largest_plainly(values, COUNT // 10),
         "fast": lambda: largest(values, COUNT // 10),
     }
-    seconds = benchmark.pedantic(taken_in_turns, (contestants,), rounds=1)
-    benchmark.extra_info["plain / fast"] = round(seconds["plain"] / seconds["fast"], 1)
+    seconds = benchmark.pedantic(medians_in_turns, (contestants,), rounds=1)
+    describe(benchmark, "bounds of compressors", ratio=seconds["plain"] / seconds["fast"])
     assert seconds["fast"] < seconds["plain"]
 
 
-def test_encode_and_decode_of_every_kind(benchmark, one_core):
-    """Time of each beside the selection alone: a table, and bounds against blunders."""
+def stages(spec, num_elements, rounds):
+    """Seconds of each exchange of two ranks in which one encodes and decodes, and its bytes.
+
+    Steps behind a warm-up: residuals and bases exist by then.
+    """
+    compressor, states = resolve_compressor(spec), [{}, {}]
+    draw = torch.Generator().manual_seed(1)
+    found = []
+    for step in range(WARMUP + rounds):
+        values = [torch.randn(num_elements, generator=draw) for _ in states]
+        context = Context(
+            num_workers=len(states),
+            step=BEHIND_WARM_UP + step,
+            shapes=((1000, num_elements // 1000),),
+        )
+        talks = [
+            compressor.exchange(v, s, replace(context, rank=rank))
+            for rank, (v, s) in enumerate(zip(values, states, strict=True))
+        ]
+        times_s, num_bytes, answers, ended = [], 0, None, []
+        while not ended:
+            rounds_of, ended = [], []
+            for rank, talk in enumerate(talks):
+                began_s = time.perf_counter()
+                try:
+                    rounds_of.append(next(talk) if answers is None else talk.send(answers[rank]))
+                except StopIteration as stop:
+                    ended.append(stop.value)
+                if rank == 0:
+                    times_s.append(time.perf_counter() - began_s)
+            if not ended:
+                num_bytes += handed_over_bytes(rounds_of[0], 0)
+                answers = carry_out(rounds_of)
+        states = [done.state for done in ended]
+        found.append({"encode": sum(times_s[:-1]), "decode": times_s[-1], "bytes": num_bytes})
+    return found[WARMUP:]
+
+
+def compressors():
+    return [
+        pytest.param(spec, part, marks=[pytest.mark.smoke] * (spec in SMOKE))
+        for spec in (*PLAIN, *WRAPPED)
+        for part in ("encode", "decode")
+    ]
+
+
+@pytest.mark.parametrize(("spec", "part"), compressors())
+def test_encode_and_decode(benchmark, clock, one_core, spec, part):
+    num_elements = NUM_ELEMENTS // 25
+    taken = stages(spec, num_elements, ROUNDS)
+    clock_s = [each[part] for each in taken]
+    describe(
+        benchmark,
+        f"{part}, {num_elements} elements",
+        num_bytes=FOUR_BYTES * num_elements,
+        sent_bytes=taken[-1]["bytes"],
+        algbw_bytes_per_s=FOUR_BYTES * num_elements / statistics.median(clock_s),
+        ranks=2,
+        configuration={"compressor": spec},
+    )
+    clock.replay(benchmark, clock_s)
+
+
+def test_codecs_beside_the_library_s_selection(benchmark, one_core):
+    """Encoding and decoding by turns with the selection alone: bounds against blunders."""
     num_elements = NUM_ELEMENTS // 10
     values = torch.randn(num_elements, generator=torch.Generator().manual_seed(1))
     context = Context(num_workers=2)
-    states = {spec: {} for spec in COMPRESSORS}
+    states = {spec: {} for spec in BOUNDED}
 
     def one_step(spec):
         talk = resolve_compressor(spec).exchange(values, states[spec], context)
-        given, started = next(talk), time.perf_counter()
+        given = next(talk)
         try:
             talk.send(Arrived(given.parts * (2 if given.merger else 1)))
         except StopIteration as stop:
             states[spec] = stop.value.state
-        return time.perf_counter() - started
 
-    contestants = {spec: lambda spec=spec: one_step(spec) for spec in COMPRESSORS}
+    contestants = {spec: lambda spec=spec: one_step(spec) for spec in BOUNDED}
     contestants["library"] = lambda: torch.topk(values.abs(), num_elements // 100)
-    seconds = benchmark.pedantic(taken_in_turns, (contestants,), rounds=1)
-    ratios = {spec: seconds[spec] / seconds["library"] for spec in COMPRESSORS}
-    benchmark.extra_info |= {spec: round(ratio, 2) for spec, ratio in ratios.items()}
+    seconds = benchmark.pedantic(medians_in_turns, (contestants,), rounds=1)
+    ratios = {spec: seconds[spec] / seconds["library"] for spec in BOUNDED}
+    describe(benchmark, "bounds of compressors", **ratios)
     assert ratios["ef+topk"] < 1
     assert ratios["ef+topk-sampled"] < 1
     assert max(ratios.values()) < 10, ratios

@@ -12,6 +12,7 @@ from testbed.base.trace import Trace
 from testbed.replay.values import Readings, Values
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
+from tests.benchmarks.conftest import describe
 
 
 def spent_s(workload: Workload, steps: int) -> list[float]:
@@ -29,17 +30,14 @@ def spent_s(workload: Workload, steps: int) -> list[float]:
     return times
 
 
-def test_replayed_compute_is_within_2_percent_of_the_trace(benchmark: BenchmarkFixture) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        workload = load_workload("replay:resnet50-v100", seed=1)
-        times_s = benchmark.pedantic(spent_s, (workload, 25))[5:]
-    finally:
-        torch.set_num_threads(threads)
+def test_replayed_compute_is_within_2_percent_of_the_trace(
+    benchmark: BenchmarkFixture, one_core: None
+) -> None:
+    workload = load_workload("replay:resnet50-v100", seed=1)
+    times_s = benchmark.pedantic(spent_s, (workload, 25))[5:]
     recorded_s = 0.0633 + 0.0648
     ratio = statistics.median(times_s) / recorded_s
-    print(f"replayed / recorded: {ratio:.4f}")
+    describe(benchmark, "replaying", replayed_over_recorded=ratio)
     assert 1.0 <= ratio <= 1.02
 
 
@@ -57,7 +55,7 @@ def test_gradients_cost_little_more_than_a_copy(benchmark: BenchmarkFixture) -> 
 
     copy_s = timed(lambda: tensor.copy_(source))
     fill_s = benchmark.pedantic(timed, (lambda: values.fill(tensor, 5, 1.5),))
-    print(f"fill / copy: {fill_s / copy_s:.2f}")
+    describe(benchmark, "replaying", fill_over_copy=fill_s / copy_s)
     assert fill_s <= 1.5 * copy_s
 
 
@@ -80,5 +78,5 @@ def test_reading_parameters_takes_less_than_half_a_percent_of_a_step(
     spent_s = statistics.median(benchmark.pedantic(lambda: [read_all() for _ in range(50)]))
     assert isinstance(workload.recorded, Trace)
     recorded_s = workload.recorded.forward_s + workload.recorded.backward_s
-    print(f"read / recorded: {spent_s / recorded_s:.5f}")
+    describe(benchmark, "replaying", read_over_recorded=spent_s / recorded_s)
     assert spent_s <= 0.005 * recorded_s

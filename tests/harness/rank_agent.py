@@ -17,16 +17,17 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True)
 class Setup:
-    """How a backend is opened."""
+    """How a backend is opened; the prefix tells several backends of one job apart."""
 
     order: Order = "fifo"
     num_channels: int = 1
     credit_bytes: int | None = None
+    prefix: str = ""
 
     @property
     def name(self) -> str:
         credit = "" if self.credit_bytes is None else f"-{self.credit_bytes}"
-        return f"{self.order}-{self.num_channels}{credit}"
+        return f"{self.prefix}{self.order}-{self.num_channels}{credit}"
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,12 @@ class Agent:
             self._opened[setup] = (open_backend(self._role, group), group)
         return self._opened[setup]
 
-    def _leave(self) -> None:
+    def close_backends(self) -> None:
+        """Close whatever was opened; collective."""
         for backend, _ in self._opened.values():
             backend.close(CLOSE_S)
         self._opened.clear()
+
+    def _leave(self) -> None:
+        self.close_backends()
         self._group.control.close()

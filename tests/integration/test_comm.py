@@ -30,8 +30,28 @@ def test_backends_with_and_without_mpi_and_servers_share_one_job(tmp_path):
 def test_servers_of_different_numbers_without_mpi(tmp_path):
     record = tmp_path / "comm.json"
     names = "zmq-ps:servers=dedicated:2,gloo,zmq-ps:servers=dedicated:1"
-    done = testbed("comm", "--backend", names, *SMALL, "--op", "fold-spread", "--json", str(record))
+    short = (
+        "-b",
+        "4K",
+        "-e",
+        "64K",
+        "-f",
+        "16",
+        "-n",
+        "4",
+        "-w",
+        "1",
+        "-c",
+        "2",
+        "-J",
+        str(record),
+    )
+    of_osu = ("--op", "fold-spread", "--format", "osu")
+    done = testbed("comm", "--backend", names, *short, *of_osu)
     assert done.status == 0, done.err
+    rows = [line.split() for line in done.out.splitlines() if line and line[0] != "#"]
+    assert [(int(size), int(n)) for size, *_, n in rows] == [(4096, 4), (65536, 4)] * 3
+    assert all(float(low) <= float(mean) <= float(high) for _, mean, low, high, _ in rows)
     written = msgspec.json.decode(record.read_bytes(), type=CommRecord)
     assert written.environment["num_servers"] == 2
     assert all(r.num_wrong == 0 for r in written.results)
@@ -40,15 +60,20 @@ def test_servers_of_different_numbers_without_mpi(tmp_path):
 def test_a_launcher_is_joined():
     under = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
     sizes = ("--minbytes", "4K", "--maxbytes", "4K", "--iters", "2")
-    done = testbed("comm", "--backend", "gloo,zmq-ps", *sizes, under=under, fresh=False)
+    done = testbed("comm", "--backend", "gloo,zmq-ps", "-I", *sizes, under=under, fresh=False)
     assert done.status == 0, done.err
     assert "launcher: torchrun" in done.out
+    row = next(line.split() for line in done.out.splitlines() if line.startswith("  gloo"))
+    time_us, (least_us, most_us, p99_us, _) = float(row[5]), map(float, row[-4:])
+    assert least_us <= time_us <= p99_us <= most_us
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--backend", "gloo", "--min", "1M", "--max", "1K"], "expected min <= max"),
+        (["--backend", "gloo", "--fit", "-I"], "leave out -I and --format"),
+        (["--backend", "gloo", "-n", "2", "-c", "3"], "--check is 3 but --iters is 2"),
         (["--backend", "loopback"], "joins threads of one process"),
         (["--backend", "gloo", "--max", "much"], "size is 'much'"),
     ],

@@ -10,12 +10,13 @@ from testbed.microbench.config import Size, reproduce
 from testbed.microbench.contestants import resolve
 from testbed.microbench.measure import SizeSamples
 from testbed.microbench.results import results_of, total_wrong
-from testbed.microbench.table import footer, header, row
+from testbed.microbench.table import footer, header, osu, row
 from testbed.records.comm import CommConfig, CommRecord
 
 NAMES = ("mpi-ring", "zmq-ps:servers=dedicated:1")
 CONFIG = CommConfig(backend=NAMES, workers=4, iters=3)
-SAMPLES = SizeSamples(Size(1_000_000, 250_000), ((0.001, 0.003, 0.002), (0.004,) * 3), (0, 7))
+RING_S = ((0.001, 0.0005, 0.002), (0.0005, 0.003, 0.0005))  # of each rank
+SAMPLES = SizeSamples(Size(1_000_000, 250_000), (RING_S, ((0.004,) * 3,) * 2), (0, 7))
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def test_results_are_medians_and_their_bandwidths(results):
     assert ring.algbw_bytes_per_s == pytest.approx(5e8)
     assert ring.busbw_bytes_per_s == pytest.approx(7.5e8)
     assert ring.samples_s == [0.001, 0.003, 0.002]
+    assert ring.fastest_s == 0.0005
+    assert ring.rank_means_s == pytest.approx([0.0035 / 3, 0.004 / 3])
     assert server.busbw_bytes_per_s == pytest.approx(4 * server.algbw_bytes_per_s)
     assert total_wrong(results) == 7
 
@@ -51,6 +54,28 @@ def test_the_table_has_the_columns_of_nccl_tests(results):
     # every number ends where the name of its column ends
     for word, name in zip(line.split()[1:], names.split()[2:], strict=True):
         assert line.rstrip("\n")[: names.index(name) + len(name)].endswith(word)
+
+
+def test_columns_of_single_exchanges_are_added(results):
+    names = header(CONFIG, ("h1",), "openmpi", per_iteration=True).splitlines()[-2]
+    line = row(CONFIG, results[0], per_iteration=True)
+    assert line.split()[:9] == row(CONFIG, results[0]).split()
+    assert names.split()[-4:] == ["min", "max", "p99", "cv"]
+    # cv of 1, 3 and 2 ms: sqrt(2 / 3) / 2
+    assert line.split()[-4:] == ["1000.00", "3000.00", "2980.00", "40.8"]
+    assert len(line.rstrip()) == len(names)
+
+
+def test_the_columns_of_the_osu_benchmarks(results):
+    ring, _, server = osu(CONFIG, results).partition("\n\n")
+    title, dtype, names, *rows = ring.splitlines()
+    assert title == "# testbed sum latency test: mpi-ring, 4 workers"
+    assert dtype == "# Datatype: float32."
+    assert names.split("  ")[0] == "# Size"
+    assert [row.split() for row in rows] == [["1000000", "1250.00", "1166.67", "1333.33", "3"]]
+    assert len(rows[0]) == len(names)
+    assert server.splitlines()[-1] == "# Out of bounds values : 7 FAILED"
+    assert "FAILED" not in osu(CONFIG, results[:1])
 
 
 def test_the_header_says_how_it_was_measured():

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shlex
 
 import pytest
@@ -14,6 +15,8 @@ from testbed.cli import make_app
 from testbed.records.store import Store
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import begin, make_plan
+
+BACKEND, SCHEDULER = re.compile(r"--backend (\S+)"), re.compile(r"--scheduler (\S+)")
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +125,31 @@ def test_sweep_says_what_was_asked_for_wrongly(tmp_path, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_combinations_that_cannot_be_are_told_once_with_the_reason_and_left_out():
+    axes = ["--backend", "gloo,ddp", "--scheduler", "wfbp,bucket,dear", "--workers", "2,4"]
+    said = invoke("sweep", *axes, "--repeats", "2", "--dry-run")
+    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
+    ran = {(BACKEND.search(c)[1], (SCHEDULER.search(c) or ["", "wfbp"])[1]) for c in commands}
+    assert ran == {("gloo", "wfbp"), ("gloo", "bucket"), ("gloo", "dear"), ("ddp", "wfbp")}
+    assert len(commands) == 2 * 2 * 4
+    told = said.split("left out:")[1].split("sweep:")[0].strip().splitlines()
+    assert "4 of 12 cells cannot be" in said
+    assert len(told) == 1  # one reason, which is said once
+    assert "backend 'ddp' schedules by itself" in told[0]
+    for scheduler in ("bucket", "dear"):
+        for workers in (2, 4):
+            assert f"digits-cnn, ddp, {scheduler}, {workers} workers" in told[0]
+
+
+def test_cells_that_a_cluster_has_no_place_for_are_left_out():
+    backends = "mpi-ring,zmq-ps:servers=dedicated:1,loopback"
+    said = invoke("sweep", "--backend", backends, "--cluster", "nodes=2,rate=1gbit", "--dry-run")
+    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
+    assert {BACKEND.search(c)[1] for c in commands} == {"mpi-ring"}
+    assert "2 workers and 1 dedicated servers need 3 places" in said
+    assert "joins threads of one process" in said
+
+
 def test_resume_refuses_another_grid(tmp_path):
     begin(make_plan(Sweep("mine", (RunConfig(),), repeats=1)), tmp_path / "mine")
     with pytest.raises(UsageError, match="was begun with other cells"):
@@ -175,5 +203,5 @@ def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):
     # More samples a step than there are: known only when the workload has been built.
     invoke("sweep", *axes, "--batch-size", "5000", "--output", "two", status=1)
     said = invoke("report", "one", "two", "--format", "md")
-    assert "| failed: " in said
+    assert "- loopback/wfbp: failed: " in said
     assert "--batch-size" in said

@@ -23,6 +23,9 @@ dist: Any = untyped_dist
 # timeout only has to be longer than both.
 LIBRARY_TIMEOUT = timedelta(hours=1)
 
+# All-reduces of one process group that Gloo runs at once.
+GLOO_THREADS = 2
+
 # The halves of a ring all-reduce, over a process group that can only send and receive.
 #
 # A shard goes in pieces, so that a piece is added or sent on while the next is on its way.
@@ -353,5 +356,5 @@ def make_gloo(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
     options._timeout = LIBRARY_TIMEOUT
-    options._threads = 2
+    options._threads = GLOO_THREADS
     return dist.ProcessGroupGloo(store, group.rank, group.size, options)

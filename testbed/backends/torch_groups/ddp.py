@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import threading
+import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import (
+    GLOO_THREADS,
     TorchBackend,
     dist,
     make_gloo,
@@ -23,6 +26,7 @@ from testbed.backends.torch_groups.ddp_options import DdpOptions, exact_plan
 from testbed.backends.torch_groups.ddp_plan import limits_mib, limits_of
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.plan import Plan, check_plan
+from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 
 
@@ -75,6 +79,8 @@ class DdpBackend(TorchBackend):
         self.set_timeout(timeout_s)
         kind = dist.ProcessGroup.BackendType.GLOO
         process_group = dist.ProcessGroup(self._store, self.rank, self.size)
+        if self._group.recorder is not None:
+            process_group = RecordedGroup(self.rank, self.size, self._group.recorder)
         process_group._register_backend(torch.device("cpu"), kind, self._gloo)
         process_group._set_default_backend(kind)
         wrapper: Any = DistributedDataParallel
@@ -173,6 +179,48 @@ class DdpBackend(TorchBackend):
         """See `Backend.close`."""
         self._wrapped = self._gloo = None
         super().close(timeout_s)
+
+
+class RecordedGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A process group that notes its all-reduces, and is otherwise torch's own.
+
+    Gloo tells when an all-reduce has ended, and runs two at a time in the order in which they were
+    asked for: one began when it was asked for, or when all but one of those before it had ended.
+
+    Args:
+        rank: of the worker.
+        size: number of workers.
+        recorder: takes the events.
+    """
+
+    def __init__(self, rank: int, size: int, recorder: Recorder) -> None:
+        super().__init__(rank, size)
+        self._recorder = recorder
+        self._step, self._number = -1, 0
+        self._lock = threading.Lock()
+        self._ends_s = [0.0] * GLOO_THREADS  # when each of Gloo's threads was free
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """See `ProcessGroup.allreduce`."""
+        queued_s, recorder = time.perf_counter(), self._recorder
+        work = super().allreduce(tensors, *options)
+        if recorder.step != self._step:
+            self._step, self._number = recorder.step, 0
+        of_it = (recorder.step, 0, sum(tensor.nbytes for tensor in tensors))
+        number, self._number = self._number, self._number + 1
+
+        def ended(future: Any) -> None:
+            end_s, name = time.perf_counter(), f"bucket {number}"
+            if recorder.resumed_s > queued_s:  # the interpreter was busy when it ended
+                end_s = min(end_s, recorder.resumed_s)
+            with self._lock:
+                free = self._ends_s.index(min(self._ends_s))
+                begin_s, self._ends_s[free] = max(queued_s, self._ends_s[free]), end_s
+            recorder.add("queued", name, queued_s, queued_s, *of_it, message=number)
+            recorder.add("send", name, begin_s, end_s, *of_it, message=number)
+
+        work.get_future().add_done_callback(ended)
+        return work
 
 
 def _check_model(plan: Plan, model: torch.nn.Module) -> None:

@@ -110,6 +110,8 @@ class ZmqPsBackend:
             self._queue.fail_all(UsageError("the backend was closed before this request was done"))
         if in_order and self._own is not None:
             self._client.ask_counters(timeout_s / 4)
+            if self._group.recorder is not None:
+                self._client.ask_recorded(timeout_s / 4)
         self._client.stop(end_s - time.monotonic(), in_order=in_order)
         self._waker.close()
         if self._own is not None:
@@ -183,6 +185,7 @@ def _settings(group: Group, options: ZmqPsOptions, index: int) -> ServerSettings
         options.staleness,
         options.slice_bytes,
         beside=options.num_dedicated == 0,
+        records=group.recorder is not None,
     )
 
 
@@ -242,7 +245,8 @@ def serve(group: Group, raw_options: object) -> None:
 
     try:
         with zmq.Context() as context:
-            server = Server(_settings(group, options, group.rank - group.size), context)
+            settings = _settings(group, options, group.rank - group.size)
+            server = Server(settings, context, group.recorder)
             try:
                 group.control.all_gather(
                     f"{group.name}.endpoints",

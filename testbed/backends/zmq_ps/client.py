@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ from testbed.backends.zmq_ps.worker_exchange import (
     Ticket,
 )
 from testbed.base.errors import Disagreement, RankLost, TestbedError
+from testbed.base.recorder import Recorder
 from testbed.base.types import Op, Request, Traffic
 from testbed.compression.server_merge import build
 
@@ -134,6 +136,7 @@ class Client:
         self._ticket_of = ticket_of
         self._waker = waker
         self._own = own
+        self._recorder = group.recorder
         self._report = group.control.report_failure
         self._owners = Owners(layout.num_servers)
         self._idle = set(range(group.num_channels))
@@ -141,7 +144,7 @@ class Client:
         self._under_way: dict[ExchangeName, tuple[PendingWork, Exchange]] = {}
         self._traffic = Traffic()
         self._counters: Counters | None = None
-        self._counters_wanted = False
+        self._counters_wanted: Operation | None = None
         self._counters_asked = False
         self._counters_come = threading.Event()
         self._counters_lock = threading.Lock()
@@ -165,16 +168,20 @@ class Client:
         """What the own server had moved when it was last asked."""
         return self._counters
 
-    def ask_counters(self, timeout_s: float) -> None:
-        """Ask the own server what it moved; it may be unable to answer in time."""
+    def ask_counters(self, timeout_s: float, operation: Operation = Operation.COUNTERS) -> None:
+        """Ask the own server what it moved, or did; it may be unable to answer in time."""
         if self._own is None or self._leave.is_set():
             return
         with self._counters_lock:
             self._counters_come.clear()
-            self._counters_wanted = True
+            self._counters_wanted = operation
             self._waker.wake()
             if self._thread.is_alive():  # else there is no thread to answer
                 self._counters_come.wait(timeout_s)
+
+    def ask_recorded(self, timeout_s: float) -> None:
+        """Ask the own server what it did, and give that to the recorder."""
+        self.ask_counters(timeout_s, Operation.RECORDED)
 
     def stop(self, timeout_s: float, *, in_order: bool) -> None:
         """End the thread and its sockets.
@@ -258,9 +265,10 @@ class Client:
                 self._queue.let_next(work)
 
     def _ask_and_leave(self) -> None:
-        if self._counters_wanted and not self._counters_asked:
-            self._counters_wanted, self._counters_asked = False, True
-            self._send(self._own_index, Header(Operation.COUNTERS, self._layout.rank), None)
+        wanted = self._counters_wanted
+        if wanted is not None and not self._counters_asked:
+            self._counters_wanted, self._counters_asked = None, True
+            self._send(self._own_index, Header(wanted, self._layout.rank), None)
         if self._leave.is_set() and self._goodbyes is None:
             self._goodbyes = set(range(len(self._sockets)))
             for server in range(len(self._sockets)):
@@ -293,8 +301,11 @@ class Client:
             self._take(server, header, payload, traffic)
 
     def _take(self, server: int, header: Header, payload: memoryview, traffic: Traffic) -> None:
-        if header.operation is Operation.COUNTERS:
-            self._counters = msgspec.json.decode(header.note, type=Counters)
+        if header.operation in (Operation.COUNTERS, Operation.RECORDED):
+            if header.operation is Operation.COUNTERS:
+                self._counters = msgspec.json.decode(header.note, type=Counters)
+            elif self._recorder is not None:
+                self._recorder.beside[server] = Recorder.read(payload)
             self._counters_asked = False
             self._counters_come.set()
             return
@@ -308,6 +319,8 @@ class Client:
                 raise Disagreement(header.note.decode(errors="replace"))
             return
         work, exchange = self._under_way[header.exchange]
+        if not exchange.first_answer_s:
+            exchange.first_answer_s = time.perf_counter()
         exchange.traffic += traffic
         over = exchange.take(header, payload)
         if exchange.about_to_end:
@@ -316,6 +329,8 @@ class Client:
             del self._under_way[header.exchange]
             self._idle.add(work.request.channel)
             self._queue.finish(work, exchange.result())
+            if self._recorder is not None:
+                self._recorder.add_received(work.event, exchange.first_answer_s)
 
     def _own_server_ended(self) -> None:
         assert self._own is not None

@@ -44,6 +44,7 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
+from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 
 # The state of a parameter server: packets in, answers out; no sockets, so that tests can drive it.
@@ -130,6 +131,7 @@ def _error(header: Header, worker: int, note: bytes) -> Packet:
     return Packet(replace(header, worker=worker, flags=Flag.ERROR, note=note[:2000]))
 
 
+UNRECORDED = frozenset({Operation.COUNTERS, Operation.GOODBYE, Operation.RECORDED})
 LOG_INTERVAL_S = 1.0
 FLUSH_MS = 2000
 
@@ -145,6 +147,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         staleness: as in `ServerState`.
         slice_bytes: largest payload that a worker may send.
         beside: there is a worker on this machine that need not go through the network.
+        records: keep what the server does, for a worker that asks for it.
     """
 
     index: int
@@ -154,6 +157,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     staleness: int | None
     slice_bytes: int
     beside: bool = False
+    records: bool = False
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -209,12 +213,19 @@ class Server:
     Args:
         settings: see `ServerSettings`.
         context: the ZeroMQ context; closed by the caller.
+        recorder: takes what the server does; None: it keeps that itself, if it is to record.
 
     Raises:
         zmq.ZMQError: the address is not one of this machine.
     """
 
-    def __init__(self, settings: ServerSettings, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        context: zmq.Context[zmq.Socket[bytes]],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._recorder = recorder or (Recorder(on=True) if settings.records else None)
         self._state = ServerState(settings.num_workers, settings.staleness)
         self._digest = token_digest(settings.token)
         self._identities = [worker_identity(settings.token, w) for w in range(settings.num_workers)]
@@ -260,13 +271,16 @@ class Server:
         self._socket.close()
 
     def _receive(self) -> None:
+        begun_s = time.perf_counter()
         try:
             headers, payloads = receive_frames(self._socket, 2)
         except zmq.Again:
             return
         try:
             message = self._understand(headers, payloads)
+            read_s = time.perf_counter()
             replies = self._handle(message)
+            handled_s = time.perf_counter()
         except (WireError, Refused) as error:
             self.refusals.add(type(error).__name__, str(error))
             return
@@ -281,6 +295,16 @@ class Server:
                 shared = reply.payload
                 elements = None if shared is None else bytes_of(shared).data
             self._send(reply.header, elements)
+        self._note("receive", message.header, begun_s, read_s)
+        self._note("reduce", message.header, read_s, handled_s)
+
+    def _note(self, kind: str, header: Header, begin_s: float, end_s: float) -> None:
+        if self._recorder is not None and header.operation not in UNRECORDED:
+            self._recorder.add(
+                *(kind, header.key, begin_s, end_s, header.step),
+                num_bytes=header.payload_bytes,
+                peer=header.worker,
+            )
 
     def _understand(self, headers: list[bytes], payloads: list[memoryview]) -> Packet:
         worker = self._workers.get(headers[0])
@@ -303,10 +327,23 @@ class Server:
 
     def _handle(self, message: Packet) -> list[Packet]:
         header = message.header
+        if header.operation is Operation.RECORDED:
+            return [Packet(*self._recorded(header.worker))]
         if header.operation is Operation.COUNTERS:
             note = msgspec.json.encode(self.counters())
             return [Packet(Header(Operation.COUNTERS, header.worker, note=note))]
         return self._state.handle(message)
+
+    def _recorded(self, worker: int) -> tuple[Header, torch.Tensor]:
+        """What this server did, as bytes in a payload."""
+        words = (self._recorder or Recorder()).written()
+        header = Header(
+            *(Operation.RECORDED, worker),
+            flags=Flag.PAYLOAD,
+            num_elements=len(words),
+            total_elements=len(words),
+        )
+        return header, torch.frombuffer(bytearray(words), dtype=torch.uint8)
 
     def counters(self) -> Counters:
         """Bytes and messages of each worker so far."""
@@ -319,7 +356,7 @@ class Server:
         )
 
     def _send(self, header: Header, elements: memoryview | None) -> None:
-        frame = encode(header, self._digest)
+        frame, begun_s = encode(header, self._digest), time.perf_counter()
         try:
             send_frames(self._socket, (self._identities[header.worker], frame), elements)
         except zmq.ZMQError as error:
@@ -331,6 +368,7 @@ class Server:
         self._sent[header.worker] += header.payload_bytes
         self._headers[header.worker] += len(frame)
         self._messages[header.worker] += 1
+        self._note("send", header, begun_s, time.perf_counter())
 
 
 def main() -> int:

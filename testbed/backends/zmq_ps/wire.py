@@ -46,6 +46,7 @@ class Operation(enum.IntEnum):
     GOODBYE = 10
     ALL_TO_ALL = 11
     MERGE = 12
+    RECORDED = 13
 
 
 _OPERATIONS = {int(operation): operation for operation in Operation}

@@ -129,6 +129,7 @@ class Exchange:
             layout.slice_bytes,
         )
         self.traffic = Traffic()
+        self.first_answer_s = 0.0
         self.version: int | None = None
         self.staleness: int | None = None
         self._waiting = {piece.offset for piece in self.slices}

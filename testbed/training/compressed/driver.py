@@ -22,7 +22,7 @@ import torch
 from testbed.backends.protocol import Backend, PendingResult, Work
 from testbed.base.errors import RunFailed
 from testbed.base.plan import Plan
-from testbed.base.types import Capabilities, Op, Request, Result
+from testbed.base.types import DECODE, ENCODE, Capabilities, Op, Request, Result
 from testbed.compression import server_merge
 from testbed.compression.common import num_bytes
 from testbed.compression.protocol import (
@@ -37,8 +37,6 @@ from testbed.training.compressed.channel_order import ChannelOrder, WorkerThread
 from testbed.training.compressed.spec import Compression, compressors_of
 from testbed.training.compressed.state import States, carried
 from testbed.training.compressed.work import (
-    DECODE,
-    ENCODE,
     CompressedWork,
     Costs,
     Outgoing,

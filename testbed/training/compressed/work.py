@@ -10,7 +10,7 @@ import torch
 
 from testbed.backends.protocol import PendingResult, Work
 from testbed.base.errors import RunFailed, TestbedError
-from testbed.base.types import Event, Op, Request, Result, Traffic
+from testbed.base.types import ENCODE, WHOLE, Event, Op, Request, Result, Traffic
 from testbed.compression.lockstep import handed_over_bytes
 from testbed.compression.protocol import Context, Conversation, Round
 from testbed.compression.sparse import sparse_count
@@ -19,7 +19,6 @@ from testbed.records.cell import CompressionResult
 from testbed.statistics.summary import covered_s
 
 IN_LINE = "waiting for its turn"
-ENCODE, DECODE, WHOLE = "encode", "decode", "compressed"
 
 
 class Relay(PendingResult):

@@ -10,6 +10,7 @@ import torch
 
 from testbed.backends.protocol import Backend, Work
 from testbed.base.errors import DeadlineExceeded
+from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Op, Request, Result
 from testbed.control.protocol import Control
 from testbed.memory.planning.gradients import HELD_BYTES
@@ -41,6 +42,7 @@ class StepState:
         control: told what this rank waits for; asked what the others do.
         patience_s: how long to wait for a message when all ranks have been fast so far.
         on_resume: called after every wait for a message that had not arrived yet.
+        recorder: told of waits, and of what was waited for.
 
     Attributes:
         number: of the step.
@@ -51,8 +53,13 @@ class StepState:
     """
 
     def __init__(
-        self, control: Control, patience_s: float, on_resume: Callable[[], None] | None = None
+        self,
+        control: Control,
+        patience_s: float,
+        on_resume: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = recorder
         self.number = 0
         self.is_first = True
         self.phase = Phase.EXCHANGING
@@ -92,12 +99,19 @@ class StepState:
         self._step_waited_s += waited_s
         if result.staleness is not None:
             self.staleness = result.staleness
-        self._events.append(work.event)
+        self.add_events([work.event])
+        if self.recorder is not None:
+            channel, end_s = self._events[-1].channel, before_s + waited_s
+            self.recorder.computing_since_s = end_s
+            self.recorder.add("wait", name, before_s, end_s, channel=channel)
         return result
 
     def add_events(self, events: list[Event]) -> None:
         """Note the parts of an exchange that was waited for."""
         self._events += events
+        if self.recorder is not None:
+            for event in events:
+                self.recorder.add_exchange(event)
 
     def end(self) -> None:
         """All gradients have been exchanged or handed to a deferred update: go on to the next."""
@@ -201,12 +215,14 @@ class GradientReducer:
         gradient = self._gradients[tensor] = self._gradient(tensor)
         self.ready_order.append(tensor)
         for number in self._buckets.messages_of[tensor]:
-            self._buffers.put(number, tensor, gradient)
+            self._copied("encode", number, tensor, gradient, self._buffers.put)
             self._missing[number] -= 1
             if self._missing[number] == 0 and not self._plan.after_backward:
                 self._release(number)
         if self._buffers.frees(tensor):
             self._gradients[tensor] = None
+        if self._step.recorder is not None:
+            self._step.recorder.computing_since_s = time.perf_counter()
 
     def finalize_backward(self) -> None:
         """The backward pass has ended: mark the gradients that it did not make, submit the rest.
@@ -272,8 +288,26 @@ class GradientReducer:
         if gradient is None:
             return self._buffers.mean(tensor)
         for number in self._buckets.messages_of[tensor]:
-            self._buffers.take(number, tensor, gradient)
+            self._copied("decode", number, tensor, gradient, self._buffers.take)
         return gradient
+
+    def _copied(
+        self,
+        kind: str,
+        number: int,
+        tensor: int,
+        gradient: torch.Tensor,
+        copy: Callable[[int, int, torch.Tensor], None],
+    ) -> None:
+        """Put a tensor into a message's buffer, or take it out, and note it if there is one."""
+        recorder = self._step.recorder
+        if recorder is None or self._buckets.forms[number] is None:
+            copy(number, tensor, gradient)
+            return
+        began_s = time.perf_counter()
+        copy(number, tensor, gradient)
+        name, ended_s = self._buckets.keys[number], time.perf_counter()
+        recorder.add(kind, name, began_s, ended_s, self.number, message=number)
 
     def drop(self, tensor: int) -> None:
         """What was collected for the tensor has been used."""

@@ -1,0 +1,1 @@
+"""Why each exposed millisecond of a recorded run is exposed; pure."""

@@ -1,0 +1,172 @@
+"""Changes that the simulator says would gain something; nothing is told that it has not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from statistics import median
+
+import msgspec
+
+from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS
+from testbed.base.errors import UsageError
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace, TraceTensor
+from testbed.causes.explain import Explanation
+from testbed.causes.summary import Advice
+from testbed.prediction.cross_iteration import predict
+from testbed.prediction.extrapolate import at_bandwidth, each_piece, stretched_link
+from testbed.records.timeline import Timeline
+from testbed.scheduling.protocol import make_plan
+
+LEAST_S = 1e-4  # smaller gains are nothing
+LEAST_SHARE = 0.02  # of the exposed time, likewise
+MOST_SCHEDULERS = 3  # that are told
+
+
+def schedulers(backend: str) -> tuple[str, ...]:
+    """Those that may be advised: for dense messages; with two channels where they can use them."""
+    found = BACKENDS.find(backend)
+    several = found is not None and found.facts.max_channels > 1
+    names = SCHEDULERS.which(lambda facts: not (facts.sparse or facts.chooses))
+    specs: dict[str, None] = dict.fromkeys(names)
+    for name in names:
+        options = SCHEDULERS.resolve(name).part.options
+        if several and any(f.name == "channels" and f.default == 1 for f in fields(options)):
+            specs[f"{name}:channels=2"] = None
+    return tuple(specs)
+
+
+def advise(timeline: Timeline, found: Explanation, specs: Sequence[str]) -> list[Advice]:
+    """Changes with their simulated gains, the largest first; the link is told in any case.
+
+    The step is simulated as it was, from its gradients' times and its plan on the link as the
+    steps' exchanges show it, and with one change. A gain is the difference of the two.
+
+    Args:
+        timeline: that was explained.
+        found: what was found.
+        specs: schedulers that could be used instead.
+    """
+    plan, link = timeline.plan, link_of(timeline, found)
+    if plan is None or link is None:
+        return []
+    late = found.lateness.late
+    trace = trace_of(plan, found, range(timeline.num_workers))
+    least_s = max(LEAST_S, LEAST_SHARE * found.exposed_s)
+    most_s = max(sum(of.values()) for of in found.by_rank_s)
+    most_s += sum(found.lateness.late_s[rank] for rank in late)
+
+    def against(now_s: float, other: Plan, on: Link = link, of: Trace = trace) -> float:
+        """The gain; no change gains more than ranks stood still, and a late one its own time."""
+        gained = min(now_s - predict(other, of, on).iteration_s, most_s)
+        return gained if gained >= least_s else 0.0
+
+    if timeline.compressor not in ("", COMPRESSORS.default):
+        return _without_compressor(timeline, found, plan, against)
+    try:
+        now_s = predict(plan, trace, link).iteration_s
+    except UsageError:
+        return []  # it runs and cannot be simulated: priorities or halves on several channels
+    gain_s = partial(against, now_s)
+    told = []
+    for spec in specs:
+        try:
+            gained = gain_s(make_plan(spec, trace, link))
+        except UsageError:
+            continue  # not for this model, or not to be simulated
+        told.append(Advice(change=f"scheduler={spec}", gain_s=gained, options={"scheduler": spec}))
+    best = sorted((a for a in told if a.gain_s > 0), key=lambda a: -a.gain_s)[:MOST_SCHEDULERS]
+    if not best and told:
+        best = [Advice(change="another scheduler", gain_s=0.0)]
+    others = [
+        Advice(change="a link of twice the rate", gain_s=gain_s(plan, at_bandwidth(link, 2.0))),
+        Advice(
+            change="half the start-up time",
+            gain_s=gain_s(plan, each_piece(link, lambda a, b: (a / 2, b))),
+        ),
+    ]
+    if late:
+        rest = [r for r in range(timeline.num_workers) if r not in late]
+        names = ", ".join(map(str, sorted(late)))
+        gained = gain_s(plan, of=trace_of(plan, found, rest))
+        others.append(Advice(change=f"rank {names} as fast as the others", gain_s=gained))
+    return sorted([*best, *others], key=lambda a: -a.gain_s)
+
+
+def _without_compressor(
+    timeline: Timeline, found: Explanation, plan: Plan, against: Callable[..., float]
+) -> list[Advice]:
+    """What the same plan of dense messages would gain, on a link that was measured with such."""
+    if timeline.link is None:
+        return []
+    everyone = range(timeline.num_workers)
+    now_s = found.exposed_s + median(max(r.own_s) for r in found.rounds)
+    gained = against(
+        now_s,
+        plan,
+        stretched_link(timeline.link, timeline.dilation),
+        trace_of(plan, found, everyone),
+    )
+    options = {"compressor": COMPRESSORS.default}
+    return [Advice(change="no compressor", gain_s=gained, options=options)]
+
+
+def trace_of(plan: Plan, found: Explanation, ranks: Sequence[int] | range) -> Trace:
+    """The step's compute times from its events: when the last of these ranks had each gradient.
+
+    The forward pass is what the ranks computed besides; where layers' own times are not known it
+    is divided among tensors as the backward pass is.
+    """
+    ready: dict[str, list[float]] = {}
+    own = []
+    for played in found.rounds:
+        begin_s = min(x.ready_s[rank] for x in played.exchanges if x.turn == 0 for rank in ranks)
+        moments: dict[str, float] = {}
+        for x in (x for x in played.exchanges if x.turn == 0):
+            parts = plan.messages[x.message].parts
+            known = [m for m, _ in x.parts_s] or [x.ready_s] * len(parts)
+            for part, of_ranks in zip(parts, known, strict=True):
+                name = plan.names[part.tensor]
+                at = max(of_ranks[r] for r in ranks) - begin_s
+                moments[name] = max(at, moments.get(name, 0.0))
+        for name, at in moments.items():
+            ready.setdefault(name, []).append(at)
+        own.append(max(played.own_s[r] for r in ranks))
+    times = {name: median(found_s) for name, found_s in ready.items()}
+    backward_s = max(times.values())
+    forward_s = max(0.0, median(own) - backward_s)
+    rows = zip(plan.names, plan.num_elements, plan.dtypes, strict=True)
+    plain = tuple(
+        TraceTensor(name=n, num_elements=e, dtype=d, forward_s=0.0, backward_s=0.0)
+        for n, e, d in rows
+    )
+    trace = Trace(name="recorded", device="", batch_size=1, tensors=plain).delayed(times)
+    shares = [t.backward_s / backward_s if backward_s else 1 / len(plain) for t in trace.tensors]
+    return msgspec.structs.replace(
+        trace,
+        tensors=tuple(
+            msgspec.structs.replace(t, forward_s=share * forward_s)
+            for t, share in zip(trace.tensors, shares, strict=True)
+        ),
+    )
+
+
+def link_of(timeline: Timeline, found: Explanation) -> Link | None:
+    """The link as these steps' exchanges show it; None where they cannot tell it."""
+    costs = found.costs
+    if costs.untold_s:
+        return None
+    if timeline.link is None:
+        return Link(
+            backend=timeline.backend,
+            num_workers=timeline.num_workers,
+            latency_s=max(0.0, costs.more_startup_s),
+            seconds_per_byte=max(0.0, costs.more_s_per_byte),
+        )
+    return each_piece(
+        stretched_link(timeline.link, timeline.dilation),
+        lambda a, b: (max(0.0, a + costs.more_startup_s), max(0.0, b + costs.more_s_per_byte)),
+    )

@@ -1,0 +1,207 @@
+"""`testbed why`: the cause of each exposed millisecond of a recorded run; needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.base.config import RunConfig
+from testbed.base.errors import TestbedError, UsageError
+from testbed.base.files import read_file, to_json
+from testbed.causes.advice import advise, schedulers
+from testbed.causes.summary import Why
+from testbed.causes.summary import why as find_why
+from testbed.launch.plan_options import parts_of
+from testbed.records.text import aligned, time_text
+from testbed.records.timeline import SUFFIX, Timeline, decode_timeline
+
+MOST_TENSORS = 20
+
+
+def why(
+    cell: Annotated[
+        Path,
+        typer.Argument(
+            help=f"record of a run with its *{SUFFIX} beside it, or that file itself",
+            show_default=False,
+        ),
+    ],
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            help="explain these only, held against the others: 20-32 or 20,21,25-30",
+            show_default="all",
+        ),
+    ] = None,
+    tensors: Annotated[
+        int,
+        typer.Option(min=0, help="how many tensors are shown, the most exposed ones; 0 = all"),
+    ] = MOST_TENSORS,
+    json: Annotated[
+        bool, typer.Option("--json", help="as JSON (schema testbed.why/1) on stdout")
+    ] = False,
+) -> None:
+    """Tell why communication was exposed: each millisecond with its cause, and what would help.
+
+    Needs the events of a run: `testbed run --timeline`. Causes: late rank, busy host, order,
+    codec, dependency, tiny messages, start-up, saturated link; what nobody can tell is said to be
+    so. Advice is what the simulator says a change would gain.
+
+    Exit status: 0 fine, 2 asked for wrongly.
+
+    Examples:
+        testbed why cell.json
+
+        testbed why cell.timeline.json --steps 20-32
+
+        testbed why cell.json --json
+    """
+    timeline = _load(cell)
+    wanted = None if steps is None else parse_steps(steps)
+    specs = tuple(s for s in schedulers(timeline.backend) if _is_possible(timeline, s))
+    found = find_why(timeline, wanted, lambda explained: advise(timeline, explained, specs))
+    sys.stdout.write(to_json(found).decode() if json else text_of(found, tensors))
+
+
+def parse_steps(text: str) -> tuple[int, ...]:
+    """Steps given as numbers and ranges, both ends included.
+
+    Raises:
+        UsageError: it is neither.
+
+    Example:
+        >>> parse_steps("3,5-7")
+        (3, 5, 6, 7)
+    """
+    found: dict[int, None] = {}
+    try:
+        for piece in text.split(","):
+            first, dash, last = piece.partition("-")
+            begin, end = int(first), int(last if dash else first)
+            if not 0 <= begin <= end < begin + 10_000_000:
+                raise ValueError(piece)
+            found.update(dict.fromkeys(range(begin, end + 1)))
+    except ValueError:
+        raise UsageError(
+            f"--steps is {text!r}; expected numbers and ranges of steps, as 20-32 or 20,25-30"
+        ) from None
+    return tuple(found)
+
+
+def _load(path: Path) -> Timeline:
+    beside = path if path.name.endswith(SUFFIX) else path.with_name(path.stem + SUFFIX)
+    if path.is_dir() or (path.exists() and not beside.exists()):
+        raise UsageError(
+            f"{path} has no {beside.name} beside it; expected the record of a run with --timeline, "
+            "or the timeline's own file; run again with --timeline"
+        )
+    return decode_timeline(read_file(beside), str(beside))
+
+
+def _is_possible(timeline: Timeline, scheduler: str) -> bool:
+    """Whether `testbed run` would take the scheduler on this backend."""
+    try:
+        parts_of(RunConfig(backend=timeline.backend, scheduler=scheduler))
+    except TestbedError:
+        return False
+    return True
+
+
+def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
+    """The record for people, at most 100 columns."""
+    first, last = found.steps[0], found.steps[-1]
+    head = f"{found.backend} {found.scheduler}".strip()
+    share = found.exposed_s / found.step_s if found.step_s > 0 else 0.0
+    lines = [
+        f"{head}, {found.num_workers} workers, steps {first} to {last} ({len(found.steps)})",
+        f"exposed: {time_text(found.exposed_s)} of a step of {time_text(found.step_s)} "
+        f"({share:.0%}); overlap {found.overlap:.0%} of communication; first cause: {found.first}",
+    ]
+    if found.usual_s is not None:
+        lines.append(f"the other steps: {time_text(found.usual_s)} exposed")
+    return (
+        "\n".join(
+            [*lines, "", _causes(found), "", _ranks(found), "", _tensors(found, most_tensors), ""]
+            + _advice(found)
+            + [f"note: {note}" for note in found.notes]
+            + [
+                "Times of different ranks agree within "
+                f"{time_text(found.clock_uncertainty_s)} (95 %)."
+            ]
+            * (found.clock_uncertainty_s > 0)
+        ).rstrip()
+        + "\n"
+    )
+
+
+def _causes(found: Why) -> str:
+    more = ["more than usual"] if found.usual_s is not None else []
+    rows: list[tuple[str, ...]] = [("cause", "exposed", "share", *more, "")]
+    for row in found.causes:
+        if abs(row.exposed_s) < 5e-7 and abs(row.more_s or 0.0) < 5e-7:
+            continue
+        share = row.exposed_s / found.exposed_s if found.exposed_s > 0 else 0.0
+        more = [] if row.more_s is None else [_signed(row.more_s)]
+        rows.append((row.cause, time_text(row.exposed_s), f"{share:.0%}", *more, row.note))
+    rows.append(("sum", time_text(found.exposed_s), "100%", *[""] * (len(rows[0]) - 3)))
+    return aligned(rows)
+
+
+def _signed(seconds: float) -> str:
+    return ("-" if seconds < 0 else "+") + time_text(abs(seconds))
+
+
+def _ranks(found: Why) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("rank", "computes", "exposed", "transferring", "in exchanges for others")
+    ]
+    rows += [
+        (
+            str(row.rank),
+            *map(
+                time_text, (row.own_s, row.exposed_s, row.transferring_s, max(0.0, row.waiting_s))
+            ),
+        )
+        for row in found.ranks
+    ]
+    return aligned(rows)
+
+
+def _tensors(found: Why, most: int) -> str:
+    shown = sorted(found.tensors, key=lambda row: -row.exposed_s)[: most or None]
+    chosen = [row for row in found.tensors if row in shown]
+    titles = (
+        "tensor",
+        "ready",
+        "queued",
+        "started",
+        "ended",
+        "wait-free",
+        "exposed",
+        "first cause",
+    )
+    rows: list[tuple[str, ...]] = [titles]
+    for row in chosen:
+        cause = max(row.causes, key=lambda c: row.causes[c], default="")
+        moments = (row.ready_s, row.queued_s, row.started_s, row.ended_s, row.wait_free_s)
+        name = row.name if len(row.name) <= 28 else "..." + row.name[-25:]
+        rows.append((name, *map(time_text, (*moments, row.exposed_s)), cause))
+    left = len(found.tensors) - len(chosen)
+    return aligned(rows) + (f"\n{left} more tensors, less exposed: --tensors 0" if left else "")
+
+
+def _advice(found: Why) -> list[str]:
+    if not found.advice:
+        return ["advice: none; the simulator needs the plan and what the link takes"]
+    return [
+        f"advice: {a.change}: "
+        + (
+            f"{time_text(a.gain_s)} less of {time_text(found.exposed_s)} exposed, simulated"
+            if a.gain_s > 0
+            else "nothing"
+        )
+        for a in found.advice
+    ]

@@ -1,0 +1,195 @@
+"""A sweep's folder in one file, which another machine reads without unpacking it by hand.
+
+<name>/manifest.json    `testbed.pack/1`: SHA-256 and size of each other file
+<name>/sweep.json       and cells/, again/ as in `testbed.records.store`: records, searches,
+                        timelines; no logs, locks, scratch files, hostfiles
+
+The bytes depend on the content of the files and the folder's name alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+import msgspec
+
+from testbed.base.errors import UsageError
+from testbed.base.files import to_json
+from testbed.records.store import PLAN
+
+PACK_SCHEMA: Final = "testbed.pack/1"
+SUFFIX: Final = ".tar.gz"
+MAX_BYTES: Final = 1 << 28  # of all files together, unpacked
+MANIFEST: Final = "manifest.json"
+_PACKED: Final = (PLAN, "cells/*.json", "cells/*.csv", "cells/*.gz", "again/*.json", "timelines/*")
+_MEMBER: Final = re.compile(rf"({re.escape(PLAN)}|(cells|again|timelines)/[A-Za-z0-9_-][\w.-]*)")
+_ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])", re.ASCII)
+MASK: Final = ".../"  # in place of the folders of an absolute path
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A file of an archive."""
+
+    sha256: str
+    num_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`testbed.pack/1`: what an archive holds.
+
+    Attributes:
+        name: of the folder that was packed.
+        masked: how many absolute paths in records were cut to their last name.
+        files: path in the folder -> its digest and size.
+    """
+
+    schema: Literal["testbed.pack/1"] = PACK_SCHEMA
+    name: str
+    masked: int = 0
+    files: dict[str, Packed]
+
+
+def pack(folder: Path) -> tuple[bytes, Manifest]:
+    """An archive of a sweep's folder, or of a folder of cells, and what it holds.
+
+    Raises:
+        UsageError: there is no such folder, it holds no cells, or more than an archive may.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"no folder {folder}; give the folder of a sweep, as runs/results/quick-..."
+        )
+    files, masked = _collect(folder)
+    if not any(name.startswith("cells/") for name in files):
+        raise UsageError(f"{folder} holds no cells; give the folder of a sweep that has run")
+    if (size := sum(map(len, files.values()))) > MAX_BYTES:
+        raise UsageError(f"{folder} holds {size} bytes of records; expected at most {MAX_BYTES}")
+    listed = {n: Packed(hashlib.sha256(data).hexdigest(), len(data)) for n, data in files.items()}
+    name = re.sub(r"[^\w.-]", "_", folder.resolve().name).lstrip(".") or "sweep"
+    manifest = Manifest(name=name, masked=masked, files=listed)
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path, data in {MANIFEST: to_json(manifest), **files}.items():
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return gzip.compress(plain.getvalue(), 9, mtime=0), manifest
+
+
+def _collect(folder: Path) -> tuple[dict[str, bytes], int]:
+    """The files to pack, and how many paths in them were cut."""
+    found = {path for pattern in _PACKED for path in folder.glob(pattern)}
+    if not (folder / "cells").is_dir():  # a folder of cells alone
+        found |= set(folder.glob("*.json"))
+    files, masked = {}, 0
+    for path in sorted(found):
+        name = path.relative_to(folder).as_posix()
+        name = name if "/" in name or name == PLAN else f"cells/{name}"
+        if not (_MEMBER.fullmatch(name) and path.is_file()):
+            continue
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            data, count = _portable(data)
+            masked += count
+        files[name] = data
+    return files, masked
+
+
+def _portable(data: bytes) -> tuple[bytes, int]:
+    """A record whose absolute paths are cut to their last name, and how many were."""
+    try:
+        record = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return data, 0  # a report names it
+    count = 0
+
+    def cut(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, str):
+            text, number = _ABSOLUTE.subn(MASK, value)
+            count += number
+            return text
+        if isinstance(value, dict):
+            return {key: cut(each) for key, each in value.items()}
+        return [cut(each) for each in value] if isinstance(value, list) else value
+
+    record = cut(record)
+    return (to_json(record) if count else data), count
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is that of an archive of a sweep, by its name."""
+    return path.is_file() and path.name.endswith((SUFFIX, ".tgz"))
+
+
+def read_archive(path: Path) -> tuple[Manifest, dict[str, bytes]]:
+    """What an archive holds, each file checked against the manifest.
+
+    Nothing is written. Only plain files of the names that `pack` gives are taken.
+
+    Raises:
+        UsageError: it is none, is damaged or too large, or holds what no archive of ours holds.
+    """
+    try:
+        with gzip.open(path) as file:
+            plain = file.read(2 * MAX_BYTES + 1)
+        if len(plain) > 2 * MAX_BYTES:
+            raise UsageError(f"{path} unpacks to more than {2 * MAX_BYTES} bytes: it is not read")
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
+            found = dict(_members(path, tar))
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read as an archive of a sweep: {error}") from None
+    try:
+        manifest = msgspec.json.decode(found.pop(MANIFEST, b""), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{path} holds no {MANIFEST} of {PACK_SCHEMA} ({error}); make it with `testbed pack`"
+        ) from None
+    listed = {n: Packed(hashlib.sha256(data).hexdigest(), len(data)) for n, data in found.items()}
+    names = [n for n in {**listed, **manifest.files} if listed.get(n) != manifest.files.get(n)]
+    if names:
+        raise UsageError(f"{path} is damaged: {', '.join(names[:5])}: not as the manifest says")
+    return manifest, found
+
+
+def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    seen: set[str] = set()
+    for member in tar:
+        name = PurePosixPath(member.name)
+        inner = "/".join(name.parts[1:])
+        fits = inner == MANIFEST or _MEMBER.fullmatch(inner)
+        if name.is_absolute() or not (member.isreg() and fits) or inner in seen:
+            raise UsageError(f"{path} holds {member.name!r}, which no archive of a sweep holds")
+        seen.add(inner)
+        data = tar.extractfile(member)
+        assert data is not None
+        yield inner, data.read()
+
+
+@contextmanager
+def as_folder(path: Path) -> Iterator[Path]:
+    """The folder itself; of an archive one with its files, for as long as the block lasts.
+
+    Raises:
+        UsageError: see `read_archive`.
+    """
+    if not is_archive(path):
+        yield path
+        return
+    _, files = read_archive(path)
+    with tempfile.TemporaryDirectory(prefix="testbed-pack-") as place:
+        for name, data in files.items():
+            file = Path(place) / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(data)
+        yield Path(place)

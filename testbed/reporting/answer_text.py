@@ -1,0 +1,168 @@
+"""What a report answers first, in words: at most three lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from testbed.base.units import rounded
+from testbed.records.answer import Answer, Beside, Saving
+
+WIDTH: Final = 100  # characters of a line
+MAX_LINES: Final = 3
+SURE_RUNS: Final = 3  # from here on an interval is shown
+
+
+def lines_of(answer: Answer) -> list[str]:
+    """The answer in lines; what matters least is left out where there is no room."""
+    return flow(_clauses(answer))
+
+
+def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES) -> list[str]:
+    """Clauses, each in the first line that has room; what has none in the last line is left out.
+
+    Example:
+        >>> flow(["one two", "three four", "five", "six"], width=16, max_lines=2)
+        ['One two; five.', 'Three four; six.']
+    """
+    lines: list[str] = []
+    for clause in clauses:
+        room = [n for n, line in enumerate(lines) if len(line) + len(clause) + 3 <= width]
+        if room:
+            lines[room[0]] += f"; {clause}"
+        elif len(lines) < max_lines:
+            lines.append(clipped(clause[:1].upper() + clause[1:], width - 1))
+    return [line if line.endswith("…") else f"{line}." for line in lines]
+
+
+def _clauses(answer: Answer) -> list[str]:
+    """The most important first."""
+    told = [_verdict(answer)]
+    if answer.verdict == "tied" and answer.resolves is not None:
+        told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
+    if answer.unranked:
+        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
+        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
+    if answer.next is not None:
+        told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
+    if answer.usual is not None and answer.usual != answer.next:
+        told.append(f"{_gain(answer.usual)} {clipped(answer.usual.name)}")
+    if answer.bound_s and answer.step_time_s:
+        above = answer.step_time_s / answer.bound_s - 1
+        bound = f"the bound of {_ms(answer.bound_s)} (no communication)"
+        told.append(
+            f"{rounded(100 * above)} % above {bound}"
+            if above >= 0
+            else f"below {bound}: the machine was busy, measure again"
+        )
+    elif answer.exposed_s is not None:
+        told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
+    if answer.compressed is not None:
+        told.append(_compressed(answer.compressed, answer.test_accuracy))
+    if answer.memory is not None:
+        told.append(f"least memory: {_saving(answer.memory)}")
+    if answer.cheapest is not None and answer.cheapest != answer.memory:
+        told.append(f"least time for it: {_saving(answer.cheapest)}")
+    if answer.predicted is not None and answer.predicted_s is not None:
+        other = "" if answer.predicted == answer.best[0] else f" {clipped(answer.predicted)},"
+        told.append(f"predicted fastest:{other or ' the same,'} {_ms(answer.predicted_s)}")
+    return told
+
+
+def _verdict(answer: Answer) -> str:
+    if answer.step_time_s is None:
+        none = "no gradients were exchanged, so that no method is the fastest"
+        return none if answer.why == "nothing was exchanged" else "no method did the same work"
+    step = f"{_ms(answer.step_time_s)}{range_text(answer)}"
+    best = [clipped(name) for name in answer.best]
+    if answer.verdict == "tied":
+        return _tied(best, step)
+    dense = "" if answer.compressed is None else " dense"
+    words = {
+        "fastest": f"fastest: {best[0]}, {step}",
+        "only one": f"only one{dense} method was run: {best[0]}, {step}",
+        "not proven": f"fastest seen, not proven: {best[0]}, {step}: {answer.why}",
+    }
+    return words[answer.verdict].removesuffix(": one run")
+
+
+def _tied(names: Sequence[str], step: str) -> str:
+    """As many names as a line has room for, the fastest first."""
+    for number in range(len(names), 0, -1):
+        more = f" and {len(names) - number} more" if number < len(names) else ""
+        text = f"tied: {', '.join(names[:number])}{more}, {step}"
+        if len(text) < WIDTH:
+            break
+    return text
+
+
+def range_text(answer: Answer) -> str:
+    """The interval, or the faster and the slower of two runs, and how many runs.
+
+    Example:
+        >>> two = Answer(setting="", verdict="tied", low_s=0.163, high_s=0.166, num_runs=2)
+        >>> range_text(two)
+        ' (163-166, 2 runs)'
+    """
+    runs = "one run" if answer.num_runs == 1 else f"{answer.num_runs} runs"
+    if answer.low_s is None or answer.high_s is None:
+        return f" ({runs})"
+    low, high = rounded(1e3 * answer.low_s), rounded(1e3 * answer.high_s)
+    return f" [{low}, {high}]" if answer.num_runs >= SURE_RUNS else f" ({low}-{high}, {runs})"
+
+
+def _gain(beside: Beside) -> str:
+    text = f"{rounded(100 * beside.gain)} % faster than"
+    if beside.differs is False:
+        text = f"{rounded(100 * beside.gain)} %, so not significantly, faster than"
+    if beside.low is not None and beside.high is not None:
+        interval = f"[{rounded(100 * beside.low)}, {rounded(100 * beside.high)}]"
+        text = text.replace(" %", f" % {interval}", 1)
+    return text
+
+
+def _compressed(beside: Beside, accuracy: float | None) -> str:
+    sure = {True: "", False: ", not significant", None: ", not proven"}[beside.differs]
+    step = _ms(beside.step_time_s)
+    text = f"lossy: {clipped(beside.name)}, {step}, {faster_text(beside)}{sure}"
+    if beside.test_accuracy is None or accuracy is None:
+        return text
+    return (
+        f"{text}, accuracy {rounded(100 * beside.test_accuracy)}, not {rounded(100 * accuracy)} %"
+    )
+
+
+def faster_text(beside: Beside) -> str:
+    """How much faster or slower it is than the method that it stands beside.
+
+    Example:
+        >>> faster_text(Beside(name="", place=0, step_time_s=0.5, gain=-0.5))
+        '100 % faster'
+    """
+    if beside.gain < 0:
+        return f"{rounded(100 * (1 / (1 + beside.gain) - 1))} % faster"
+    return f"{rounded(100 * beside.gain)} % slower"
+
+
+def _saving(saving: Saving) -> str:
+    text = f"{clipped(saving.name, 34)}, {rounded(1e-6 * saving.peak_bytes)} MB"
+    if saving.saves is None or saving.slower is None:
+        return text
+    step = f"step {'+' if saving.slower > 0 else ''}{rounded(100 * saving.slower)} %"
+    few = f" ({saving.num_runs} runs)" if 1 < saving.num_runs < SURE_RUNS else ""
+    few = " (one run)" if saving.num_runs == 1 else few
+    return f"{text} (-{rounded(100 * saving.saves)} %), {step}{few}"
+
+
+def clipped(name: str, most: int = 44) -> str:
+    """A method's name in a line that has to be short.
+
+    Example:
+        >>> clipped("gloo/bytescheduler:partition_kib=64,credit_kib=256", 40)
+        'gloo/bytescheduler:partition_kib=64,cre…'
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _ms(seconds: float) -> str:
+    return f"{rounded(1e3 * seconds)} ms"

@@ -1,0 +1,126 @@
+"""Events of a rank's measured steps: hooks on model and optimizer, and the steps themselves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed.base.recorder import Recorder
+from testbed.noise.steal_time import read_cores, shares_of
+from testbed.training.protocol import Observer, StepRecord
+
+SHORTEST_S = 0.1
+"""Cores are read after steps of so many seconds and more: the system counts in hundredths."""
+
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class LayerEvents:
+    """Forward and backward of each layer, when each gradient is ready, and updates.
+
+    A layer is a module that owns parameters or has no other modules. Its backward pass is what
+    passes between two gradients, that of modules without parameters included; what hooks of the
+    session do when a gradient has come (packing, submitting) is left out.
+
+    Made before the session, whose hooks have to come after its own; `follow` after it.
+
+    Args:
+        recorder: takes the events.
+        model: that is trained.
+    """
+
+    def __init__(self, recorder: Recorder, model: torch.nn.Module) -> None:
+        self._recorder = recorder
+        self._parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._names = {
+            id(p): (n, f"{n.rpartition('.')[0] or n} backward") for n, p in self._parameters
+        }
+        self._update_s = 0.0
+        for name, module in model.named_modules():
+            owns = any(True for _ in module.parameters(recurse=False))
+            if owns or not any(True for _ in module.children()):
+                self._time(module, f"{name or 'model'} forward")
+        for _, parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """The session has put its hooks on: those that come after them."""
+        optimizer.register_step_pre_hook(self._before_update)
+        optimizer.register_step_post_hook(self._after_update)
+
+    def _time(self, module: torch.nn.Module, name: str) -> None:
+        """A method of the module's own costs a quarter of what a pair of hooks does."""
+        clock, add, forward = time.perf_counter, self._recorder.add, module.forward
+
+        def timed(*inputs: Any, **named: Any) -> Any:
+            began_s = clock()
+            output = forward(*inputs, **named)
+            add("compute", name, began_s, clock())
+            return output
+
+        module.forward = timed
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        now_s, recorder = time.perf_counter(), self._recorder
+        name, layer = self._names[id(parameter)]
+        recorder.add("compute", layer, recorder.computing_since_s, now_s)
+        if recorder.is_last_part:
+            recorder.add("ready", name, now_s, now_s)
+        recorder.computing_since_s = now_s  # unless the session has something to do first
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._update_s = time.perf_counter()
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        now_s = self._recorder.computing_since_s = time.perf_counter()
+        self._recorder.add("update", "optimizer", self._update_s, now_s)
+
+
+def read_awaited_s() -> float | None:
+    """Seconds that this thread could have run so far and no core was free; None: not told here."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class Recording(Observer):
+    """Turns the recorder on for the measured steps, and one more: what that waits for is theirs.
+
+    Args:
+        recorder: takes the events.
+        done: steps that were taken before.
+        warmup: first steps after them that are not measured.
+    """
+
+    def __init__(self, recorder: Recorder, done: int, warmup: int) -> None:
+        self._recorder = recorder
+        recorder.first_step = done + warmup
+        self._cores = read_cores()
+        self._awaited_s = read_awaited_s()
+        self._is_fresh = True
+        self._begin(done)
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        step, recorder = record.done - 1, self._recorder
+        recorder.add("step", f"step {step}", record.began_s, record.ended_s, step)
+        if record.step_s >= SHORTEST_S:
+            before, self._cores = self._cores, read_cores()
+            busy, _ = shares_of(before, self._cores)
+            if busy is not None and self._is_fresh and recorder.on:
+                recorder.busy[step] = busy
+        before_s, now_s = self._awaited_s, read_awaited_s()
+        self._awaited_s = now_s
+        if before_s is not None and now_s is not None and recorder.on and record.step_s > 0:
+            recorder.awaited[step] = min(1.0, (now_s - before_s) / record.step_s)
+        self._is_fresh = record.step_s >= SHORTEST_S
+        self._begin(record.done)
+
+    def _begin(self, step: int) -> None:
+        self._recorder.step = step
+        self._recorder.on = step >= self._recorder.first_step

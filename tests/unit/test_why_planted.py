@@ -1,0 +1,110 @@
+"""Causes that were planted in simulated event logs are named, and none that was not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.causes.advice import advise, schedulers
+from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
+from testbed.causes.summary import why
+from testbed.records.timeline import decode_timeline, encode_timeline
+from tests.harness.event_logs import PLANTED, Planted, make_log
+
+FAULTS = ("late rank", "busy host", "order", "codec")  # which no run has that is well
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_cause_is_named_first_in_95_of_100(planted: Planted) -> None:
+    missed = []
+    for seed in range(100):
+        log = make_log(planted, seed)
+        found, usual = explain(log.timeline, log.window)
+        named = found.ranked(usual)[0][0]
+        if named != planted:
+            missed.append((seed, named))
+    assert len(missed) <= 5, missed
+
+
+def test_without_a_fault_none_is_named() -> None:
+    wrong = []
+    for seed in range(60):
+        log = make_log(None, seed)
+        found, _ = explain(log.timeline)
+        least_s = max(2e-4, 0.05 * found.exposed_s)
+        wrong += [(seed, c, found.causes_s[c]) for c in FAULTS if found.causes_s[c] > least_s]
+    assert len(wrong) <= 3, wrong
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_late_rank_and_the_busy_one_are_called_by_their_number(seed: int) -> None:
+    log = make_log("late rank", seed)
+    assert set(explain(log.timeline, log.window)[0].lateness.late) == {log.rank}
+    row = next(c for c in why(log.timeline, log.window).causes if c.cause == LATE)
+    assert row.note.startswith(f"rank {log.rank} by ")
+    log = make_log("busy host", seed)
+    found = explain(log.timeline, log.window)[0]
+    assert not found.lateness.late
+    assert log.rank in found.lateness.busy
+    assert found.causes_s[HOST] > found.causes_s[UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("saturated link", "late rank"), ("codec", "late rank")]
+)
+def test_two_causes_are_both_found(first: Planted, second: Planted) -> None:
+    both = 0
+    for seed in range(20):
+        log = make_log(first, seed, also=second)
+        found, usual = explain(log.timeline, log.window)
+        both += {name for name, _ in found.ranked(usual)[:3]} >= {first, second}
+    assert both >= 18
+
+
+@settings(max_examples=60, deadline=None)
+@given(planted=st.sampled_from((None, *PLANTED)), seed=st.integers(1000, 10**6))
+def test_causes_sum_to_what_was_exposed(planted: Planted | None, seed: int) -> None:
+    log = make_log(planted, seed)
+    found, usual = explain(log.timeline, log.window)
+    for part in filter(None, (found, usual)):
+        counted = [sum(log.timeline.exposed_s[step]) for step in part.steps]
+        exposed_s = sum(counted) / len(counted) / log.timeline.num_workers
+        assert part.exposed_s == pytest.approx(exposed_s, rel=0.02, abs=2e-4)
+        assert all(seconds >= 0 for seconds in part.causes_s.values())
+        for each in part.stood:
+            assert sum(each.causes_s.values()) == pytest.approx(each.wait.duration_s, abs=1e-9)
+
+
+def test_what_the_session_counted_beyond_the_waits_cannot_be_told() -> None:
+    timeline = make_log("late rank", 1).timeline
+    more = {step: [s + 0.01 for s in of] for step, of in timeline.exposed_s.items()}
+    before = explain(timeline)[0].causes_s
+    after = explain(msgspec.structs.replace(timeline, exposed_s=more))[0].causes_s
+    assert after[UNKNOWN] == pytest.approx(before[UNKNOWN] + 0.01, abs=1e-6)
+    less = {step: [s / 2 for s in of] for step, of in timeline.exposed_s.items()}
+    after = explain(msgspec.structs.replace(timeline, exposed_s=less))[0].causes_s
+    assert after[LATE] == pytest.approx(before[LATE] / 2, rel=1e-6)
+
+
+def test_a_file_tells_the_same_as_the_timeline() -> None:
+    log = make_log("order", 5)
+    read = decode_timeline(encode_timeline(log.timeline))
+    assert why(read, log.window).causes == why(log.timeline, log.window).causes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_advice_on_planted_causes_is_what_ends_them(seed: int) -> None:
+    log = make_log("late rank", seed)
+    found, _ = explain(log.timeline, log.window)
+    told = {a.change: a.gain_s for a in advise(log.timeline, found, ())}
+    late_s = found.lateness.late_s[log.rank]
+    gained = told.get(f"rank {log.rank} as fast as the others", 0.0)
+    assert gained == pytest.approx(late_s, rel=0.2, abs=1e-3) or not told
+
+    log = make_log("tiny messages", seed)
+    found, _ = explain(log.timeline)
+    told = {a.change: a.gain_s for a in advise(log.timeline, found, schedulers("mpi-ring"))}
+    assert max(told.values()) > 0.5 * found.exposed_s
+    assert told["a link of twice the rate"] < 0.25 * max(told.values())
