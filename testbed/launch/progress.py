@@ -119,7 +119,11 @@ def progress_of(
 
     path = Path(os.environ.get(VARIABLE, ""))
     if path.name and write_progress(path, now()):
-        return again_and_again(lambda: write_progress(path, now()), EVERY_S)
+
+        def tell() -> None:
+            write_progress(path, now())
+
+        return again_and_again(tell, EVERY_S)
     if quiet:
         return nullcontext()
     if alone and out.isatty():

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from testbed.base.axes import MEMORY
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
 from testbed.records.report import ReportCell
 from testbed.reporting.answer_text import SURE_RUNS, lines_of
-from testbed.reporting.columns import rounded
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import is_framework, runs_ratio
 from testbed.reporting.setting import Setting, settings_of

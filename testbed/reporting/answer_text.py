@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
-from testbed.reporting.columns import rounded
 
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3

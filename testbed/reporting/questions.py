@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from testbed.base.axes import BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
+from testbed.base.units import rounded
 from testbed.records.answer import Answer
 from testbed.records.report import Report, ReportCell
 from testbed.records.text import rate_text
@@ -19,7 +20,6 @@ from testbed.reporting.answer import (
     why_not_ranked,
 )
 from testbed.reporting.answer_text import SURE_RUNS
-from testbed.reporting.columns import rounded
 from testbed.reporting.naming import part_of, short_text
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import name_of

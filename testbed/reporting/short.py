@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.answer_text import WIDTH, faster_text
-from testbed.reporting.columns import rounded
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors

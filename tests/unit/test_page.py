@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli import make_app
+from testbed.prediction.cross_iteration import predict
 from testbed.records.cell import encode_cell
 from testbed.records.timeline import SUFFIX, encode_timeline
 from testbed.reporting.page.curves import spread_out
@@ -281,10 +282,11 @@ def test_events_as_predicted_lie_under_the_prediction() -> None:
 def test_a_trace_made_from_events_is_the_one_that_they_came_from() -> None:
     timeline, plan = page_cells.timeline(), page_cells.plan()
     events = [e for e in timeline.events if e.rank == 0 and e.step == 1]
-    trace, began_s, turn_s = trace_of(events, plan.names, plan.num_elements, plan.dtypes)
+    trace, turn_s = trace_of(events, plan.names, plan.num_elements, plan.dtypes)
     assert trace.ready_s() == pytest.approx(page_cells.TRACE.ready_s())
     assert trace.forward_s == pytest.approx(page_cells.TRACE.forward_s)
-    assert turn_s - began_s == pytest.approx(trace.forward_s)
+    found = predict(plan, page_cells.TRACE, page_cells.LINK)
+    assert turn_s == pytest.approx(found.iteration_s + trace.forward_s)
 
 
 def test_too_many_events_are_thinned_out_and_the_page_says_so(tmp_path: Path) -> None:

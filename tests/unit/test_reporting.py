@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.units import rounded
 from testbed.records.cell import Cell, StepSamples, encode_cell
 from testbed.records.report import BULK, Report, ReportCell, encode_report
 from testbed.reporting.aggregate import Collected, Found, collect_cells
-from testbed.reporting.columns import columns_for, rounded
+from testbed.reporting.columns import columns_for
 from testbed.reporting.formats import FORMATS, to_csv, to_latex, to_markdown
 from testbed.reporting.make import make_report
 from testbed.reporting.short import SHORT, to_text

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from testbed.base.config import RunConfig
+from testbed.base.units import rounded
 from testbed.commands.report import Format, text_of
 from testbed.records.cell import MemoryResult
 from testbed.reporting.aggregate import Collected, Found, sweeps_in
-from testbed.reporting.columns import rounded
 from testbed.reporting.formats import latex_text, markdown_text, to_csv
 from testbed.reporting.make import make_report
 from testbed.reporting.short import short_latex, short_markdown, shorten, to_text
