@@ -212,6 +212,7 @@ class Group:
             request at a time.
         device: `cpu`, or `cuda:<index>`.
         hosts: host of every worker, in rank order; empty = all on `host`.
+        server_hosts: host of every dedicated server.
         recorder: takes what the backend alone knows of exchanges; None = nothing is recorded.
     """
 
@@ -228,6 +229,7 @@ class Group:
     credit_bytes: int | None = None
     device: str = "cpu"
     hosts: tuple[str, ...] = ()
+    server_hosts: tuple[str, ...] = ()
     latency_s: float = 0.0
     jitter_s: float = 0.0
     name: str = "backend"

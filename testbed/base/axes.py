@@ -70,6 +70,8 @@ class BackendFacts:
         algorithm: what predictions at other numbers of workers and of compressed messages go by
             (see `prediction.algorithms`); None = nothing is predicted.
         bus_factor: busbw / algbw of a sum over n workers (see `testbed comm`).
+        busiest_link: whose network link carries most among n workers, in words; None = every
+            worker's carries the same.
         transport: whose connections carry its bytes; backends of one transport are compared with
             each other first. Empty: its own.
         sets: what it sets for itself there, in words.
@@ -87,6 +89,7 @@ class BackendFacts:
     max_channels: int = 1
     algorithm: str | None = None
     bus_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
+    busiest_link: Callable[[int], str] | None = None
     transport: str = ""
     sets: str = ""
     variables: tuple[str, ...] = ()

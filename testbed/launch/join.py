@@ -138,6 +138,7 @@ def join(
         num_channels=num_channels,
         device=device,
         hosts=hosts[: role.num_workers],
+        server_hosts=hosts[role.num_workers :],
         latency_s=emulated.latency_s if emulated else 0.0,
         jitter_s=emulated.jitter_s if emulated else 0.0,
         name=name,

@@ -33,7 +33,7 @@ from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
 from testbed.launch.progress import StepsDone, freeze_long_lived, progress_of
-from testbed.launch.timeline import clock_of, hand_in, make_timeline
+from testbed.launch.timeline import clock_of, describe_timeline, hand_in, make_timeline
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.store import write_atomically
@@ -219,7 +219,7 @@ def _work(
         data=workload.data,
         consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
-        num_machines=len(set(group.hosts)) or 1,
+        num_machines=len({*group.hosts, *group.server_hosts}) or 1,
         environment=describe_environment(
             began=began,
             launcher=role.identity.launcher,
@@ -236,6 +236,7 @@ def _work(
             cell, recorded or (), outcomes, recorder, planned.link, dilation_of(config.cluster)
         )
         write_atomically(settings.timeline, encode_timeline(timeline))
+        sys.stderr.write(f"testbed: {settings.timeline}: {describe_timeline(timeline)}\n")
     return cell
 
 

@@ -198,6 +198,28 @@ def _between_nodes(link: Link, node: Node) -> Link:
     return each_piece(link, left_over)
 
 
+def run_by(link: Link, measured: Algorithm, other: Algorithm) -> Link:
+    """The link if another algorithm ran over the same network among as many workers.
+
+        a' = a startups'(n) / startups(n),   b' = b transfers'(n) / transfers(n)
+
+    Args:
+        link: with two workers or more.
+        measured: that it was measured with.
+        other: that runs instead.
+
+    Example:
+        >>> link = Link(backend="x", num_workers=4, latency_s=1e-4, seconds_per_byte=1.5e-9)
+        >>> from testbed.prediction.algorithms import Tree
+        >>> f"{run_by(link, Ring(), Tree()).seconds_per_byte:.3g}"
+        '2e-09'
+    """
+    n = link.num_workers
+    startups = other.startups(n) / measured.startups(n)
+    transfers = other.transfers(n) / measured.transfers(n)
+    return each_piece(link, lambda a, b: (a * startups, b * transfers))
+
+
 def _scaled(link: Link, algorithm: Algorithm, old: int, new: int, num_workers: int) -> Link:
     startups = algorithm.startups(new) / algorithm.startups(old)
     transfers = algorithm.transfers(new) / algorithm.transfers(old)

@@ -20,7 +20,7 @@ from testbed.base.link import Link
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
 from testbed.prediction.algorithms import algorithm_of, parse_algorithm
-from testbed.prediction.extrapolate import extrapolate
+from testbed.prediction.extrapolate import extrapolate, run_by
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
 # Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.
@@ -145,6 +145,9 @@ def read_link(
 def link_among(link: Link, num_workers: int, backend: str) -> Link:
     """The link among another number of workers, by the algorithm that it runs (`extrapolate`).
 
+    A link of the same backend under options by which it runs another algorithm, as with servers in
+    other places, is converted (`run_by`).
+
     Args:
         link: measured or nominal.
         num_workers: n.
@@ -153,10 +156,19 @@ def link_among(link: Link, num_workers: int, backend: str) -> Link:
     Raises:
         UsageError: the algorithm is not known, or the link was measured among one worker.
     """
-    if num_workers in (link.num_workers, 1):
-        return msgspec.structs.replace(link, num_workers=num_workers)
-    known = link.backend if BACKENDS.find(link.backend) is not None else backend
-    return extrapolate(link, parse_algorithm(algorithm_of(known)), num_workers)
+    if num_workers == 1:
+        return msgspec.structs.replace(link, num_workers=1)
+    own, wanted = BACKENDS.find(link.backend), BACKENDS.find(backend)
+    same = own is not None and wanted is not None and own.name == wanted.name
+    changes = same and own.facts.algorithm != wanted.facts.algorithm and link.num_workers > 1
+    if num_workers == link.num_workers and not changes:
+        return link
+    algorithm = parse_algorithm(algorithm_of(backend if own is None else link.backend))
+    found = extrapolate(link, algorithm, num_workers)
+    if not changes:
+        return found
+    converted = run_by(found, algorithm, parse_algorithm(algorithm_of(backend)))
+    return msgspec.structs.replace(converted, backend=backend)
 
 
 def kind_of(link: Link) -> Literal["null", "held-out"]:

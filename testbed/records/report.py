@@ -16,6 +16,32 @@ REPORT_SCHEMA: Final = "testbed.report/1"
 BULK = ("samples", "accuracy_curve", "environment")
 
 
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell occupied, and what it made of it.
+
+    Attributes:
+        machines: distinct hosts, those of dedicated servers included.
+        cores: threads for tensors of all workers, and one for each server.
+        links: network links, one a machine; 0 on one machine.
+        samples_per_s_per_machine: of all workers together, over the machines.
+        samples_per_s_per_core: likewise over the cores.
+        samples_per_s_per_link: likewise over the links; null on one machine.
+        busiest_link: whose link carries most; empty where no rank has a machine of its own.
+        busiest_link_bytes_per_step: what it carries in the larger direction; null: likewise.
+        samples_per_busiest_gb: samples trained for each 10^9 bytes of that; null: likewise.
+    """
+
+    machines: int
+    cores: int
+    links: int
+    samples_per_s_per_machine: float
+    samples_per_s_per_core: float
+    samples_per_s_per_link: float | None = None
+    busiest_link: str = ""
+    busiest_link_bytes_per_step: float | None = None
+    samples_per_busiest_gb: float | None = None
+
+
 class ReportCell(Cell, kw_only=True):
     """A cell's keys over all its repeats, and what it is worth beside the others.
 
@@ -36,8 +62,8 @@ class ReportCell(Cell, kw_only=True):
         family: number of the family that it was compared in (`Report.families`); null: none.
         rank: 1 + how many cells of the family are significantly faster; null: not ranked.
         rank_note: `tied` if a ranked cell does not differ significantly, `unstable` if its repeats
-            spread too much to be ranked; of many messages on a dilated cluster, not ranked either:
-            `depends on dilation`, `dilation not checked` (`reporting.dilation`).
+            spread too much to be ranked; on a dilated cluster, not ranked either: `depends on
+            dilation`, `dilation not checked`, `cores busy` (`reporting.dilation`).
         failed_repeats: repeats that failed; `status` is `failed` if no repeat finished.
         efficiency: step time of the no-communication cell of the same work over this one's; null
             without such a cell.
@@ -53,6 +79,7 @@ class ReportCell(Cell, kw_only=True):
         ratio_low: lower end of its 95 % interval; null: too few runs.
         ratio_high: upper end; null: likewise.
         ratio_to: that framework.
+        resources: what it occupied and made of it; null: it failed.
     """
 
     source: str = ""
@@ -65,7 +92,9 @@ class ReportCell(Cell, kw_only=True):
     step_time_spread: float | None = None
     family: int | None = None
     rank: int | None = None
-    rank_note: Literal["", "tied", "unstable", "depends on dilation", "dilation not checked"] = ""
+    rank_note: Literal[
+        "", "tied", "unstable", "depends on dilation", "dilation not checked", "cores busy"
+    ] = ""
     failed_repeats: int = 0
     efficiency: float | None = None
     comparable: bool | None = None
@@ -77,6 +106,7 @@ class ReportCell(Cell, kw_only=True):
     ratio_low: float | None = None
     ratio_high: float | None = None
     ratio_to: str = ""
+    resources: Resources | None = None
 
 
 class RatioLine(msgspec.Struct, frozen=True, kw_only=True):

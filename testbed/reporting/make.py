@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import Collected, aggregate
 from testbed.reporting.answer import answers
@@ -14,7 +16,7 @@ from testbed.reporting.compression import (
     describe_break_evens,
     describe_verdicts,
 )
-from testbed.reporting.cores import describe_again, describe_cores
+from testbed.reporting.cores import describe_again, describe_cores, describe_counted
 from testbed.reporting.forecast import Compared, describe, scores
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import (
@@ -30,6 +32,7 @@ from testbed.reporting.ratios import (
     describe_transports,
     describe_tuning,
 )
+from testbed.reporting.resources import resources_of
 from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
@@ -39,7 +42,8 @@ _MEMORY = "processes were {}: compare peak memory only with those that were star
 def make_report(collected: Collected, compared: Compared | None = None) -> Report:
     """The report of all cells that were read, and how a forecast of them did."""
     ranked, families = rank(sort_cells(judge(aggregate(collected.cells))))
-    cells, ratios = compare_with_frameworks(ranked)
+    compared_cells, ratios = compare_with_frameworks(ranked)
+    cells = [msgspec.structs.replace(c, resources=resources_of(c)) for c in compared_cells]
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)
@@ -47,7 +51,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     rows = () if compared is None else compared.rows
     forecast = scores(rows)
     foreseen = [*(() if compared is None else compared.notes), *describe(rows, forecast)]
-    warned = [*describe_cores(runs), *describe_again(runs), *collected.notes]
+    busy, rest = describe_cores(runs), [*describe_again(runs), *collected.notes]
     return Report(
         cells=cells,
         answers=answers(cells),
@@ -70,9 +74,11 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
-            *warned,
+            *busy,
+            *describe_counted(runs),
+            *rest,
         ],
-        cautions=[*foreseen, *warned],
+        cautions=[*foreseen, *busy, *rest],
         provenance=provenance(run.environment for run in runs),
     )
 

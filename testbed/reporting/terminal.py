@@ -12,7 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.columns import Column, columns_for, compression_columns, memory_columns
+from testbed.reporting.columns import (
+    Column,
+    columns_for,
+    compression_columns,
+    memory_columns,
+    resource_columns,
+)
 from testbed.reporting.formats import as_shown, shown
 from testbed.reporting.ranking import describe_family
 from testbed.reporting.work import is_upper_bound
@@ -62,6 +68,11 @@ def print_report(report: Report, out: TextIO) -> None:
     if foreseen:
         console.print(Text("Live storages at the peak of a step, rank 0", style="bold"))
         console.print(_table(memory_columns(foreseen), foreseen, foreseen))
+        console.print()
+    spread = [c for c in report.cells if c.resources is not None and c.resources.links]
+    if spread:
+        console.print(Text("Throughput for what was occupied", style="bold"))
+        console.print(_table(resource_columns(spread), spread, spread))
         console.print()
     for note in report.notes:
         console.print(Text(f"- {note}"))

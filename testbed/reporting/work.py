@@ -11,6 +11,7 @@ from testbed.base.axes import AXES, BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult
 from testbed.records.report import ReportCell
+from testbed.reporting.resources import resources_of
 from testbed.statistics.summary import efficiency, most_common
 
 # Tables show the times of the emulated cluster: real ones divided by the dilation; pure.
@@ -57,13 +58,16 @@ def undilated(cell: C) -> C:
         for name in ("time_to_accuracy_s", "time_to_loss_s")
     }
     speed = None if cell.samples_per_s is None else cell.samples_per_s * factor
-    return msgspec.structs.replace(
+    found = msgspec.structs.replace(
         cell,
         **times,
         **reached,
         samples_per_s=speed,
         compression=_compression(cell.compression, factor),
     )
+    if isinstance(found, ReportCell):
+        found = msgspec.structs.replace(found, resources=resources_of(found))
+    return found
 
 
 def _compression(found: CompressionResult | None, factor: float) -> CompressionResult | None:

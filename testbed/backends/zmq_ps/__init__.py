@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from testbed.backends.protocol import Backend, Group
 from testbed.backends.zmq_ps.options import ZmqPsOptions
-from testbed.backends.zmq_ps.placement import busiest_link_bytes
+from testbed.backends.zmq_ps.placement import busiest_link, busiest_link_bytes
 from testbed.base.axes import COMPRESSORS, BackendFacts
 from testbed.base.config import RunConfig
 from testbed.base.parts import Part, installed
@@ -88,6 +88,7 @@ ZMQ_PS = Part(
         max_channels=8,
         algorithm=_algorithm(options),
         bus_factor=lambda num_workers: busiest_link_bytes(1.0, num_workers, options),
+        busiest_link=lambda num_workers: busiest_link(num_workers, options),
         transport="ZeroMQ",
         sets=f"messages of at most {options.slice_kib} KiB",
     ),

@@ -108,6 +108,27 @@ def busiest_link_bytes(num_bytes: float, num_workers: int, options: ZmqPsOptions
     return num_bytes * (num_workers + num_servers - 2) / num_servers
 
 
+def busiest_link(num_workers: int, options: ZmqPsOptions) -> str:
+    """Whose link that is, in words; see `busiest_link_bytes`.
+
+    Args:
+        num_workers: n >= 1.
+        options: where the servers are.
+
+    Example:
+        >>> [busiest_link(4, ZmqPsOptions(f"dedicated:{s}")) for s in (1, 4, 8)]
+        ["each server's", "every machine's", "each worker's"]
+        >>> [busiest_link(4, ZmqPsOptions(f"colocated:{s}")) for s in (2, 4)]
+        ["each machine's with a server", "every machine's"]
+    """
+    num_servers = options.num_servers(num_workers)
+    if num_servers == num_workers:
+        return "every machine's"
+    if not options.num_dedicated:
+        return "each machine's with a server"
+    return "each server's" if num_servers < num_workers else "each worker's"
+
+
 # Which server merges which key: pure, so that all ranks compute the same.
 
 

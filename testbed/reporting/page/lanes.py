@@ -13,9 +13,9 @@ import msgspec
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.trace import Trace, TraceTensor
+from testbed.base.units import rounded
 from testbed.prediction.cross_iteration import predict
 from testbed.records.timeline import Timeline, TimelineEvent, in_lanes
-from testbed.reporting.columns import rounded
 from testbed.reporting.page.groups import Placed
 from testbed.reporting.page.markup import Markup, data, element, section
 
