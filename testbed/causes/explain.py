@@ -76,6 +76,14 @@ class Explanation:
         more = {c: s - base.get(c, 0.0) for c, s in self.causes_s.items()}
         return sorted(more.items(), key=lambda pair: -pair[1])
 
+    def first(self, usual: Explanation | None = None) -> str:
+        """The cause to be named: the largest, or `cannot tell` where that is more than half."""
+        ranked = self.ranked(usual)
+        cause, seconds = next(pair for pair in ranked if pair[0] != UNKNOWN)
+        grown_s = sum(max(0.0, s) for _, s in ranked)
+        unknown_s = dict(ranked)[UNKNOWN]
+        return cause if seconds > 0 and unknown_s <= grown_s / 2 else UNKNOWN
+
 
 def explain(
     timeline: Timeline, steps: Collection[int] | None = None

@@ -11,7 +11,7 @@ import msgspec
 
 from testbed.causes.costs import Costs, identity
 from testbed.causes.exchanges import Exchange, Round
-from testbed.causes.explain import HOST, LATE, LINK, STARTUP, UNKNOWN, Explanation, explain
+from testbed.causes.explain import HOST, LATE, LINK, STARTUP, Explanation, explain
 from testbed.records.timeline import Timeline
 
 WHY_SCHEMA: Final = "testbed.why/1"
@@ -135,9 +135,9 @@ def why(
         UsageError: see `explain`.
     """
     found, usual = explain(timeline, steps)
-    ranked = found.ranked(usual)
-    if usual is not None and ranked[0][1] < SAME * found.exposed_s:
-        ranked = found.ranked()  # no change to speak of: by what there is
+    against = usual
+    if usual is not None and found.ranked(usual)[0][1] < SAME * found.exposed_s:
+        against = None  # no change to speak of: by what there is
     notes = []
     if timeline.dropped:
         notes.append(f"{timeline.dropped} events found no room and are missing")
@@ -151,7 +151,7 @@ def why(
         workload=timeline.workload,
         num_workers=timeline.num_workers,
         steps=found.steps,
-        first=ranked[0][0] if ranked[0][1] > 0 else UNKNOWN,
+        first=found.first(against),
         exposed_s=found.exposed_s,
         usual_s=None if usual is None else usual.exposed_s,
         step_s=_step_s(found.rounds),
@@ -163,7 +163,7 @@ def why(
                 more_s=None if usual is None else found.causes_s[cause] - usual.causes_s[cause],
                 note=_note(cause, found, usual),
             )
-            for cause, _ in ranked
+            for cause, _ in found.ranked(against)
         ),
         ranks=tuple(_rank(rank, found) for rank in range(timeline.num_workers)),
         tensors=tuple(_tensors(timeline, found)),
