@@ -95,8 +95,9 @@ def rows_of(stored: Cell, now: Cell) -> list[Row]:
     return [
         Row(
             what,
-            *(_text(getattr(cell, name)) for cell in (stored, now)),
-            counts=ordered or name not in _TRAINED,
+            _text(getattr(stored, name)),
+            _text(getattr(now, name)),
+            ordered or name not in _TRAINED,
         )
         for what, name in _ROWS.items()
     ]
