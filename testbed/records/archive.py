@@ -25,14 +25,18 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
+from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.store import PLAN
 
 PACK_SCHEMA: Final = "testbed.pack/1"
 SUFFIX: Final = ".tar.gz"
 MAX_BYTES: Final = 1 << 28  # of all files together, unpacked
 MANIFEST: Final = "manifest.json"
-_PACKED: Final = (PLAN, "cells/*.json", "cells/*.csv", "cells/*.gz", "again/*.json", "timelines/*")
-_MEMBER: Final = re.compile(rf"({re.escape(PLAN)}|(cells|again|timelines)/[A-Za-z0-9_-][\w.-]*)")
+_PACKED: Final = (PLAN, f"*{OF_MEMORY}", "cells/*.json", "cells/*.csv", "again/*.json")
+_NAME: Final = r"[A-Za-z0-9_-][\w.-]*"
+_MEMBER: Final = re.compile(
+    rf"{re.escape(PLAN)}|{_NAME}{re.escape(OF_MEMORY)}|(cells|again)/{_NAME}", re.ASCII
+)
 _ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])", re.ASCII)
 MASK: Final = ".../"  # in place of the folders of an absolute path
 
@@ -94,7 +98,8 @@ def _collect(folder: Path) -> tuple[dict[str, bytes], int]:
     files, masked = {}, 0
     for path in sorted(found):
         name = path.relative_to(folder).as_posix()
-        name = name if "/" in name or name == PLAN else f"cells/{name}"
+        in_root = name == PLAN or name.endswith(OF_MEMORY)
+        name = name if "/" in name or in_root else f"cells/{name}"
         if not (_MEMBER.fullmatch(name) and path.is_file()):
             continue
         data = path.read_bytes()

@@ -38,6 +38,8 @@ def sweep(tmp_path: Path) -> Path:
     ):
         (folder / name).write_text("left")
     (folder / "cells/x.tuning.csv").write_text("trial\n1\n")
+    (folder / "cells/0.timeline.json").write_text("{}")
+    (folder / "step.memory.json").write_text("{}")
     (folder / "again").mkdir()
     shutil.copy(next(PAIRS.glob("cells/*.json")), folder / "again")
     return folder
@@ -73,7 +75,9 @@ def test_it_holds_the_records_and_nothing_that_ran(sweep, tmp_path):
     _, files = read_archive(written(tmp_path / "p.tar.gz", sweep))
     stored = {f"cells/{path.name}" for path in PAIRS.glob("cells/*.json")}
     others = {name for name in files if name.startswith("again/")}
-    assert files.keys() == {"sweep.json", "cells/x.tuning.csv"} | stored | others
+    assert files.keys() == stored | others | {
+        *("sweep.json", "step.memory.json", "cells/x.tuning.csv", "cells/0.timeline.json"),
+    }
     assert len(others) == 1
     for name, data in files.items():
         packed, own = (without_environment(each) for each in (data, (sweep / name).read_bytes()))
@@ -95,7 +99,7 @@ def test_a_report_and_a_comparison_read_it_as_the_folder(sweep, tmp_path):
         assert answer("report", file, *words) == answer("report", str(sweep), *words)
     told = answer("diff", str(sweep), file)
     assert (told.status, "slower" in told.out.splitlines()[0]) == (0, False)
-    key = sorted(path.stem for path in sweep.glob("cells/*.json"))[0]
+    key = sorted(path.stem for path in PAIRS.glob("cells/*.json"))[0]
     assert answer("diff", f"{file}:{key}", str(sweep / f"cells/{key}.json")).status == 0
     (sweep / f"cells/{key}.json").unlink()
     lacking = answer("report", str(written(tmp_path / "q.tar.gz", sweep)))
@@ -145,7 +149,7 @@ def linked(kind):
 def changed(members):
     place = next(i for i, (m, _) in enumerate(members) if m.name.startswith("pairs/cells/"))
     member, data = members[place]
-    members[place] = member, data.replace(b"0", b"1")
+    members[place] = member, data + b" "
 
 
 def twice(members):
@@ -222,5 +226,5 @@ def test_the_command_names_the_file_after_the_folder(sweep, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     done = answer("pack", "pairs")
     assert done.status == 0, done.err
-    assert done.out.startswith("pairs.tar.gz: 51 files")
+    assert done.out.startswith("pairs.tar.gz: 53 files")
     assert answer("report", "pairs.tar.gz").status == 0

@@ -361,7 +361,7 @@ def test_the_command_says_by_its_status_what_the_limits_say(tmp_path):
         (("aa/bank:zz", "aa/bank"), "no cell is 'zz'"),
         (("aa/bank:4", "aa/bank"), "3 cells begin with '4'"),
         (("log", "log"), "holds no cells yet"),
-        (("aa", "aa/bank"), "no testbed.cell/1"),
+        (("links", "aa/bank"), "no testbed.cell/1"),
         (("aa/bank/sweep.json", "aa/bank"), "no testbed.cell/1"),
     ],
 )
