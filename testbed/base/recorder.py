@@ -50,6 +50,7 @@ class Recorder:
         events: so far.
         bursts: the fastest of each burst of timed exchanges with rank 0.
         busy: step -> share of the time in which the cores worked.
+        awaited: step -> share of it in which the computing thread could run and had no core.
         beside: number of a server beside this rank -> what it did.
         plan: that was carried out; None: a framework's own.
         dropped: events that found no room.
@@ -71,6 +72,7 @@ class Recorder:
         self.events: list[Raw] = []
         self.bursts: list[Asked] = []
         self.busy: dict[int, float] = {}
+        self.awaited: dict[int, float] = {}
         self.beside: dict[int, Recorder] = {}
         self.plan: Plan | None = None
         self.dropped = 0

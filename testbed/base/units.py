@@ -90,3 +90,21 @@ def format_seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def rounded(figure: float) -> str:
+    """Three digits that count, never an exponent, never fewer digits than the whole part has.
+
+    Example:
+        >>> rounded(12.345), rounded(0.01234), rounded(123456.7), rounded(0.0)
+        ('12.3', '0.0123', '123457', '0')
+    """
+    if figure == 0:
+        return "0"
+    if abs(figure) >= 100:
+        return f"{figure:.0f}"
+    digits = 3
+    while abs(figure) < 1 and digits < 9 and abs(figure) < 10 ** (2 - digits):
+        digits += 1
+    places = 1 if abs(figure) >= 10 else 2 if abs(figure) >= 1 else digits
+    return f"{figure:.{places}f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 from statistics import median
 
 from testbed.causes.exchanges import Round
@@ -12,10 +12,11 @@ from testbed.records.timeline import Timeline
 
 LEAST_S = 2e-4  # a rank that is later by less is not called late
 LEAST_SHARE = 0.02  # of the time that it computes
-MOST_STEPS = 0.75  # share of the steps in which a rank has to be late
-TAKEN = 0.1  # share of the cores that others take more than usually: the host is busy
+CERTAIN = 3.0  # standard errors of a median by which it has to be above 0, and above the usual one
+TAKEN = 0.1  # share of its cores or of its time that a host takes more than usually: it is busy
 FULL = 0.9  # cores that are busy so much, and 0.15 more than usually, are busy
 MORE_BUSY = 0.15
+AWAITED = 0.25  # share of the step that a rank waits for a core, where there are no usual steps
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Lateness:
 
     Attributes:
         late_s: rank -> median time by which it is late, of ranks that compute longer than others.
-        busy: rank -> share of its cores that was taken, or by which they were busier.
+        busy: rank -> share of its cores that was taken or busy, or of its time that it waited for
+            one.
     """
 
     late_s: dict[int, float]
@@ -39,10 +41,11 @@ class Lateness:
 def lateness_of(timeline: Timeline, rounds: Sequence[Round], usual: Sequence[Round]) -> Lateness:
     """Late ranks and busy hosts in these steps, held against usual ones.
 
-    A rank is late where, in three of four steps, it hands messages over later than the middle rank
-    does, by more than the clocks' uncertainty and what the steps vary by, and its own time since
-    the last backward pass, without waits, is longer by at least half of that: what was passed on to
-    it by others is not its doing.
+    A rank is late where the median of the times by which it hands messages over later than the
+    middle rank is above the clocks' uncertainty, 0.2 ms and 2 % of what it computes, and 3 standard
+    errors above 0 and above what it is in usual steps, and where its own time since the last
+    backward pass, without waits, is longer than theirs by half of that: what was passed on to it
+    by others is not its doing.
 
     Args:
         timeline: that the steps are of.
@@ -55,15 +58,26 @@ def lateness_of(timeline: Timeline, rounds: Sequence[Round], usual: Sequence[Rou
         return Lateness({}, busy)
     sure_s = 2 * max((c.uncertainty_s for c in timeline.clocks), default=0.0)
     late: dict[int, float] = {}
+    computed = median(median(r.own_s) for r in rounds)
+    least_s = max(sure_s, LEAST_S, LEAST_SHARE * computed)
     for rank in range(timeline.num_workers):
-        found = [_late_s(r, rank) for r in rounds]
-        own = [_longer_s(r, rank) for r in rounds]
-        computed = median(median(r.own_s) for r in rounds)
-        least_s = max(sure_s, LEAST_S, LEAST_SHARE * computed) * (1 + 2 / sqrt(len(rounds)))
-        share = sum(late_s > least_s for late_s in found) / len(found)
-        if share >= MOST_STEPS and median(own) >= median(found) / 2:
-            late[rank] = median(found)
+        late_s, error_s = _median([_late_s(r, rank) for r in rounds])
+        usual_s, usual_error_s = _median([_late_s(r, rank) for r in usual])
+        own_s, _ = _median([_longer_s(r, rank) for r in rounds])
+        both_s = CERTAIN * hypot(error_s, usual_error_s)
+        is_certain = late_s >= CERTAIN * error_s and (not usual or late_s - usual_s >= both_s)
+        if late_s >= least_s and is_certain and own_s >= late_s / 2:
+            late[rank] = late_s
     return Lateness(late, busy)
+
+
+def _median(values: Sequence[float]) -> tuple[float, float]:
+    """The median and its standard error, from the median absolute deviation; 0 of nothing."""
+    if not values:
+        return 0.0, 0.0
+    middle = median(values)
+    deviation = 1.4826 * median(abs(v - middle) for v in values)
+    return middle, 1.2533 * deviation / sqrt(len(values))
 
 
 def _late_s(played: Round, rank: int) -> float:
@@ -82,15 +96,24 @@ def _longer_s(played: Round, rank: int) -> float:
 def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) -> dict[int, float]:
     found = {}
     for rank in range(timeline.num_workers):
-        taken = _middle(timeline.cores_taken, rank, steps)
-        more_taken = taken - _middle(timeline.cores_taken, rank, usual)
-        busy = _middle(timeline.cores_busy, rank, steps)
-        more_busy = busy - _middle(timeline.cores_busy, rank, usual) if usual else 0.0
+        taken, more_taken = _compared(timeline.cores_taken, rank, steps, usual)
+        awaited, more_awaited = _compared(timeline.cores_awaited, rank, steps, usual)
+        busy, more_busy = _compared(timeline.cores_busy, rank, steps, usual)
         if more_taken >= TAKEN:
             found[rank] = taken
-        elif busy >= FULL and more_busy >= MORE_BUSY:
+        elif more_awaited >= (TAKEN if usual else AWAITED):
+            found[rank] = awaited
+        elif usual and busy >= FULL and more_busy >= MORE_BUSY:
             found[rank] = busy
     return found
+
+
+def _compared(
+    shares: dict[int, list[float]], rank: int, steps: Collection[int], usual: Collection[int]
+) -> tuple[float, float]:
+    """A share in these steps, and by how much it is above the usual one."""
+    now = _middle(shares, rank, steps)
+    return now, now - _middle(shares, rank, usual)
 
 
 def _middle(shares: dict[int, list[float]], rank: int, steps: Collection[int]) -> float:

@@ -181,7 +181,7 @@ def _note(cause: str, found: Explanation, usual: Explanation | None) -> str:
         )
     if cause == HOST and lateness.busy:
         return ", ".join(
-            f"rank {rank}: {share:.0%} of its cores taken by others"
+            f"rank {rank}: its cores were taken, or it waited for one, {share:.0%} of the time"
             for rank, share in sorted(lateness.busy.items())
         )
     if cause not in (LINK, STARTUP):
@@ -277,11 +277,11 @@ def _tensors(timeline: Timeline, found: Explanation) -> list[TensorRow]:
         for name, share, _ in _named(timeline, each.wait.exchange):
             for cause, seconds in each.causes_s.items():
                 causes[name][cause] += seconds * share * scale
-    rows = []
+    made: list[TensorRow] = []
     for name, found_s in moments.items():
         ready, queued, started, ended = (median(column) for column in zip(*found_s, strict=True))
         parts = {c: float(s) for c, s in causes[name].items() if s > 0}
-        rows.append(
+        made.append(
             TensorRow(
                 name=name,
                 ready_s=ready,
@@ -293,7 +293,7 @@ def _tensors(timeline: Timeline, found: Explanation) -> list[TensorRow]:
                 causes=parts,
             )
         )
-    return sorted(rows, key=lambda row: row.ready_s)
+    return sorted(made, key=lambda row: row.ready_s)
 
 
 def _named(timeline: Timeline, exchange: Exchange) -> list[tuple[str, float, float]]:

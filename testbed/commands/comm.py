@@ -177,6 +177,8 @@ def comm(
         workers,
     )
     check_fit(config, output, fit)
+    if fit and (per_iteration or format is not Format.TABLE):
+        raise UsageError("--fit prints a fit, not exchanges; leave out -I and --format")
     as_member = (
         partial(fit_member, output=output)
         if fit

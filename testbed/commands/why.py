@@ -117,8 +117,8 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
     share = found.exposed_s / found.step_s if found.step_s > 0 else 0.0
     lines = [
         f"{head}, {found.num_workers} workers, steps {first} to {last} ({len(found.steps)})",
-        f"exposed: {time_text(found.exposed_s)} of a step of {time_text(found.step_s)} ({share:.0%}); "
-        f"overlap {found.overlap:.0%} of communication; first cause: {found.first}",
+        f"exposed: {time_text(found.exposed_s)} of a step of {time_text(found.step_s)} "
+        f"({share:.0%}); overlap {found.overlap:.0%} of communication; first cause: {found.first}",
     ]
     if found.usual_s is not None:
         lines.append(f"the other steps: {time_text(found.usual_s)} exposed")
@@ -138,15 +138,8 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
 
 
 def _causes(found: Why) -> str:
-    rows = [
-        (
-            "cause",
-            "exposed",
-            "share",
-            *(["more than usual"] if found.usual_s is not None else []),
-            "",
-        )
-    ]
+    more = ["more than usual"] if found.usual_s is not None else []
+    rows: list[tuple[str, ...]] = [("cause", "exposed", "share", *more, "")]
     for row in found.causes:
         if abs(row.exposed_s) < 5e-7 and abs(row.more_s or 0.0) < 5e-7:
             continue
@@ -162,7 +155,9 @@ def _signed(seconds: float) -> str:
 
 
 def _ranks(found: Why) -> str:
-    rows = [("rank", "computes", "exposed", "transferring", "in exchanges for others")]
+    rows: list[tuple[str, ...]] = [
+        ("rank", "computes", "exposed", "transferring", "in exchanges for others")
+    ]
     rows += [
         (
             str(row.rank),
@@ -178,9 +173,17 @@ def _ranks(found: Why) -> str:
 def _tensors(found: Why, most: int) -> str:
     shown = sorted(found.tensors, key=lambda row: -row.exposed_s)[: most or None]
     chosen = [row for row in found.tensors if row in shown]
-    rows = [
-        ("tensor", "ready", "queued", "started", "ended", "wait-free", "exposed", "first cause")
-    ]
+    titles = (
+        "tensor",
+        "ready",
+        "queued",
+        "started",
+        "ended",
+        "wait-free",
+        "exposed",
+        "first cause",
+    )
+    rows: list[tuple[str, ...]] = [titles]
     for row in chosen:
         cause = max(row.causes, key=lambda c: row.causes[c], default="")
         moments = (row.ready_s, row.queued_s, row.started_s, row.ended_s, row.wait_free_s)

@@ -12,6 +12,7 @@ import msgspec
 from testbed.backends.protocol import Group
 from testbed.base.link import Link
 from testbed.base.recorder import Asked, Raw, Recorder, Shown, event_cost_s, shown_events
+from testbed.base.units import format_seconds
 from testbed.control.clocks import ClockBursts
 from testbed.records.cell import Cell
 from testbed.records.timeline import ClockLine, Timeline, TimelineEvent
@@ -36,6 +37,7 @@ class Recorded(msgspec.Struct, array_like=True):
     events: list[Raw]
     bursts: list[Asked]
     busy: dict[int, float] = {}
+    awaited: dict[int, float] = {}
     dropped: int = 0
     full_in: int | None = None
     event_cost_s: float = 0.0
@@ -74,6 +76,7 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
             shown_events(each.events, shown),
             bursts,
             each.busy,
+            each.awaited,
             each.dropped,
             each.full_in,
             cost_s,
@@ -144,6 +147,11 @@ def make_timeline(
             for step in steps
             if all(step in each.busy for each in workers)
         },
+        cores_awaited={
+            step: [each.awaited[step] for each in workers]
+            for step in steps
+            if all(step in each.awaited for each in workers)
+        },
         cores_taken=_by_step(steps, recorder.first_step, [_taken(each) for each in outcomes]),
         dilation=dilation,
         event_cost_s=max(each.event_cost_s for each in recorded),
@@ -191,3 +199,24 @@ def _by_step(
 
 def _taken(outcome: Outcome) -> list[float]:
     return [stolen + out for stolen, out in zip(outcome.stolen, outcome.outside, strict=True)]
+
+
+def describe_timeline(timeline: Timeline) -> str:
+    """What was recorded, and how well clocks agree, in a line.
+
+    Example:
+        >>> clock = ClockLine(rank=1, uncertainty_s=2e-5, num_bursts=12)
+        >>> describe_timeline(Timeline(backend="gloo", num_workers=2, events=(), clocks=(clock,),
+        ...                            exposed_s={5: [0, 0], 6: [0, 0]}, dropped=7))
+        'steps 5 .. 6 of 2 ranks; clocks agree within 20 us (95 %); 7 events found no room'
+    """
+    steps = sorted(timeline.exposed_s)
+    told = [
+        f"steps {steps[0]} .. {steps[-1]} of {timeline.num_workers} ranks" if steps else "no step"
+    ]
+    if timeline.clocks:
+        off_s = max(clock.uncertainty_s for clock in timeline.clocks)
+        told.append(f"clocks agree within {format_seconds(off_s)} (95 %)")
+    if timeline.dropped:
+        told.append(f"{timeline.dropped} events found no room")
+    return "; ".join(told)

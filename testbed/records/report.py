@@ -62,8 +62,8 @@ class ReportCell(Cell, kw_only=True):
         family: number of the family that it was compared in (`Report.families`); null: none.
         rank: 1 + how many cells of the family are significantly faster; null: not ranked.
         rank_note: `tied` if a ranked cell does not differ significantly, `unstable` if its repeats
-            spread too much to be ranked; of many messages on a dilated cluster, not ranked either:
-            `depends on dilation`, `dilation not checked` (`reporting.dilation`).
+            spread too much to be ranked; on a dilated cluster, not ranked either: `depends on
+            dilation`, `dilation not checked`, `cores busy` (`reporting.dilation`).
         failed_repeats: repeats that failed; `status` is `failed` if no repeat finished.
         efficiency: step time of the no-communication cell of the same work over this one's; null
             without such a cell.
@@ -92,7 +92,9 @@ class ReportCell(Cell, kw_only=True):
     step_time_spread: float | None = None
     family: int | None = None
     rank: int | None = None
-    rank_note: Literal["", "tied", "unstable", "depends on dilation", "dilation not checked"] = ""
+    rank_note: Literal[
+        "", "tied", "unstable", "depends on dilation", "dilation not checked", "cores busy"
+    ] = ""
     failed_repeats: int = 0
     efficiency: float | None = None
     comparable: bool | None = None

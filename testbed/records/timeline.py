@@ -111,6 +111,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         exposed_s: step -> for each rank what its session counted as exposed (`StepReport`).
         cores_busy: step -> for each rank the share of time in which its cores worked, for anything.
         cores_taken: step -> likewise what processes outside the run and the host took.
+        cores_awaited: step -> for each rank the share of it in which its computing thread could run
+            and no core was free for it, whoever had them; empty: the system does not tell.
         dilation: how many times slower than on the emulated cluster everything happened.
         event_cost_s: what recording one event took, measured before the first step.
         dropped: events that found no room; steps in which one did are left out.
@@ -131,6 +133,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     exposed_s: dict[int, list[float]] = {}
     cores_busy: dict[int, list[float]] = {}
     cores_taken: dict[int, list[float]] = {}
+    cores_awaited: dict[int, list[float]] = {}
     dilation: float = 1.0
     event_cost_s: float = 0.0
     dropped: int = 0

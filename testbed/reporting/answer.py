@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from testbed.base.axes import MEMORY
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
 from testbed.records.report import ReportCell
 from testbed.reporting.answer_text import SURE_RUNS, lines_of
-from testbed.reporting.columns import rounded
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import is_framework, runs_ratio
 from testbed.reporting.setting import Setting, settings_of
@@ -150,7 +150,7 @@ def why_not_ranked(cell: ReportCell, found: Comparison, place: int) -> str:
         return "one run"
     if str(place) in found.unstable:
         return f"unstable, runs spread by {rounded(100 * (cell.step_time_spread or 0))} %"
-    return "no other stable method to compare it with"
+    return "no other stable method"
 
 
 def _usual(methods: Cells) -> int | None:
@@ -190,21 +190,32 @@ def _beside(
 def _may_be_faster(
     every: Sequence[ReportCell], methods: Cells, found: Comparison, first: int, setting: Setting
 ) -> list[str]:
-    """Methods that cannot be ranked and depend on a dilation at which they were faster."""
-    best_s = step_s(methods[first])
+    """Methods that are not ranked and may be faster than the fastest, with what was seen.
+
+    They were, at another dilation; or it is ranked and their runs and its own overlap.
+    """
+    best = methods[first]
     seen: dict[object, list[ReportCell]] = {}
     for cell in every:
         if cell.cluster is not None and cell.step_time_s:
             seen.setdefault(apart_from_dilation(cell), []).append(cell)
     told: list[tuple[float, str]] = []
     for place, cell in methods.items():
-        if str(place) in found.ranks or place == first or not _depends(cell):
+        if str(place) in found.ranks or place == first:
             continue
         fastest = min(seen.get(apart_from_dilation(cell), [cell]), key=step_s)
-        if step_s(fastest) < best_s:
-            words = f"{setting.names[place]} ({rounded(1e3 * step_s(fastest))} ms at dilation "
-            told.append((step_s(fastest), f"{words}{fastest.dilation:g})"))
+        why = why_not_ranked(cell, found, place).partition(",")[0]
+        if _depends(cell) and step_s(fastest) < step_s(best):
+            why = f"at dilation {fastest.dilation:g}"
+        elif _depends(cell) or str(first) not in found.ranks or not _overlap(cell, best):
+            continue
+        name = f"{setting.names[place]} ({rounded(1e3 * step_s(fastest))} ms, {why})"
+        told.append((step_s(fastest), name))
     return [words for _, words in sorted(told)]
+
+
+def _overlap(cell: ReportCell, best: ReportCell) -> bool:
+    return min(cell.run_medians_s) <= max(best.run_medians_s)
 
 
 def _fastest_lossy(cells: Cells, methods: Cells) -> int | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
-from testbed.reporting.columns import rounded
 
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3
 SURE_RUNS: Final = 3  # from here on an interval is shown
-_MOST_NAMES = 3  # of methods that are tied
 
 
 def lines_of(answer: Answer) -> list[str]:
@@ -39,6 +38,11 @@ def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES)
 def _clauses(answer: Answer) -> list[str]:
     """The most important first."""
     told = [_verdict(answer)]
+    if answer.verdict == "tied" and answer.resolves is not None:
+        told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
+    if answer.unranked:
+        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
+        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.next is not None:
         told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
     if answer.usual is not None and answer.usual != answer.next:
@@ -53,9 +57,6 @@ def _clauses(answer: Answer) -> list[str]:
         )
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
-    if answer.unranked:
-        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
-        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.compressed is not None:
         told.append(_compressed(answer.compressed, answer.test_accuracy))
     if answer.memory is not None:
@@ -75,10 +76,7 @@ def _verdict(answer: Answer) -> str:
     step = f"{_ms(answer.step_time_s)}{range_text(answer)}"
     best = [clipped(name) for name in answer.best]
     if answer.verdict == "tied":
-        names = ", ".join(best[:_MOST_NAMES])
-        more = f" and {len(best) - _MOST_NAMES} more" if len(best) > _MOST_NAMES else ""
-        resolves = rounded(100 * (answer.resolves or 0))
-        return f"tied: {names}{more}, {step}; runs resolve {resolves} %"
+        return _tied(best, step)
     dense = "" if answer.compressed is None else " dense"
     words = {
         "fastest": f"fastest: {best[0]}, {step}",
@@ -86,6 +84,16 @@ def _verdict(answer: Answer) -> str:
         "not proven": f"fastest seen, not proven: {best[0]}, {step}: {answer.why}",
     }
     return words[answer.verdict].removesuffix(": one run")
+
+
+def _tied(names: Sequence[str], step: str) -> str:
+    """As many names as a line has room for, the fastest first."""
+    for number in range(len(names), 0, -1):
+        more = f" and {len(names) - number} more" if number < len(names) else ""
+        text = f"tied: {', '.join(names[:number])}{more}, {step}"
+        if len(text) < WIDTH:
+            break
+    return text
 
 
 def range_text(answer: Answer) -> str:

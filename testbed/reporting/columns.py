@@ -6,9 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from testbed.base.axes import AXES, COMPRESSORS
 from testbed.base.config import RunConfig
+from testbed.base.units import rounded
 from testbed.records.cell import CompressionResult, MemoryResult
 from testbed.records.report import ReportCell, Resources
 from testbed.reporting.naming import marks_of, part_of, tuning_of
@@ -17,6 +19,7 @@ from testbed.reporting.work import same_work
 from testbed.sweeping.progress import last_line
 
 Value = str | int | float | bool | None
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,8 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     known = any(tuning_of(cell) != "-" for cell in cells)
     tuning = (_words if known else _hidden)("tuning", tuning_of)
     fixed.append(dataclasses.replace(tuning, wide=True))
-    return [
-        *fixed,
-        *_FIGURES,
-        *_targets(cells),
-        *_COMPRESSION,
-        *_MEMORY,
-        *_RESOURCES,
-        _BUSIEST,
-        *_ENDING,
-    ]
+    figures = [*_FIGURES, *_targets(cells), *_COMPRESSION, *_MEMORY, *_RESOURCES]
+    return [*fixed, *figures, *_ENDING]
 
 
 def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
@@ -90,7 +85,7 @@ def resource_columns(cells: Sequence[ReportCell]) -> list[Column]:
     """What the cells occupied and made of it, for a table of its own."""
     axes = ("backend", "scheduler", "num_workers")
     fixed = [c for c in columns_for(cells) if c.title and c.key in axes]
-    shown = [*fixed, *(c for c in _ENDING if c.key == "num_machines"), *_RESOURCES, _BUSIEST]
+    shown = [*fixed, *(c for c in _ENDING if c.key == "num_machines"), *_RESOURCES]
     return [c for c in shown if any(c.text(cell) for cell in cells)]
 
 
@@ -146,24 +141,6 @@ def _figure(
 def _wide_ms(title: str, key: str, value: Callable[[ReportCell], float | None]) -> Column:
     """A time that the terminal has no room for."""
     return _figure(title, key, value, scale=1e3, wide=True)
-
-
-def rounded(figure: float) -> str:
-    """Three digits that count, never an exponent, never fewer digits than the whole part has.
-
-    Example:
-        >>> rounded(12.345), rounded(0.01234), rounded(123456.7), rounded(0.0)
-        ('12.3', '0.0123', '123457', '0')
-    """
-    if figure == 0:
-        return "0"
-    if abs(figure) >= 100:
-        return f"{figure:.0f}"
-    digits = 3
-    while abs(figure) < 1 and digits < 9 and abs(figure) < 10 ** (2 - digits):
-        digits += 1
-    places = 1 if abs(figure) >= 10 else 2 if abs(figure) >= 1 else digits
-    return f"{figure:.{places}f}"
 
 
 def _of_runs(cell: ReportCell, figure: float | None) -> float | None:
@@ -311,97 +288,94 @@ _FIGURES = (
 
 
 def _of(
+    part: Callable[[ReportCell], Part | None],
     title: str,
     key: str,
-    value: Callable[[CompressionResult], float | None],
-    *,
+    value: Callable[[Part], float | None],
     scale: float = 1.0,
 ) -> Column:
-    """A figure of the compressor, for cells that have one."""
-    return _figure(
-        title,
-        key,
-        lambda c: None if c.compression is None else value(c.compression),
-        scale=scale,
-        wide=True,
-    )
+    """A figure of a part of the cell, for cells that have that part."""
+
+    def figure(cell: ReportCell) -> float | None:
+        found = part(cell)
+        return None if found is None else value(found)
+
+    return _figure(title, key, figure, scale=scale, wide=True)
+
+
+def _coded(cell: ReportCell) -> CompressionResult | None:
+    return cell.compression
+
+
+def _held(cell: ReportCell) -> MemoryResult | None:
+    return cell.memory
+
+
+def _occupied(cell: ReportCell) -> Resources | None:
+    return cell.resources
 
 
 _COMPRESSION = (
-    _of("MB\nbefore", "dense_bytes", lambda c: c.dense_bytes, scale=1e-6),
-    _of("MB\nsent", "sent_bytes", lambda c: c.sent_bytes, scale=1e-6),
-    _of("enc.\nms", "encode_s", lambda c: c.encode_s, scale=1e3),
-    _of("comm.\nms", "communication_s", lambda c: c.communication_s, scale=1e3),
-    _of("dec.\nms", "decode_s", lambda c: c.decode_s, scale=1e3),
-    _of("rel.\nerr %", "relative_error", lambda c: c.relative_error, scale=100),
-    _of("dens.\n%", "density", lambda c: c.density, scale=100),
-    _of("state\nMB", "state_bytes", lambda c: c.state_bytes, scale=1e-6),
+    _of(_coded, "MB\nbefore", "dense_bytes", lambda c: c.dense_bytes, 1e-6),
+    _of(_coded, "MB\nsent", "sent_bytes", lambda c: c.sent_bytes, 1e-6),
+    _of(_coded, "enc.\nms", "encode_s", lambda c: c.encode_s, 1e3),
+    _of(_coded, "comm.\nms", "communication_s", lambda c: c.communication_s, 1e3),
+    _of(_coded, "dec.\nms", "decode_s", lambda c: c.decode_s, 1e3),
+    _of(_coded, "rel.\nerr %", "relative_error", lambda c: c.relative_error, 100),
+    _of(_coded, "dens.\n%", "density", lambda c: c.density, 100),
+    _of(_coded, "state\nMB", "state_bytes", lambda c: c.state_bytes, 1e-6),
 )
-
-
-def _memory_of(
-    title: str,
-    key: str,
-    value: Callable[[MemoryResult], float | None],
-    *,
-    scale: float = 1e-6,
-) -> Column:
-    """A figure of the memory of a step, for cells that have one."""
-    return _figure(
-        title,
-        key,
-        lambda c: None if c.memory is None else value(c.memory),
-        scale=scale,
-        wide=True,
-    )
 
 
 _MEMORY = (
-    _memory_of("pred.\npeak MB", "memory_predicted_bytes", lambda m: m.predicted_bytes),
-    _memory_of("meas.\npeak MB", "memory_measured_bytes", lambda m: m.measured_bytes),
+    _of(_held, "pred.\npeak MB", "memory_predicted_bytes", lambda m: m.predicted_bytes, 1e-6),
+    _of(_held, "meas.\npeak MB", "memory_measured_bytes", lambda m: m.measured_bytes, 1e-6),
     _figure("peak\nerr %", "memory_error", lambda c: c.memory_error, scale=100, wide=True),
-    _memory_of("moved\nMB", "memory_moved_bytes", lambda m: m.moved_bytes),
-    _memory_of("peak +\nmoved MB", "memory_with_moved_bytes", lambda m: m.with_moved_bytes),
-    _memory_of("resi-\ndent MB", "memory_resident_bytes", lambda m: m.resident_bytes),
+    _of(_held, "moved\nMB", "memory_moved_bytes", lambda m: m.moved_bytes, 1e-6),
+    _of(_held, "peak +\nmoved MB", "memory_with_moved_bytes", lambda m: m.with_moved_bytes, 1e-6),
+    _of(_held, "resi-\ndent MB", "memory_resident_bytes", lambda m: m.resident_bytes, 1e-6),
 )
-
-
-def _occupied(
-    title: str, key: str, value: Callable[[Resources], float | None], *, scale: float = 1.0
-) -> Column:
-    """A figure of what a cell occupied."""
-    return _figure(
-        title,
-        key,
-        lambda c: None if c.resources is None else value(c.resources),
-        scale=scale,
-        wide=True,
-    )
 
 
 _RESOURCES = (
-    _occupied("/s a\nmachine", "samples_per_s_per_machine", lambda r: r.samples_per_s_per_machine),
-    _occupied("/s a\ncore", "samples_per_s_per_core", lambda r: r.samples_per_s_per_core),
-    _occupied("/s a\nlink", "samples_per_s_per_link", lambda r: r.samples_per_s_per_link),
-    _occupied(
+    _of(
+        _occupied,
+        "/s a\nmachine",
+        "samples_per_s_per_machine",
+        lambda r: r.samples_per_s_per_machine,
+    ),
+    _of(_occupied, "/s a\ncore", "samples_per_s_per_core", lambda r: r.samples_per_s_per_core),
+    _of(_occupied, "/s a\nlink", "samples_per_s_per_link", lambda r: r.samples_per_s_per_link),
+    _of(
+        _occupied,
         "busiest\nMB/step",
         "busiest_link_bytes_per_step",
         lambda r: r.busiest_link_bytes_per_step,
-        scale=1e-6,
+        1e-6,
     ),
-    _occupied("samples/\nbusiest GB", "samples_per_busiest_gb", lambda r: r.samples_per_busiest_gb),
-)
-_BUSIEST = dataclasses.replace(
-    _words(
-        "busiest_link", lambda c: "" if c.resources is None else c.resources.busiest_link, "busiest"
+    _of(
+        _occupied,
+        "samples/\nbusiest GB",
+        "samples_per_busiest_gb",
+        lambda r: r.samples_per_busiest_gb,
     ),
-    wide=True,
+    dataclasses.replace(
+        _words(
+            "busiest_link", lambda c: c.resources.busiest_link if c.resources else "", "busiest"
+        ),
+        wide=True,
+    ),
 )
 
 _ENDING = (
     Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text, wide=True),
     _hidden("num_processes", lambda c: c.num_processes),
-    Column("dil.", "dilation", lambda c: c.dilation, lambda c: _dilation_text(c)),
+    Column(
+        "dil.",
+        "dilation",
+        lambda c: c.dilation,
+        lambda c: "" if c.dilation == 1 else f"{c.dilation:g}",
+    ),
     _hidden("cluster", lambda c: c.config.cluster),
     _words("same_work", lambda c: same_work(c)[0], "same\nwork"),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
@@ -412,10 +386,6 @@ _ENDING = (
     _hidden("error", lambda c: c.error),
     _hidden("command", lambda c: c.command),
 )
-
-
-def _dilation_text(cell: ReportCell) -> str:
-    return "" if cell.dilation == 1 else f"{cell.dilation:g}"
 
 
 def _status(cell: ReportCell) -> str:

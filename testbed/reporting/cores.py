@@ -73,17 +73,26 @@ def describe_cores(cells: Sequence[Cell]) -> list[str]:
             f"processes outside the cell took {100 * NOTICED:.0f} % of the cores' time or more in "
             f"{len(lost)} of {len(beside)} runs, most in {where} ({100 * most:.1f} %)"
         )
+    return notes
+
+
+def describe_counted(cells: Sequence[Cell]) -> list[str]:
+    """A note of a report: how many steps do not count because others had the cores.
+
+    Args:
+        cells: as for `describe_cores`.
+    """
     numbers = [(len(steady), len(counting)) for steady, counting in map(_steps, cells)]
     disturbed = [(steady, counting) for steady, counting in numbers if counting < steady]
-    if disturbed:
-        notes.append(
-            "step times are of steps in which the host of a virtual machine and processes outside "
-            f"the cell took at most {100 * QUIET:.0f} % of the cores' time, or which lost least "
-            "of their run (four, and a third): "
-            f"{sum(all_ - n for all_, n in disturbed)} of {sum(n for n, _ in disturbed)} steps of "
-            f"{len(disturbed)} runs do not count, whatever they took"
-        )
-    return notes
+    if not disturbed:
+        return []
+    return [
+        "step times are of steps in which the host of a virtual machine and processes outside "
+        f"the cell took at most {100 * QUIET:.0f} % of the cores' time, or which lost least "
+        "of their run (four, and a third): "
+        f"{sum(all_ - n for all_, n in disturbed)} of {sum(n for n, _ in disturbed)} steps of "
+        f"{len(disturbed)} runs do not count, whatever they took"
+    ]
 
 
 def describe_again(cells: Sequence[Cell]) -> list[str]:

@@ -16,7 +16,7 @@ from testbed.reporting.compression import (
     describe_break_evens,
     describe_verdicts,
 )
-from testbed.reporting.cores import describe_again, describe_cores
+from testbed.reporting.cores import describe_again, describe_cores, describe_counted
 from testbed.reporting.forecast import Compared, describe, scores
 from testbed.reporting.naming import short_name
 from testbed.reporting.prediction import (
@@ -51,7 +51,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     rows = () if compared is None else compared.rows
     forecast = scores(rows)
     foreseen = [*(() if compared is None else compared.notes), *describe(rows, forecast)]
-    warned = [*describe_cores(runs), *describe_again(runs), *collected.notes]
+    busy, rest = describe_cores(runs), [*describe_again(runs), *collected.notes]
     return Report(
         cells=cells,
         answers=answers(cells),
@@ -74,9 +74,11 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
             *describe_verdicts(verdicts),
             *describe_break_evens(evens),
             *_notes(cells),
-            *warned,
+            *busy,
+            *describe_counted(runs),
+            *rest,
         ],
-        cautions=[*foreseen, *warned],
+        cautions=[*foreseen, *busy, *rest],
         provenance=provenance(run.environment for run in runs),
     )
 

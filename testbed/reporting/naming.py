@@ -37,15 +37,15 @@ def part_of(cell: Cell, axis: Axis[Any]) -> str:
     """
     asked = axis.of(cell.config)
     found = getattr(cell, axis.what, asked)
-    return found if isinstance(found, str) else asked
+    return found if isinstance(found, str) and found else asked
 
 
 def short_text(specification: str) -> str:
     """A specification without the folders of files that its options name.
 
     Example:
-        >>> short_text("ddp:plan=runs/plans/resnet50.json"), short_text("gloo/wfbp")
-        ('ddp:plan=resnet50.json', 'gloo/wfbp')
+        >>> short_text("ddp:plan=runs/plans/resnet50.json")
+        'ddp:plan=resnet50.json'
     """
     return re.sub(r"(?<==)[^,=]*/", "", specification)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from testbed.base.axes import BACKENDS, COMPRESSORS, MEMORY, SCHEDULERS
+from testbed.base.units import rounded
 from testbed.records.answer import Answer
-from testbed.records.report import CompressorBreakEven, Report, ReportCell
+from testbed.records.report import Report, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.answer import (
     Cells,
@@ -18,11 +20,10 @@ from testbed.reporting.answer import (
     why_not_ranked,
 )
 from testbed.reporting.answer_text import SURE_RUNS
-from testbed.reporting.columns import rounded
 from testbed.reporting.naming import part_of, short_text
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import name_of
-from testbed.reporting.setting import Setting, differing
+from testbed.reporting.setting import Setting, differing, method_names
 from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of
 from testbed.reporting.work import apart_from_memory, compresses, is_upper_bound, undilated
 from testbed.statistics.runs import Comparison
@@ -34,9 +35,10 @@ _MARKS = {
     "dilation not checked": "d",
 }
 _LEGEND = {
+    "*": "* shortest predicted",
     "=": "= tied with the fastest",
-    "u": "u unstable (runs spread by 3 % or more), not ranked",
-    "d": "d depends on dilation, or not checked, not ranked",
+    "u": "u unstable (spread of 3 % or more), not ranked",
+    "d": "d depends on dilation or unchecked, not ranked",
 }
 
 
@@ -105,8 +107,13 @@ def _above(cell: ReportCell, other: ReportCell | None) -> str:
     return "0" if share == 0 else f"{'+' if share > 0 else ''}{rounded(100 * share)}"
 
 
-def _legend(marks: Sequence[str]) -> str:
-    return "; ".join(words for mark, words in _LEGEND.items() if mark in marks)
+def _legend(marks: Mapping[int, str], places: Iterable[int], foreseen: Cells) -> str:
+    """What the marks of some rows mean; of `foreseen` the shortest prediction is marked."""
+    used = {marks[place] for place in places}
+    known = {p: c.predicted_step_time_s for p, c in foreseen.items() if c.predicted_step_time_s}
+    if any(known.get(place) == min(known.values()) for place in places if known):
+        used.add("*")
+    return "; ".join(words for mark, words in _LEGEND.items() if mark in used)
 
 
 def _ms(figure: float | None) -> str:
@@ -144,7 +151,7 @@ def _method_columns(
         Column(_range_heading(cells), step),
         Column("vs best %", lambda p: _above(cells[p], best)),
         Column("vs usual %", lambda p: _above(cells[p], usual)),
-        Column("pred. ms", lambda p: _ms(cells[p].predicted_step_time_s)),
+        Column("pred. ms", lambda p: _forecast(cells, p)),
         Column("exposed ms", lambda p: _ms(cells[p].exposed_comm_s)),
         Column("MB/step", lambda p: _mb(cells[p].wire_bytes_per_step)),
     ]
@@ -165,15 +172,20 @@ def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answe
     columns = _method_columns(every, marks, best, usual)
     if answer.usual is not None:
         columns = [
-            replace(c, heading=c.heading.replace("usual", short_text(answer.usual.name)))
-            for c in columns
+            replace(c, heading=c.heading.replace("usual", answer.usual.name)) for c in columns
         ]
     if len(fastest) == 1:
-        return [table_of("Schedulers", columns, [*bound, *places], _legend([*marks.values()]))]
+        return [table_of("Schedulers", columns, [*bound, *places], _legend(marks, places, cells))]
     title = "Backends" if one_each else "Backends, each with its fastest scheduler"
     shown = list(fastest.values())
-    tables = [table_of(title, columns, [*bound, *shown], _legend([marks[p] for p in shown]))]
-    return tables if one_each else [*tables, _matrix(cells, marks)]
+    tables = [table_of(title, columns, [*bound, *shown], _legend(marks, shown, cells))]
+    if one_each:
+        return tables
+    planned = [p for p in places if name_of(cells[p]) != part_of(cells[p], BACKENDS)]
+    if len({part_of(cells[p], BACKENDS) for p in planned}) == 1:
+        legend = _legend(marks, planned, cells)
+        return [*tables, table_of("Schedulers", columns, planned, legend)]
+    return [*tables, _matrix(cells, marks)]
 
 
 def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
@@ -184,15 +196,17 @@ def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
             row = grid.setdefault(part_of(cell, SCHEDULERS), {})
             row.setdefault(part_of(cell, BACKENDS), place)
     backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
-    forecast = 2 * len(backends) < MOST_COLUMNS
+    forecast = 2 * len(backends) < MOST_COLUMNS and any(
+        cells[place].predicted_step_time_s for row in grid.values() for place in row.values()
+    )
     columns = [Column("scheduler", short_text, numeric=False)]
     for backend in backends[: MOST_COLUMNS - 1]:
         columns.append(_of_backend(backend, cells, grid, marks))
         if forecast:
             columns.append(_predicted(backend, cells, grid))
-    used = [marks[place] for row in grid.values() for place in row.values()]
+    used = [place for row in grid.values() for place in row.values()]
     title = "Schedulers on each backend, step in ms" + (" and as predicted" if forecast else "")
-    return table_of(title, columns, list(grid), _legend(used))
+    return table_of(title, columns, list(grid), _legend(marks, used, cells))
 
 
 def _of_backend(
@@ -212,9 +226,17 @@ def _of_backend(
 def _predicted(backend: str, cells: Cells, grid: Mapping[str, Mapping[str, int]]) -> Column:
     def text(row: str) -> str:
         place = grid[row].get(backend)
-        return "" if place is None else _ms(cells[place].predicted_step_time_s)
+        return "" if place is None else _forecast(cells, place)
 
     return Column("pred. ms", text)
+
+
+def _forecast(cells: Cells, place: int) -> str:
+    """The predicted step; the shortest of all methods is marked."""
+    known = {p: c.predicted_step_time_s for p, c in cells.items() if c.predicted_step_time_s}
+    if place not in known:
+        return ""
+    return _marked(_ms(known[place]), "*" if known[place] == min(known.values()) else "", "*")
 
 
 def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
@@ -285,7 +307,7 @@ def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
     ]
     title = "Compressors beside dense messages"
     title += f" on {backends[0]}" if one else "; from vs dense on, of the fastest backend"
-    legend = [_legend([*marks.values()]), "should pay: at or below which rate, as predicted"]
+    legend = [_legend(marks, used, {}), "should pay: at or below which rate, as predicted"]
     return [table_of(title, columns, list(grid), "; ".join(filter(None, legend)))]
 
 
@@ -336,13 +358,13 @@ def scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Ta
         if len(counts) < 2:
             continue
         steps: dict[str, dict[int, float]] = {}
-        for count in counts:
-            for place in by_workers[count].places:
-                own = cells[place]
-                if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
-                    name = by_workers[count].names[place]
-                    steps.setdefault(name, {})[count] = step_s(own)
-        rows = sorted(steps.items(), key=lambda row: min(row[1].get(n, 1e9) for n in counts[-1:]))
+        places = [place for count in counts for place in by_workers[count].places]
+        for place, name in method_names(cells, places).items():
+            own = cells[place]
+            if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
+                row = steps.setdefault(name, {})
+                row[own.num_workers] = min(step_s(own), row.get(own.num_workers, math.inf))
+        rows = sorted(steps.items(), key=lambda row: row[1].get(counts[-1], math.inf))
         tables.append(
             Table(
                 title=f"Scaling of {', '.join(alike)}: step in ms by workers",
@@ -352,28 +374,3 @@ def scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Ta
             )
         )
     return tables
-
-
-def break_even_table(found: Sequence[CompressorBreakEven]) -> list[Table]:
-    """From which rate down each compressor gained, and should have."""
-
-    def rate(bits_per_s: float | None) -> str:
-        return "no single rate" if bits_per_s is None else f"< {rate_text(bits_per_s)}"
-
-    def error(each: CompressorBreakEven) -> str:
-        if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
-            return ""
-        return rounded(100 * (each.predicted_bits_per_s / each.measured_bits_per_s - 1))
-
-    columns = [
-        Column("workload", lambda each: short_text(each.workload), numeric=False),
-        Column("backend", lambda each: each.backend, numeric=False),
-        Column("workers", lambda each: str(each.num_workers)),
-        Column("compressor", lambda each: each.compressor, numeric=False),
-        Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
-        Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
-        Column("pays", lambda each: rate(each.measured_bits_per_s)),
-        Column("predicted", lambda each: rate(each.predicted_bits_per_s)),
-        Column("error %", error),
-    ]
-    return [table_of("Compressors, where they pay", columns, found)] if found else []

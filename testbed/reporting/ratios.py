@@ -9,7 +9,7 @@ import msgspec
 from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, BackendFacts
 from testbed.records.cell import Cell
 from testbed.records.report import RatioLine, ReportCell
-from testbed.reporting.naming import part_of, tuning_of
+from testbed.reporting.naming import part_of, short_text, tuning_of
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.work import step_key
 from testbed.statistics.runs import Ratio, ratio_of
@@ -115,6 +115,14 @@ def name_of(cell: ReportCell) -> str:
     if _facts(cell).schedule is not None:
         return backend
     return f"{backend}/{part_of(cell, SCHEDULERS)}"
+
+
+def short_name_of(cell: ReportCell) -> str:
+    """The same without the folders of files that options name."""
+    backend = short_text(part_of(cell, BACKENDS))
+    if _facts(cell).schedule is not None:
+        return backend
+    return f"{backend}/{short_text(part_of(cell, SCHEDULERS))}"
 
 
 def _facts(cell: Cell) -> BackendFacts:

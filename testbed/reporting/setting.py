@@ -13,7 +13,7 @@ from testbed.base.config import RunConfig
 from testbed.records.report import ReportCell
 from testbed.reporting.columns import settings
 from testbed.reporting.naming import part_of, short_text
-from testbed.reporting.ratios import name_of
+from testbed.reporting.ratios import name_of, short_name_of
 from testbed.reporting.work import is_upper_bound, setting_key
 
 _NAMED = (*(axis.what for axis in AXES), "repeat", "workers", "cluster", "tune")
@@ -100,11 +100,8 @@ def _apart_from_others(groups: Iterable[object]) -> list[list[str]]:
     return told
 
 
-def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]:
-    """Backend and scheduler, the latter where it differs; compressor and memory strategy.
-
-    Of methods that share all these, the settings that differ.
-    """
+def method_names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]:
+    """Backend and scheduler, the latter where it differs; compressor and memory strategy."""
     chosen = [cells[place] for place in places]
     plans = {part_of(c, SCHEDULERS) for c in chosen if name_of(c) != part_of(c, BACKENDS)}
     told = plans - {SCHEDULERS.default} or len(plans) > 1
@@ -112,12 +109,18 @@ def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]
     names = {}
     for place in places:
         cell = cells[place]
-        name = short_text(name_of(cell) if told else part_of(cell, BACKENDS))
+        name = short_name_of(cell) if told else short_text(part_of(cell, BACKENDS))
         name += "" if cell.config.memory == MEMORY.default else f", memory {cell.config.memory}"
         name = cell.config.memory if alone else name
         if not COMPRESSORS.is_default(cell.config):
             name += f" with {cell.config.compressor}"
         names[place] = name
+    return names
+
+
+def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]:
+    """The methods' names; of those that share one, with the settings that differ."""
+    names = method_names(cells, places)
     groups: dict[str, list[int]] = {}
     for place, name in names.items():
         groups.setdefault(name, []).append(place)

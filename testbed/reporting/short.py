@@ -6,20 +6,21 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside
-from testbed.records.report import Report, ReportCell
+from testbed.records.report import CompressorBreakEven, Report, ReportCell
+from testbed.records.text import rate_text
 from testbed.reporting.answer_text import WIDTH, faster_text
-from testbed.reporting.columns import rounded
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
-from testbed.reporting.questions import break_even_table, scaling, tables_of
-from testbed.reporting.ratios import name_of
+from testbed.reporting.questions import scaling, tables_of
+from testbed.reporting.ratios import short_name_of
 from testbed.reporting.setting import Setting, settings_of
 from testbed.reporting.table import Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
 
-_NOTE_LINES = 2
+_NOTE_LINES = 3
 MORE = "everything, for each cell: --full; all columns for programs: --format csv or json"
 
 
@@ -56,7 +57,7 @@ class Short:
 def shorten(report: Report) -> Short:
     """The short report of a report, as `make_report` made it."""
     settings = settings_of(report.cells)
-    between = [*scaling(report.cells, settings), *break_even_table(report.break_evens)]
+    between = [*scaling(report.cells, settings), *_break_evens(report.break_evens)]
     sections = [
         Section(answer.setting, tuple(answer.lines), tuple(tables_of(report, setting, answer)))
         for setting, answer in zip(settings, report.answers, strict=True)
@@ -85,10 +86,12 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         return f"{answer.compressed.name.rpartition(' with ')[2]} {faster_text(answer.compressed)}"
 
     def own(setting: Setting) -> str:
-        return ", ".join(part for part in setting.parts if part not in common)
+        return ", ".join(part for part in setting.parts if part not in common) or "-"
 
     names = {answer.usual.name for answer in answers if answer.usual is not None}
-    usual = short_text(names.pop()) if len(names) == 1 else "usual"
+    usual = names.pop() if len(names) == 1 else "usual"
+    said = ["next"] * any(answer.next is not None for answer in answers)
+    said += [usual] * any(answer.usual is not None for answer in answers)
     columns = [
         Column("setting", lambda row: own(row[0]), numeric=False),
         Column("fastest", lambda row: " = ".join(row[1].best) or "-", numeric=False),
@@ -105,10 +108,35 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         ", ".join([f"{len(settings)} settings", *common]),
         columns,
         list(zip(settings, answers, strict=True)),
-        f"next, {usual}: by how much their steps are longer (ns: not significantly)"
-        if any(answer.next is not None for answer in answers)
+        f"{' and '.join(said)} +%: by how much its step is longer (ns: not significantly)"
+        if said
         else "",
     )
+
+
+def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
+    """From which rate down each compressor gained, and should have."""
+
+    def rate(bits_per_s: float | None) -> str:
+        return "no single rate" if bits_per_s is None else f"< {rate_text(bits_per_s)}"
+
+    def error(each: CompressorBreakEven) -> str:
+        if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
+            return ""
+        return rounded(100 * (each.predicted_bits_per_s / each.measured_bits_per_s - 1))
+
+    columns = [
+        Column("workload", lambda each: short_text(each.workload), numeric=False),
+        Column("backend", lambda each: each.backend, numeric=False),
+        Column("workers", lambda each: str(each.num_workers)),
+        Column("compressor", lambda each: each.compressor, numeric=False),
+        Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
+        Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
+        Column("pays", lambda each: rate(each.measured_bits_per_s)),
+        Column("predicted", lambda each: rate(each.predicted_bits_per_s)),
+        Column("error %", error),
+    ]
+    return [table_of("Compressors, where they pay", columns, found)] if found else []
 
 
 def _notes(report: Report) -> list[str]:
@@ -116,7 +144,7 @@ def _notes(report: Report) -> list[str]:
     failed: dict[str, dict[str, None]] = {}
     other: dict[str, dict[str, None]] = {}
     for cell in report.cells:
-        name = short_text(name_of(cell))
+        name = short_name_of(cell)
         if cell.status == "failed":
             failed.setdefault(f"failed: {_reason(cell.error)}", {})[name] = None
         elif cell.failed_repeats:
@@ -126,7 +154,8 @@ def _notes(report: Report) -> list[str]:
         verdict, why = same_work(cell)
         if verdict == "no" and not is_upper_bound(cell):
             other.setdefault(f"not compared, other work: {why}", {})[name] = None
-    notes = [f"{', '.join(names)}: {words}" for words, names in (failed | other).items()]
+    none = [] if report.answers else ["no cell finished: no method is the fastest"]
+    notes = none + [f"{', '.join(names)}: {words}" for words, names in (failed | other).items()]
     ok = [cell for cell in report.cells if cell.status == "ok" and not is_upper_bound(cell)]
     unchecked = [cell for cell in ok if same_work(cell)[0] == "not checked"]
     if unchecked:
@@ -141,7 +170,8 @@ def _notes(report: Report) -> list[str]:
     twice = [cell for cell in report.cells if len(cell.run_medians_s) == 2]
     if twice:
         notes.append(
-            f"{len(twice)} rows ran twice: (a-b) are the faster and the slower run, no interval"
+            f"{len(twice)} of {len(report.cells)} rows ran twice: (a-b) are the faster and the "
+            "slower run, no interval"
         )
     notes += _emulated(report.cells)
     notes += describe_errors(report.prediction_errors[:1])

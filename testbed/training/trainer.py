@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +51,8 @@ from testbed.workloads.workload import Workload
 # Steps (of the warm-up) in which delivered means are compared with the true ones: each costs an
 # exchange of all gradients.
 COMPARED_STEPS = 3
+
+T = TypeVar("T")
 
 
 def train(run: Run, workload: Workload) -> Outcome:
@@ -96,12 +99,10 @@ def train(run: Run, workload: Workload) -> Outcome:
             every = config.evaluate_every or order.steps_per_epoch
             observers.append(Evaluation(run, replica, every))
         warmup = _warmup_left(config, total, first)
-        observers = [
-            Measurement(session, replica.device, warmup, run.root),
-            *observers,
-            checkpoints,
-            *run.observers,
-        ]
+        measurement = _while_still(
+            run, lambda: Measurement(session, replica.device, warmup, run.root)
+        )
+        observers = [measurement, *observers, checkpoints, *run.observers]
         if run.recorder is not None:
             observers.append(Recording(run.recorder, first, warmup))
         watched = first + warmup if warmup and foreseen.engine is not None else None
@@ -109,7 +110,8 @@ def train(run: Run, workload: Workload) -> Outcome:
         cursor = SampleCursor(order, run.rank)
         steps = _Steps(run, replica, session, cursor, (digest, content), watch)
         steps.take(first, total, observers)
-        for observer in observers:
+        _while_still(run, lambda: measurement.finish(outcome))
+        for observer in observers[1:]:
             observer.finish(outcome)
         if run.recorder is not None and isinstance(session, Session):
             run.recorder.plan = session.plan
@@ -120,6 +122,16 @@ def train(run: Run, workload: Workload) -> Outcome:
         outcome.final_digest = digest_tensors(replica.model.parameters())
         outcome.buffer_digest = digest_tensors(replica.model.buffers())
     return outcome
+
+
+def _while_still(run: Run, count: Callable[[], T]) -> T:
+    """Count bytes while no rank has any under way, where ranks are in step with each other."""
+    if not run.in_step:
+        return count()
+    run.control.all_gather("still", b"", AGREE_S, members=run.backend.size)
+    counted = count()
+    run.control.all_gather("counted", b"", AGREE_S, members=run.backend.size)
+    return counted
 
 
 def num_warmup(config: RunConfig, total: int) -> int:

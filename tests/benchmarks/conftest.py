@@ -18,18 +18,24 @@ from tests.benchmarks.cells import BACKENDS, IDENTITY, LAUNCHED
 from tests.harness.benchmarking import OwnRanks, Ranks, SampledClock, StartedRanks
 from tests.harness.rank_pool import PoolKeeper
 
-WRITES = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_histogram")
+WRITES = ("benchmark_json", "benchmark_save", "benchmark_autosave", "xmlpath")
 COMPARES = ("benchmark_compare", "benchmark_compare_fail")
-KEEPS = ("lfplugin", "nfplugin", "stepwiseplugin", "junitxml")
+KEEPS = ("lfplugin", "nfplugin", "stepwiseplugin")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Before anything reads the options: other ranks than 0 write and compare nothing."""
+    if IDENTITY.rank > 0:
+        for name in (*WRITES, *COMPARES):
+            setattr(config.option, name, None)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """When all plugins are there: other ranks than 0 print nothing."""
     if IDENTITY.rank == 0:
         return
-    for name in (*WRITES, *COMPARES):
-        setattr(config.option, name, None)
-    config.option.benchmark_quiet = True
     plugins = config.pluginmanager
     for name in KEEPS:
         if plugins.has_plugin(name):
@@ -90,6 +96,8 @@ if LAUNCHED:
 
 
 def describe(benchmark: BenchmarkFixture, group: str, **extra: object) -> None:
-    """The group in which it is compared, and what its time is about."""
+    """The group in which it is compared, and what its time is about; before or after measuring."""
     benchmark.group = group
+    if benchmark.stats is not None:
+        benchmark.stats.group = group
     benchmark.extra_info |= extra

@@ -6,6 +6,8 @@ A round is one exchange, its time that of the slowest rank by its own clock afte
 `extra_info` has the bandwidths of the median round as nccl-tests defines them.
 """
 
+import statistics
+
 import msgspec
 import pytest
 
@@ -36,7 +38,7 @@ def test_exchange(benchmark, clock, ranks, backend, num_ranks, verb, num_bytes):
     factor = bus_factor(operation, num_ranks, of_sum)
     bandwidths = {}
     if num_bytes:
-        time_s = sorted(slowest(by_rank_s))[rounds // 2]
+        time_s = statistics.median(slowest(by_rank_s))
         bandwidths = {
             "algbw_bytes_per_s": algbw_bytes_per_s(num_bytes, time_s),
             "busbw_bytes_per_s": busbw_bytes_per_s(num_bytes, time_s, factor),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ def slowest(by_rank_s: Sequence[Sequence[float]]) -> list[float]:
 
 def least(by_rank_s: Sequence[Sequence[float]]) -> float:
     """The cross-rank minimum: median seconds of the rank that waited for no other."""
-    return sorted(min(each) for each in zip(*by_rank_s, strict=True))[len(by_rank_s[0]) // 2]
+    return statistics.median(min(each) for each in zip(*by_rank_s, strict=True))
 
 
 def yardsticks(took_s: float) -> float:
@@ -84,7 +85,7 @@ def medians_in_turns(
             start_s = time.perf_counter()
             run()
             times_s[name].append(time.perf_counter() - start_s)
-    return {name: sorted(taken[1:])[rounds // 2] for name, taken in times_s.items()}
+    return {name: statistics.median(taken[1:]) for name, taken in times_s.items()}
 
 
 class Ranks:

@@ -72,6 +72,8 @@ def test_a_launcher_is_joined():
     ("arguments", "message"),
     [
         (["--backend", "gloo", "--min", "1M", "--max", "1K"], "expected min <= max"),
+        (["--backend", "gloo", "--fit", "-I"], "leave out -I and --format"),
+        (["--backend", "gloo", "-n", "2", "-c", "3"], "--check is 3 but --iters is 2"),
         (["--backend", "loopback"], "joins threads of one process"),
         (["--backend", "gloo", "--max", "much"], "size is 'much'"),
     ],

@@ -47,6 +47,7 @@ def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"testbed/models/resnet.py", "testbed/recipes/quick.py", "testbed/py.typed"} <= names
     assert "testbed/forking/stub.c" in names
+    assert {f"testbed/reporting/page/page.{kind}" for kind in ("css", "js")} <= names
 
 
 @pytest.mark.slow

@@ -82,6 +82,28 @@ def test_what_depends_on_dilation_is_not_ranked_and_says_so():
     assert sum(note.startswith(("depends on", "dilation not")) for note in notes) == 2
 
 
+def test_few_messages_that_keep_the_cores_busy_are_not_ranked_alone():
+    slow, quiet = (runs("bucket", 10.0, 0.2, 5, cores_busy=busy) for busy in (0.75, 0.74))
+    other = runs("mg-wfbp", 10.0, 0.21, 3, cores_busy=0.5)
+    found, notes = ranked(slow, other)
+    assert found["bucket", 10.0] == (None, "cores busy")
+    (note,) = (note for note in notes if note.startswith("cores busy:"))
+    assert "75 %" in note
+    found, notes = ranked(quiet, other)
+    assert found["bucket", 10.0] == (1, "")
+    assert not any(note.startswith("cores busy:") for note in notes)
+
+
+def test_busy_cores_are_cleared_by_the_same_time_at_another_dilation_or_found_out():
+    at_40 = runs("bucket", 40.0, 0.2, 5, cores_busy=0.45)
+    beside = [runs("mg-wfbp", d, 0.21, 3, cores_busy=0.45) for d in (10.0, 40.0)]
+    same, _ = ranked(runs("bucket", 10.0, 0.202, 5, cores_busy=0.78), at_40, *beside)
+    assert same["bucket", 10.0][1] == same["bucket", 40.0][1] == ""
+    other, _ = ranked(runs("bucket", 10.0, 0.28, 5, cores_busy=0.78), at_40, *beside)
+    assert other["bucket", 10.0] == (None, "depends on dilation")
+    assert other["bucket", 40.0] == (1, "")  # it kept no core busy: its time is the cluster's
+
+
 def test_a_cell_whose_work_differed_is_told_that_alone():
     found, notes = ranked(runs("p3", 10.0, 0.2, 643, identical_work=False))
     assert found["p3", 10.0] == (None, "")

@@ -8,12 +8,14 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from testbed.cli import make_app
+from testbed.prediction.cross_iteration import predict
 from testbed.records.cell import encode_cell
 from testbed.records.timeline import SUFFIX, encode_timeline
 from testbed.reporting.page.curves import spread_out
@@ -167,7 +169,23 @@ def test_numbers_are_those_of_the_json(name: str, folder: Path, tmp_path: Path) 
     where = ROOT / name if name else folder
     text, root = page_of(where, tmp_path / "report.html")
     assert len(text.encode()) < LIMIT
-    told = json.loads(report(where, "--format", "json"))
+    check_numbers(root, json.loads(report(where, "--format", "json")))
+
+
+def test_the_committed_pages_are_whole() -> None:
+    """That of `emulated` has the numbers of its folder; that of `quick` shows real timelines."""
+    pages = {name: ROOT / "docs" / f"report-{name}.html" for name in ("emulated", "quick")}
+    assert all(path.stat().st_size < LIMIT for path in pages.values())
+    told = json.loads(report(ROOT / "runs/tables/emulated", "--format", "json"))
+    check_numbers(Tree(pages["emulated"].read_text()).root, told)
+    quick = Tree(pages["quick"].read_text()).root
+    for canvas in quick.all("canvas"):
+        assert "rank 1, communication 0" in canvas.attrs["aria-label"]
+    assert len(quick.all("canvas")) == 5
+
+
+def check_numbers(root: Node, told: dict[str, Any]) -> None:
+    """Figures in tables and bars against the JSON report."""
     compared = 0
 
     def same(value: str | None, exact: float | None, text: str, unit: float) -> None:
@@ -281,10 +299,11 @@ def test_events_as_predicted_lie_under_the_prediction() -> None:
 def test_a_trace_made_from_events_is_the_one_that_they_came_from() -> None:
     timeline, plan = page_cells.timeline(), page_cells.plan()
     events = [e for e in timeline.events if e.rank == 0 and e.step == 1]
-    trace, began_s, turn_s = trace_of(events, plan.names, plan.num_elements, plan.dtypes)
+    trace, turn_s = trace_of(events, plan.names, plan.num_elements, plan.dtypes)
     assert trace.ready_s() == pytest.approx(page_cells.TRACE.ready_s())
     assert trace.forward_s == pytest.approx(page_cells.TRACE.forward_s)
-    assert turn_s - began_s == pytest.approx(trace.forward_s)
+    found = predict(plan, page_cells.TRACE, page_cells.LINK)
+    assert turn_s == pytest.approx(found.iteration_s + trace.forward_s)
 
 
 def test_too_many_events_are_thinned_out_and_the_page_says_so(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from testbed.noise.steady import AT_LEAST, QUIET, quietest, steady_steps
 from testbed.noise.steal_time import CoreTimes, StealTime
 from testbed.records.cell import Cell
 from testbed.reporting.aggregate import Found, aggregate
-from testbed.reporting.cores import core_words, describe_cores
+from testbed.reporting.cores import core_words, describe_counted
 from testbed.training.summary import Outcome, make_cell
 
 SHARES = st.lists(st.floats(0, 1), max_size=40)
@@ -157,4 +157,4 @@ def test_a_report_says_how_many_steps_do_not_count() -> None:
     assert "4 of 6 steps, which lost at most 1.0 %" in core_words(
         replace(cell, cores_busy=0.5, cores_stolen=0.1)
     )
-    assert any("2 of 6 steps of 1 runs do not count" in note for note in describe_cores([cell]))
+    assert any("2 of 6 steps of 1 runs do not count" in note for note in describe_counted([cell]))

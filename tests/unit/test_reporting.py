@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.units import rounded
 from testbed.records.cell import Cell, StepSamples, encode_cell
 from testbed.records.report import BULK, Report, ReportCell, encode_report
 from testbed.reporting.aggregate import Collected, Found, collect_cells
-from testbed.reporting.columns import columns_for, rounded
+from testbed.reporting.columns import columns_for
 from testbed.reporting.formats import FORMATS, to_csv, to_latex, to_markdown
 from testbed.reporting.make import make_report
+from testbed.reporting.short import SHORT, to_text
 from testbed.reporting.terminal import print_report
 from testbed.reporting.work import same_work
 from testbed.statistics.summary import quantile
@@ -169,6 +171,11 @@ def golden_texts():
     own = {"report_ranked.md": to_markdown(ranked), "report_ranked.txt": table(ranked)}
     own |= {f"report_ratios.{name}": FORMATS[name](ratios) for name in ("md", "csv", "json")}
     own["report_ratios.txt"] = table(ratios)
+    for name, write in SHORT.items():
+        ending = "txt" if name == "table" else name
+        own[f"report_short.{ending}"] = write(report)
+        own[f"report_ratios_short.{ending}"] = write(ratios)
+    own["report_ranked_short.txt"] = to_text(ranked)
     return {**texts, "report.txt": table(report), **own}
 
 
@@ -567,7 +574,7 @@ def test_reporting_and_sweeping_never_load_torch(folder):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "| digits-cnn | gloo |" in done.stdout
+    assert "Only one method was run: gloo, 30.0 ms" in done.stdout
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.compression import Bulk
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
+from testbed.reporting.short import to_text
 from testbed.reporting.terminal import print_report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -79,10 +80,14 @@ def golden_texts():
     report = report_of(known_cells())
     out = io.StringIO()
     print_report(report, out)
-    return {"report_compressed.md": to_markdown(report), "report_compressed.txt": out.getvalue()}
+    return {
+        "report_compressed.md": to_markdown(report),
+        "report_compressed.txt": out.getvalue(),
+        "report_compressed_short.txt": to_text(report),
+    }
 
 
-@pytest.mark.parametrize("name", ["report_compressed.md", "report_compressed.txt"])
+@pytest.mark.parametrize("name", sorted(golden_texts()))
 def test_golden(name):
     assert golden_texts()[name] == (GOLDEN / name).read_text(), "see the top of this file"
 

@@ -203,5 +203,5 @@ def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):
     # More samples a step than there are: known only when the workload has been built.
     invoke("sweep", *axes, "--batch-size", "5000", "--output", "two", status=1)
     said = invoke("report", "one", "two", "--format", "md")
-    assert "| failed: " in said
+    assert "- loopback/wfbp: failed: " in said
     assert "--batch-size" in said

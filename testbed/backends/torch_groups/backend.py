@@ -43,7 +43,9 @@ def ring_fold(group: Any, rank: int, size: int, tensor: torch.Tensor) -> torch.T
     """This rank's shard of the sum over all ranks; the other shards are left as partial sums.
 
     In round k of n - 1 rank r sends shard r - 1 - k to r + 1 and adds what r - 1 sends to its shard
-    r - 2 - k (mod n), so that every link carries (n - 1) / n of the tensor once.
+    r - 2 - k (mod n), so that every link carries (n - 1) / n of the tensor once. What it summed in
+    one round is what it sends in the next: each piece leaves as soon as it is summed, and what
+    arrives has memory of its own in every other round.
 
     Args:
         group: has `send(tensors, rank, tag)` and `recv(tensors, rank, tag)`.
@@ -55,20 +57,25 @@ def ring_fold(group: Any, rank: int, size: int, tensor: torch.Tensor) -> torch.T
         Patarasuk and Yuan, 2009, JPDC.
     """
     shards = torch.split(tensor, tensor.numel() // size)
-    arrived = torch.empty_like(shards[0])
     before, after = (rank - 1) % size, (rank + 1) % size
+    landing = [_pieces(torch.empty_like(shards[0])) for _ in range(min(2, size - 1))]
+
+    def receive(k: int) -> list[Any]:
+        pieces = landing[k % 2] if k < size - 1 else ()
+        return [group.recv([p], before, k * NUM_PIECES + i) for i, p in enumerate(pieces)]
+
+    receives = receive(0)
+    sends = [group.send([p], after, i) for i, p in enumerate(_pieces(shards[rank - 1]))]
     for k in range(size - 1):
-        tag = k * NUM_PIECES
-        given = _pieces(shards[(rank - 1 - k) % size])
-        summed = _pieces(shards[(rank - 2 - k) % size])
-        sends = [group.send([piece], after, tag + i) for i, piece in enumerate(given)]
-        landing = _pieces(arrived)
-        receives = [group.recv([piece], before, tag + i) for i, piece in enumerate(landing)]
-        for receive, piece, total in zip(receives, landing, summed, strict=True):
-            receive.wait()
-            total += piece
-        for send in sends:
-            send.wait()
+        following = receive(k + 1)
+        for i, total in enumerate(_pieces(shards[(rank - 2 - k) % size])):
+            receives[i].wait()
+            total += landing[k % 2][i]
+            if following:
+                sends.append(group.send([total], after, (k + 1) * NUM_PIECES + i))
+        receives = following
+    for send in sends:
+        send.wait()
     return shards[rank]
 
 

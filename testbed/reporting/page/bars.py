@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from testbed.base.units import rounded
 from testbed.records.report import ReportCell
-from testbed.reporting.columns import columns_for, rounded, step_range
+from testbed.reporting.columns import columns_for, step_range
 from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, joined, section
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
+from testbed.base.units import rounded
 from testbed.records.report import ReportCell
 from testbed.reporting.answer_text import clipped
-from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import axis_of
 from testbed.reporting.page.groups import Placed, by_setting
 from testbed.reporting.page.markup import Markup, element, scrolled, section

@@ -13,9 +13,9 @@ import msgspec
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.trace import Trace, TraceTensor
+from testbed.base.units import rounded
 from testbed.prediction.cross_iteration import predict
 from testbed.records.timeline import Timeline, TimelineEvent, in_lanes
-from testbed.reporting.columns import rounded
 from testbed.reporting.page.groups import Placed
 from testbed.reporting.page.markup import Markup, data, element, section
 
@@ -151,13 +151,15 @@ def _predicted(
     """Bars of what the model says of a step, from the moments at which gradients were ready."""
     plan, link = timeline.plan, timeline.link
     if plan is None or link is None:
-        raise UsageError("the timeline holds no plan and link; record it with --predict")
+        raise UsageError(
+            "the timeline holds no plan and link; repeat the run with --predict --timeline FILE"
+        )
     own = [event for event in timeline.events if event.rank == 0 and event.step == step]
-    trace, step_s, backward_s = trace_of(own, plan.names, plan.num_elements, plan.dtypes)
+    trace, backward_s = trace_of(own, plan.names, plan.num_elements, plan.dtypes)
     factor = 1 / timeline.dilation
     found = predict(plan, trace.stretched(factor), link)
-    start_s, turn_s = (step_s - begin_s) * factor, (backward_s - begin_s) * factor
-    yield "predicted, compute", "compute", start_s, turn_s, "forward"
+    turn_s = (backward_s - begin_s) * factor
+    yield "predicted, compute", "compute", turn_s - found.forward_s, turn_s, "forward"
     yield "predicted, compute", "compute", turn_s, turn_s + found.backward_s, "backward"
     for span in found.spans:
         name = plan.names[span.tensors[0]] + (" ..." if len(set(span.tensors)) > 1 else "")
@@ -170,11 +172,11 @@ def trace_of(
     names: Sequence[str],
     num_elements: Sequence[int],
     dtypes: Sequence[str],
-) -> tuple[Trace, float, float]:
-    """A step of one rank as a trace, the begin of the step and that of backward.
+) -> tuple[Trace, float]:
+    """A step of one rank as a trace, and when its backward pass began.
 
-    A gradient that was ready before one of a later layer counts as ready with it. The forward pass
-    is shared out evenly.
+    A gradient that was ready before one of a later layer counts as ready with it. The forward pass,
+    without what it waited for messages, is shared out evenly.
 
     Raises:
         UsageError: it does not tell when each gradient was ready.
@@ -187,6 +189,9 @@ def trace_of(
         (e.begin_s for e in events if e.kind == "compute" and e.name.endswith("backward")),
         default=min(ready.values()),
     )
+    waits = ((e.begin_s, min(e.end_s, turn_s)) for e in events if e.kind == "wait")
+    waited_s = sum(end - begin for begin, end in waits if begin < turn_s)
+    forward_s = max(0.0, turn_s - began_s - waited_s)
     tensors, before_s = [], turn_s
     for name, count, dtype in reversed(list(zip(names, num_elements, dtypes, strict=True))):
         now_s = max(before_s, ready[name])
@@ -194,13 +199,13 @@ def trace_of(
             name=name,
             num_elements=count,
             dtype=dtype,
-            forward_s=max(0.0, turn_s - began_s) / len(names),
+            forward_s=forward_s / len(names),
             backward_s=now_s - before_s,
         )
         tensors.append(tensor)
         before_s = now_s
     made = Trace(name="timeline", device="", batch_size=1, tensors=tuple(reversed(tensors)))
-    return made, began_s, turn_s
+    return made, turn_s
 
 
 def _figure(each: Placed, recorded: Recorded, limit: int) -> Markup:

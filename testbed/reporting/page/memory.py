@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.base.units import rounded
 from testbed.records.memory import MemoryForecast, MemorySimulation
-from testbed.reporting.columns import rounded
 from testbed.reporting.drawing import LEFT, Panel, axis_of, outlines
 from testbed.reporting.page.bars import drawing, stack
 from testbed.reporting.page.groups import Placed, by_setting

@@ -87,17 +87,19 @@ function timeline(figure) {
       pen.fillStyle = style.color;
       pen.fillText(`${+(us / 1e3).toPrecision(6)} ms`, x(us) + 2, 11);
     }
-    for (const [lane, kind, begin, stop, name] of bars) {
-      if (stop < from || begin > until) continue;
+    bars.forEach(([lane, kind, begin, stop, name], place) => {
+      if (stop < from || begin > until) return;
       const left = Math.max(0, x(begin)), wide = Math.max(1, Math.min(width, x(stop)) - left);
       pen.fillStyle = colours[kind];
       pen.fillRect(left, top + row * lane + 2, Math.max(1, wide - 0.5), row - 4);
-      const text = names[name];
-      if (wide > 30 && pen.measureText(text).width < wide - 4) {
+      // what lies within a bar is drawn after it, and would cover the rest of its name
+      const next = bars[place + 1], text = names[name];
+      const room = next && next[0] === lane ? Math.min(wide, x(next[2]) - left) : wide;
+      if (room > 20 && pen.measureText(text).width < room - 4) {
         pen.fillStyle = "#000000";
         pen.fillText(text, left + 3, top + row * lane + 13);
       }
-    }
+    });
     if (dragged) {
       pen.fillStyle = "rgba(128, 128, 128, .3)";
       pen.fillRect(Math.min(...dragged), top, Math.abs(dragged[1] - dragged[0]), height);

@@ -102,6 +102,7 @@ class StepState:
         self.add_events([work.event])
         if self.recorder is not None:
             channel, end_s = self._events[-1].channel, before_s + waited_s
+            self.recorder.computing_since_s = end_s
             self.recorder.add("wait", name, before_s, end_s, channel=channel)
         return result
 
@@ -220,6 +221,8 @@ class GradientReducer:
                 self._release(number)
         if self._buffers.frees(tensor):
             self._gradients[tensor] = None
+        if self._step.recorder is not None:
+            self._step.recorder.computing_since_s = time.perf_counter()
 
     def finalize_backward(self) -> None:
         """The backward pass has ended: mark the gradients that it did not make, submit the rest.

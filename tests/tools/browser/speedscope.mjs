@@ -4,7 +4,7 @@ import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { dirname, extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
-import { withPage } from "./chromium.mjs";
+import { chromium } from "playwright-core";
 
 const [trace, screenshot] = process.argv.slice(2);
 const app = join(dirname(fileURLToPath(import.meta.url)), "node_modules/speedscope/dist/release");
@@ -23,16 +23,22 @@ const server = createServer(async (request, response) => {
 await new Promise((listening) => server.listen(0, "127.0.0.1", listening));
 const origin = `http://127.0.0.1:${server.address().port}`;
 
-const found = await withPage(async (page) => {
+const ARGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"];
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ARGS });
+try {
+  const page = await browser.newPage();
+  const errors = [];
+  page.on("console", (told) => told.type() === "error" && errors.push(told.text()));
+  page.on("pageerror", (error) => errors.push(String(error)));
   await page.goto(`${origin}/index.html#profileURL=${encodeURIComponent(`${origin}/trace.json`)}`);
   // The toolbar names the profile that is shown, and opens the list of all on a click.
   const chosen = page.getByText(/\(\d+\/\d+\)/).first();
   await chosen.waitFor({ timeout: 60_000 });
-  const title = await chosen.textContent();
   if (screenshot) await page.screenshot({ path: screenshot });
   await chosen.click();
   const text = await page.locator("body").innerText();
-  return { title, text };
-});
-server.close();
-console.log(JSON.stringify(found));
+  process.stdout.write(JSON.stringify({ text, errors }));
+} finally {
+  await browser.close();
+  server.close();
+}

@@ -1,0 +1,269 @@
+"""The first lines of a report, derived from the records of the committed folders by another way."""
+
+import functools
+import itertools
+import json
+import math
+import shutil
+import statistics
+from collections import defaultdict
+
+import pytest
+from scipy import stats
+
+from testbed.reporting.aggregate import collect_cells
+from testbed.reporting.make import make_report
+from testbed.reporting.short import to_text
+from tests.harness.source_tree import ROOT
+
+FOLDERS = sorted(path.parent for path in (ROOT / "runs").rglob("sweep.json"))
+AXES = ("backend", "scheduler", "compressor", "memory", "momentum")
+OLD_NAMES = {"peer": "ddp", "peer:ddp": "ddp"}  # in records of before
+MANY_MESSAGES, UNSTABLE, CONFIDENCE = 32, 0.03, 0.95
+
+
+def name_of(folder):
+    return str(folder.relative_to(ROOT / "runs"))
+
+
+def records(folder):
+    cells = folder / "cells" if (folder / "cells").is_dir() else folder
+    found = [json.loads(path.read_text()) for path in sorted(cells.glob("*.json"))]
+    return [record for record in found if record.get("schema") == "testbed.cell/1"]
+
+
+class Method:
+    """The runs of one method in one setting, in the emulated cluster's seconds."""
+
+    def __init__(self, runs):
+        self.record = runs[0]
+        self.config = {"compressor": "none", "memory": "none"} | runs[0]["config"]
+        self.config["backend"] = OLD_NAMES.get(self.config["backend"], self.config["backend"])
+        self.by_round = {r["config"]["repeat"]: r["step_time_s"] / r["dilation"] for r in runs}
+        self.runs = [*self.by_round.values()]
+        self.logs = [math.log(run) for run in self.runs]
+        self.time = math.exp(statistics.fmean(self.logs))
+        self.spread = statistics.stdev(self.logs) if len(self.logs) > 1 else None
+        memory = [r["memory"]["measured"] for r in runs if r.get("memory")]
+        self.peak = max((sum(each.values()) for each in memory), default=None)
+        backend, scheduler = self.config["backend"], self.record["scheduler"]
+        plain = backend.partition("=")[0] + "=" + backend.rpartition("/")[2]
+        backend = plain if "/" in backend else backend
+        self.name = backend if backend.startswith("ddp") else f"{backend}/{scheduler}"
+
+    def depends(self, others):
+        """Whether its time is not known to be the cluster's."""
+        if self.record["num_messages"] is None or self.record["num_messages"] <= MANY_MESSAGES:
+            return False
+        if self.record["dilation"] == 1:
+            return False
+        at = {self.record["dilation"]: self.time}
+        for other in others:
+            if other.name == self.name and other.config["workload"] == self.config["workload"]:
+                at[other.record["dilation"]] = other.time
+        least = min(at)
+        apart = [d for d in at if d >= 4 * least]
+        return not apart or abs(at[min(apart)] / at[least] - 1) >= 0.05
+
+
+def settings(folder):
+    """Setting -> its methods: what changes the work, and nothing else."""
+    groups = defaultdict(lambda: defaultdict(list))
+    for record in records(folder):
+        if record["status"] == "ok":
+            config = record["config"]
+            what = record["workload"], record["num_workers"], record["batch_size"]
+            axes = [config.get(name) for name in AXES]
+            groups[*what, config["cluster"]][tuple(axes)].append(record)
+    return {key: [Method(runs) for runs in methods.values()] for key, methods in groups.items()}
+
+
+def significant(one, other, methods):
+    """Tukey's test with Kramer's numbers, as a p-value: scipy's own distribution function."""
+    freedom = sum(len(m.logs) - 1 for m in methods)
+    pooled = sum((len(m.logs) - 1) * m.spread**2 for m in methods) / freedom
+    error = math.sqrt(pooled / 2 * (1 / len(one.logs) + 1 / len(other.logs)))
+    apart = abs(statistics.fmean(one.logs) - statistics.fmean(other.logs))
+    p = stats.studentized_range.sf(apart / error, len(methods), freedom)
+    return p < 1 - CONFIDENCE
+
+
+def paired(one, other):
+    """Gain of the second over the first with its interval, rounds that both have in pairs."""
+    common = sorted(one.by_round.keys() & other.by_round.keys())
+    logs = [math.log(one.by_round[n] / other.by_round[n]) for n in common]
+    if len(logs) < 3:
+        return one.time / other.time - 1, None, None
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    low, high = stats.t.interval(CONFIDENCE, len(logs) - 1, statistics.fmean(logs), error)
+    return math.exp(statistics.fmean(logs)) - 1, math.exp(low) - 1, math.exp(high) - 1
+
+
+def expected(methods, every):
+    """What the answer has to be: verdict, names, times."""
+    dense = [m for m in methods if m.config["backend"] != "none"]
+    dense = [m for m in dense if m.config["compressor"] == m.config["memory"] == "none"]
+    peaks = [m.peak for m in methods if m.peak]
+    several = len({m.config["memory"] for m in methods if m.peak}) > 1
+    least = min(peaks) if several else None
+    if not dense:
+        return {"verdict": "none", "best": set(), "least": least}
+    ordered = sorted(dense, key=lambda m: m.time)
+    lossy = [m for m in methods if m.config["compressor"] != "none"]
+    lossy = sorted((m for m in lossy if m.config["backend"] != "none"), key=lambda m: m.time)
+    best = ordered[0]
+    steady = [m for m in dense if not m.depends(every) and m.spread is not None]
+    steady = [m for m in steady if m.spread < UNSTABLE]
+    ranked = best in steady and len(steady) > 1
+    tied = [m for m in steady if m is not best and not significant(best, m, steady)]
+    tied = tied if ranked else []
+    others = [m for m in ordered[1:] if m not in tied]
+    if ranked:
+        others = [m for m in others if not m.depends(every)]
+    usual = [m for m in dense if m.config["backend"] == "ddp" and m is not best]
+    bounds = [m.time for m in methods if m.config["backend"] == "none"]
+    if ranked:
+        verdict = "tied" if tied else "fastest"
+    else:
+        verdict = "only one" if len(dense) == 1 else "not proven"
+    return {
+        "verdict": verdict,
+        "best": {m.name for m in [best, *tied]},
+        "time": best.time,
+        "next": paired(others[0], best) if others else None,
+        "usual": paired(usual[0], best) if usual else None,
+        "bound": bounds[0] if bounds else None,
+        "least": least,
+        "lossy": paired(lossy[0], best) if lossy else None,
+        "ends": (min(best.runs), max(best.runs)) if len(best.runs) == 2 else None,
+    }
+
+
+@functools.cache
+def report_of(folder):
+    return make_report(collect_cells([folder]))
+
+
+def answers(folder):
+    return report_of(folder).answers
+
+
+def same(beside, gain):
+    if gain is None:
+        return beside is None
+    found = (beside.gain, beside.low, beside.high)
+    return all(
+        (a is None and b is None) or a == pytest.approx(b, rel=1e-6, abs=1e-9)
+        for a, b in zip(found, gain, strict=True)
+    )
+
+
+def held_against_the_records(folder):
+    found = settings(folder)
+    every = [*itertools.chain.from_iterable(found.values())]
+    wanted = {key: expected(methods, every) for key, methods in found.items()}
+    made = answers(folder)
+    assert len(made) == len(wanted)
+    report = report_of(folder)
+    for answer in made:
+        cell = report.cells[answer.places[0]] if answer.places else report.cells[0]
+        key = (cell.workload, cell.num_workers, cell.batch_size, cell.config.cluster)
+        want = wanted[key]
+        assert answer.verdict == want["verdict"], key
+        names = {n if "/" in n or n.startswith("ddp") else f"{n}/wfbp" for n in answer.best}
+        assert names == want["best"], key
+        assert (answer.memory and answer.memory.peak_bytes) == want["least"]
+        if answer.best:
+            assert same(answer.compressed, want["lossy"]), key
+            assert answer.step_time_s == pytest.approx(want["time"])
+            assert same(answer.next, want["next"]), key
+            assert same(answer.usual, want["usual"]), key
+            assert (answer.bound_s is None) == (want["bound"] is None)
+            assert answer.bound_s in (None, pytest.approx(want["bound"]))
+            if want["ends"]:
+                assert (answer.low_s, answer.high_s) == pytest.approx(want["ends"])
+    return made
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_answers_are_those_of_the_records(folder):
+    assert held_against_the_records(folder)
+
+
+def subset(tmp_path, folder, keep):
+    """A folder of the cells of another that are kept."""
+    for path in (folder / "cells").glob("*.json"):
+        if keep(json.loads(path.read_text())):
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def test_frameworks_alone_are_tied(tmp_path):
+    """Six runs each of DDP as it comes, with other buckets and with a plan's: no difference."""
+    folder = ROOT / "runs" / "tables" / "ddp-pairs"
+    cells = subset(
+        tmp_path,
+        folder,
+        lambda r: r["config"]["backend"].startswith("ddp") and "101" in r["workload"],
+    )
+    (answer,) = held_against_the_records(cells)
+    assert answer.verdict == "tied"
+    assert len(answer.best) == 3
+    assert answer.lines[0].startswith("Tied: ddp, ddp:bucket_mib=8, ddp:plan=")
+    assert answer.next is None
+
+
+def test_two_plans_on_a_link_are_tied_and_a_third_is_the_next(tmp_path):
+    folder = ROOT / "runs" / "tables" / "emulated"
+    schedulers = ("optimal", "bucket")
+    cells = subset(
+        tmp_path,
+        folder,
+        lambda r: r["backend"] in ("mpi-ring", "none", "ddp") and r["dilation"] == 10
+        and r["scheduler"] in (*schedulers, "wfbp", "ddp", "torch's buckets"),
+    )  # fmt: skip
+    (answer,) = held_against_the_records(cells)
+    assert answer.verdict == "tied"
+    assert [name.partition("/")[2] for name in answer.best] == list(schedulers)
+    assert answer.usual == answer.next
+
+
+FIRST = {
+    "fastest": "Fastest: {}, ",
+    "tied": "Tied: {}, ",
+    "not proven": "Fastest seen, not proven: {}, ",
+    "only one": "Only one",
+    "none": "No ",
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_lines_say_what_the_values_say(folder):
+    text = to_text(report_of(folder))
+    for answer in answers(folder):
+        assert 1 <= len(answer.lines) <= 3
+        assert all(len(line) <= 100 for line in answer.lines)
+        assert "\n".join(answer.lines) in text
+        best = answer.best[0] if answer.best else ""
+        assert answer.lines[0].startswith(FIRST[answer.verdict].format(best))
+        told = " ".join(answer.lines)
+        if answer.next is not None:
+            assert f"{three(100 * answer.next.gain)} %" in told
+        if answer.usual is not None:
+            assert f"{three(100 * answer.usual.gain)} %" in told
+            assert answer.usual.name in told
+        if answer.bound_s is not None:
+            assert f"{three(1e3 * answer.bound_s)} ms" in told
+
+
+def three(figure):
+    """Three significant digits, whole numbers as they are."""
+    if figure >= 100:
+        return f"{figure:.0f}"
+    return f"{figure:#.3g}".rstrip(".")
+
+
+def test_the_first_lines_stand_at_the_top_where_there_is_one_setting():
+    folder = ROOT / "runs" / "schedulers"
+    lines = to_text(report_of(folder)).splitlines()
+    assert lines[1 : 1 + len(answers(folder)[0].lines)] == answers(folder)[0].lines

@@ -1,0 +1,210 @@
+"""The short report: what fits a screen, what stands in its tables, the same in every format."""
+
+import csv
+import io
+import re
+
+import msgspec
+import pytest
+
+from testbed.base.config import RunConfig
+from testbed.base.units import rounded
+from testbed.commands.report import Format, text_of
+from testbed.records.cell import MemoryResult
+from testbed.reporting.aggregate import Collected, Found, sweeps_in
+from testbed.reporting.formats import latex_text, markdown_text, to_csv
+from testbed.reporting.make import make_report
+from testbed.reporting.short import short_latex, short_markdown, shorten, to_text
+from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of, table_text
+from testbed.sweeping.executor import failed_cell
+from tests.harness.source_tree import ROOT
+from tests.unit.test_answers import FOLDERS, name_of
+from tests.unit.test_answers import report_of as read
+from tests.unit.test_reporting import cell, framework_cells, known_cells, ranked_cells, report_of
+
+WIDTH = 100
+
+
+def tables(report):
+    short = shorten(report)
+    return [*short.summary, *(table for section in short.sections for table in section.tables)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_report_of_each_committed_folder_fits_a_screen_of_100_columns(folder):
+    report = read(folder)
+    lines = to_text(report).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    for table in tables(report):
+        assert len(table.headings) <= MOST_COLUMNS
+        assert not any("\n" in heading or "…" in heading for heading in table.headings)
+        one_line = r"\s{2,}".join(map(re.escape, table.headings))
+        assert any(re.fullmatch(rf"\s*{one_line}", line) for line in lines), table.headings
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_the_same_texts_stand_in_every_format(folder):
+    report = read(folder)
+    markdown, latex = short_markdown(report), short_latex(report)
+    for table in tables(report):
+        for row in table.rows:
+            assert "| " + " | ".join(map(markdown_text, row)) + " |" in markdown
+            assert " & ".join(map(latex_text, row)) in latex
+    for answer in report.answers:
+        assert all(markdown_text(line) in markdown for line in answer.lines)
+        assert all(latex_text(line) in latex for line in answer.lines)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
+def test_figures_are_those_of_the_columns_for_programs(folder):
+    report = read(folder)
+    rows = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert len(rows) == len(report.cells)
+    steps = {rounded(1e3 * float(row["step_time_s"])) for row in rows}
+    for answer in report.answers:
+        for place in answer.places[:1]:
+            assert float(rows[place]["step_time_s"]) == pytest.approx(answer.step_time_s)
+    for table in tables(report):
+        for number, heading in enumerate(table.headings):
+            if heading.startswith("step ms"):
+                assert {row[number].split(" ")[0] for row in table.rows} <= {*steps, ""}
+
+
+def several_lengths():
+    """Two methods, and a bound, of which each ran other numbers of steps."""
+    return [
+        cell(backend, ms * (1 + 0.001 * repeat), repeat, steps=steps, scheduler=scheduler,
+             config={"steps": steps, "warmup": steps // 8, "scheduler": scheduler})
+        for backend, scheduler, ms, steps in
+        [("gloo", "wfbp", 30, 40), ("gloo", "dear", 33, 24), ("none", "wfbp", 20, 16)]
+        for repeat in range(3)
+    ]  # fmt: skip
+
+
+def test_numbers_of_steps_split_no_table():
+    (section,) = shorten(report_of(several_lengths())).sections
+    (table,) = section.tables
+    assert [row[:2] for row in table.rows] == [
+        ("none (bound)", ""),
+        ("gloo", "wfbp"),
+        ("gloo", "dear"),
+    ]
+    assert section.lines[0].startswith("Fastest: gloo/wfbp, 30.0 ms [")
+    assert "10.0 % [" in section.lines[0]
+    assert "50" in " ".join(section.lines)
+
+
+def test_failures_stand_below_once():
+    broken = [failed_cell(RunConfig(backend="mpi", scheduler=s), "exit status 1\nRankLost: x")
+              for s in ("wfbp", "dear")]  # fmt: skip
+    report = report_of([*several_lengths(), *broken])
+    text = to_text(report)
+    assert text.count("RankLost: x") == 1
+    assert "mpi/wfbp, mpi/dear: failed: RankLost: x" in text
+    assert not any("mpi" in " ".join(row) for table in tables(report) for row in table.rows)
+
+
+def test_other_work_is_named_below_and_wins_nothing():
+    report = report_of(known_cells())
+    text = to_text(report)
+    (answer,) = (a for a in report.answers if a.setting.startswith("digits-cnn"))
+    assert answer.best == ["gloo"]
+    assert "consistency=async" in text
+    assert "not compared, other work: asynchronous" in text
+
+
+def test_marks_and_ties_survive_in_short():
+    text = to_text(report_of(ranked_cells()))
+    (line,) = (line for line in text.splitlines() if line.startswith("p3"))
+    assert " u " in f"{line} "
+    assert "u unstable (spread of 3 % or more), not ranked" in text
+    tied = [c for c in ranked_cells() if c.scheduler in ("wfbp", "bucket")]
+    text = to_text(report_of(tied))
+    assert text.splitlines()[1].startswith("Tied: gloo/wfbp, gloo/bucket, ")
+    assert "= tied with the fastest" in text
+
+
+def test_an_unranked_method_whose_runs_overlap_may_be_faster():
+    times = {"mg-wfbp": (25, 25.1, 25.2), "wfbp": (30, 30.1, 30.2), "p3": (25, 26, 29)}
+    cells = [
+        cell("gloo", ms, repeat, scheduler=name, config={"scheduler": name})
+        for name, each in times.items() for repeat, ms in enumerate(each)
+    ]  # fmt: skip
+    (answer,) = report_of(cells).answers
+    assert (answer.verdict, answer.best) == ("fastest", ["gloo/mg-wfbp"])
+    assert answer.unranked == ["gloo/p3 (26.6 ms, unstable)"]
+    assert "may be faster, not ranked: gloo/p3" in " ".join(answer.lines).replace("May", "may")
+
+
+def test_the_usual_choice_is_the_framework_as_it_comes():
+    (answer,) = report_of(framework_cells()).answers
+    assert answer.best == ["mpi-ring/wfbp"]
+    assert (answer.usual.name, answer.usual.differs) == ("ddp", True)
+    assert answer.usual.gain == pytest.approx(1.0, abs=0.01)
+
+
+def test_scaling_holds_a_column_for_each_number_of_workers():
+    cells = [
+        cell("gloo", ms, num_workers=n, config={"workers": n, "scheduler": s}, scheduler=s)
+        for n, ms, s in [(2, 30, "wfbp"), (4, 36, "wfbp"), (8, 50, "wfbp"), (4, 33, "dear")]
+    ]
+    apart = tuple(Found("folder", str(number), each) for number, each in enumerate(cells))
+    summary, scaling = shorten(make_report(Collected(apart, ()))).summary
+    assert scaling.headings == ("method", "2 workers", "4 workers", "8 workers")
+    assert scaling.rows == (("gloo/wfbp", "30.0", "36.0", "50.0"), ("gloo/dear", "", "33.0", ""))
+    assert [row[0] for row in summary.rows] == ["2 workers", "4 workers", "8 workers"]
+
+
+def with_memory(memory, peak, step_ms):
+    found = MemoryResult(predicted={"weights": peak}, measured={"weights": peak})
+    return cell("gloo", step_ms, memory=found, config={"memory": memory})
+
+
+def test_memory_strategies_are_answered_apart():
+    report = report_of(
+        [with_memory("none", 10**9, 30), with_memory("checkpoint", 4 * 10**8, 40),
+         with_memory("offload", 6 * 10**8, 33)]
+    )  # fmt: skip
+    (answer,) = report.answers
+    assert answer.best == ["gloo"]
+    assert (answer.memory.name, answer.memory.saves) == ("gloo, memory checkpoint", 0.6)
+    assert answer.memory.slower == pytest.approx(1 / 3)
+    assert answer.cheapest.name == "gloo, memory offload"
+    (table,) = (t for t in tables(report) if t.title.startswith("Memory"))
+    assert [row[0] for row in table.rows] == ["checkpoint", "offload", "none"]
+
+
+def test_csv_and_json_hold_everything_whatever_is_asked():
+    report = report_of(known_cells())
+    assert text_of(report, Format.CSV, full=False) == text_of(report, Format.CSV, full=True)
+    names = {*msgspec.json.decode(text_of(report, Format.JSON, full=False))}
+    assert {"answers", "cells", "notes"} <= names
+    for format_ in (Format.TABLE, Format.MD, Format.LATEX):
+        short, full = (text_of(report, format_, full=full) for full in (False, True))
+        assert len(short) < len(full)
+
+
+def test_a_folder_of_sweeps_is_read_as_all_of_them():
+    runs = ROOT / "runs"
+    assert sweeps_in([runs / "laysa"]) == [runs / "laysa" / "resnet50" / "batch-8"]
+    three = [runs / "tables" / name for name in ("ddp-pairs", "ddp-pairs-dilated", "emulated")]
+    assert sweeps_in([runs / "tables", three[0]]) == three
+    assert sweeps_in([runs / "aa" / "bank" / "cells"]) == [runs / "aa" / "bank" / "cells"]
+    assert sweeps_in([runs / "links"]) == [runs / "links"]
+
+
+def test_what_is_alike_in_all_rows_moves_to_the_title():
+    columns = [Column("a", lambda row: row[0], numeric=False), Column("MB", lambda row: row[1]),
+               Column("empty", lambda row: "")]  # fmt: skip
+    table = table_of("t", columns, [("x", "1"), ("x", "2")])
+    assert (table.title, table.headings) == ("t, a x", ("MB",))
+
+
+def test_long_words_are_broken_and_figures_never_are():
+    row = ("ddp:plan=" + "x" * 90, "a:b=1,c=2", "123456")
+    table = Table("t", ("long", "words", "figure"), (False, False, True), (row,))
+    lines = table_text(table, 60)
+    assert max(map(len, lines)) <= 60
+    assert any("123456" in line for line in lines)
+    joined = "".join(line.split("  ")[0].strip() for line in lines[3:])
+    assert joined.replace("a:b=1,", "").startswith("ddp:plan=xxx")
