@@ -34,6 +34,7 @@ _DTYPES: Final = {
     "c10::Half": "float16",
     "c10::BFloat16": "bfloat16",
 }
+_COLLECTIVE: Final = ("ncclDevKernel", "ncclKernel")  # NCCL's, new and old
 _RECORD: Final = "record it as in docs/importing-traces.md"
 
 
@@ -289,7 +290,7 @@ def _samples(one: _Pass) -> int:
 
 def _moments(events: Sequence[_Event], where: str) -> Callable[[float], float]:
     """Seconds of a moment of the host: its own, or of the GPU's queue where there are kernels."""
-    kernels = [e for e in events if e.cat in _ON_GPU and not e.name.startswith("nccl")]
+    kernels = [e for e in events if e.cat in _ON_GPU and not e.name.startswith(_COLLECTIVE)]
     if not kernels:
         return lambda at: at * 1e-6
     calls = {e.args.get("correlation"): e.ts for e in events if e.cat in _LAUNCH}

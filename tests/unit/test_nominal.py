@@ -10,9 +10,10 @@ import pytest
 from testbed.base.config import RunConfig
 from testbed.base.errors import TestbedError, UsageError
 from testbed.base.files import save_link
+from testbed.base.link import Link
 from testbed.commands.checks import check_inputs
 from testbed.commands.simulate import simulate
-from testbed.prediction.nominal import HEADERS, kind_of, parse_nominal, read_link
+from testbed.prediction.nominal import HEADERS, kind_of, link_among, parse_nominal, read_link
 from tests.unit.crossing_cases import LINK_A
 
 TEXT = "rate=10gbit,latency=50us"
@@ -34,6 +35,21 @@ def test_a_server_pays_two_hops_and_a_backend_without_algorithm_counts_as_a_ring
     ring = read_link(f"{TEXT},headers=1", "mpi-ring", 4)
     assert read_link(f"{TEXT},headers=1", "none", 4).latency_s == ring.latency_s
     assert read_link(TEXT, "gloo", 1).time_s(1e6) == 0.0
+
+
+def test_a_link_with_colocated_servers_is_converted_to_dedicated_ones() -> None:
+    beside = Link(backend="zmq-ps", num_workers=4, latency_s=2e-4, seconds_per_byte=1.5e-9)
+    for servers, transfers in ((1, 4.0), (2, 2.0), (4, 1.0), (8, 1.0)):
+        backend = f"zmq-ps:servers=dedicated:{servers}"
+        link = link_among(beside, 4, backend)
+        # 2 (n - 1) / n = 1.5 with a server beside every worker, max(1, n / S) with dedicated ones.
+        assert link.seconds_per_byte == pytest.approx(transfers * 1e-9)
+        assert (link.backend, link.num_workers) == (backend, 4)
+    assert link_among(beside, 4, "zmq-ps:slice_kib=64").seconds_per_byte == 1.5e-9
+    assert link_among(beside, 4, "gloo") == beside  # another backend's link is taken as it is
+    at_8 = link_among(beside, 8, "zmq-ps:servers=dedicated:2")
+    assert at_8.seconds_per_byte == pytest.approx(4e-9)
+    assert at_8.num_workers == 8
 
 
 def test_the_numbers_may_say_backend_and_workers_themselves() -> None:
