@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -130,6 +131,23 @@ def test_own_model_trains(tmp_path: Path) -> None:
     done = testbed("run", "--workload", workload, *arguments)
     assert done.status == 0, done.err
     assert cell_of(record)["backend"] == "gloo"
+
+
+def test_why_is_it_slow_tells_causes_and_makes_a_page(tmp_path: Path) -> None:
+    folder, script = tmp_path / "results", ROOT / "examples/why_is_it_slow.sh"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", script, folder, f"{ROOT / 'examples/own_model.py'}:build", "--repeats", "1"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PATH": path},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("first cause") >= 2
+    assert "<script" in (folder / "report.html").read_text()
+    assert len(list(folder.glob("cells/*.timeline.json"))) == 2
 
 
 def test_third_party_scheduler_is_installed_and_trains(

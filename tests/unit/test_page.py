@@ -18,7 +18,7 @@ from testbed.cli import make_app
 from testbed.prediction.cross_iteration import predict
 from testbed.records.cell import encode_cell
 from testbed.records.timeline import SUFFIX, encode_timeline
-from testbed.reporting.page.curves import spread_out
+from testbed.reporting.page.curves import Line, chart, spread_out
 from testbed.reporting.page.lanes import MAX_EVENTS_EACH, draw, trace_of
 from testbed.reporting.page.markup import VOID, data, element
 from tests.harness import page_cells
@@ -272,6 +272,14 @@ def test_one_number_of_workers_is_no_curve(tmp_path: Path) -> None:
     (empty,) = root.all("section", id="timeline")
     assert "--timeline" in empty.whole
     assert root.all("canvas") == []
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+def test_a_line_that_stays_on_its_level_is_drawn(level: float) -> None:
+    line = Line("a", ((1.0, level), (2.0, level)), (0, 0), "k")
+    drawn = str(chart("flat", "s", "y", [line], from_zero=False))
+    assert "nan" not in drawn
+    assert "<svg" in drawn
 
 
 def test_labels_of_lines_do_not_cover_each_other() -> None:

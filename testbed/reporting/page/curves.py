@@ -54,7 +54,8 @@ def chart(
     if not from_zero and len(steps) > 1:
         gap = steps[1]
         y_low = floor(y_low / gap) * gap
-        steps = [gap * n for n in range(ceil((max(ys) - y_low) / gap - 1e-9) + 1)]
+        gaps = max(1, ceil((max(ys) - y_low) / gap - 1e-9))  # one where all values are alike
+        steps = [gap * n for n in range(gaps + 1)]
         rise = steps[-1]
     y_ticks = [y_low + each for each in steps]
 
