@@ -95,7 +95,8 @@ def rows_of(stored: Cell, now: Cell) -> list[Row]:
     return [
         Row(
             what,
-            *(_text(getattr(cell, name)) for cell in (stored, now)),
+            _text(getattr(stored, name)),
+            _text(getattr(now, name)),
             counts=ordered or name not in _TRAINED,
         )
         for what, name in _ROWS.items()

@@ -14,11 +14,13 @@ from tests.harness.runs import answer, testbed
 
 ROOT = Path(__file__).parents[2]
 # Started as processes by the tests beside this one, for what they do needs ranks or nodes.
-STARTED_BESIDE = {"run", "comm", "profile", "cluster", "forecast"}
+STARTED_BESIDE = {"run", "comm", "profile", "cluster", "forecast", "rerun"}
 VERBS = {
     "sweep": ("quick", "--dry-run"),
     "list": ("backends",),
     "report": (".",),
+    "diff": (".", "."),
+    "pack": (".", "-o", "packed.tar.gz"),
     "simulate": ("--trace", "resnet50-v100", "--link", "link.json"),
     "plan": ("--for", "ddp", "--trace", "resnet50-v100", "--link", "link.json"),
 }
@@ -35,7 +37,7 @@ def test_a_process_does_what_the_call_does(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if verb == "report":
+    if verb in ("report", "diff", "pack"):
         Path("cells").mkdir()
         cells = sorted((ROOT / "runs" / "emulated" / "cells").glob("*.json"))
         shutil.copy(cells[0], "cells")
