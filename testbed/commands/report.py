@@ -127,13 +127,13 @@ def report(
         testbed report runs/results/emulated-* --forecast forecast.json
     """
     foreseen = None if forecast is None else load_forecast(forecast)
+    title = ", ".join(dict.fromkeys(path.resolve().name for path in directories))
     directories = sweeps_in(directories)
     collected = collect_cells(directories)
     made = make_report(
         collected, None if foreseen is None else compare(foreseen, runs_of(directories))
     )
     if format is Format.HTML:
-        title = ", ".join(path.resolve().name for path in directories)
         text = to_html(made, title, list(timelines_of(directories)), list(memory_of(directories)))
     elif format is Format.TABLE and full and output is None:
         print_report(made, sys.stdout)
