@@ -43,7 +43,8 @@ def main(ahead_s: str, drift: str, truth: str, timeline: str, backend: str, step
     clock = SkewedClock(float(ahead_s), float(drift))
     is_skewed = identity.rank == 1
     shown = clock if is_skewed else as_read
-    run_rank(config, role, Settings(None, identity.launcher, Path(timeline), shown))
+    settings = Settings(launcher=identity.launcher, timeline=Path(timeline), clock=shown)
+    run_rank(config, role, settings)
     if is_skewed:
         Path(truth).write_bytes(msgspec.json.encode((clock.begin_s, clock.read_s)))
 
