@@ -90,11 +90,13 @@ class Costs:
 
 
 def _line(plain: Costs, own: Mapping[Identity, float]) -> tuple[float, float]:
-    """Fit delta and epsilon by weighted least squares of relative misses, outliers weighing less.
+    """Fit delta and epsilon by least squares, each miss over the root of its time.
 
-    Neither start-up nor time per byte falls below 0.
+    Long exchanges count more than in relative misses: they are what is exposed, and links often
+    let short ones through faster than their line says. Outliers weigh less. Neither start-up nor
+    time per byte falls below 0.
     """
-    rows = [(plain.sizes[k], t - plain.time_s(k), 1 / max(t, 1e-9) ** 2) for k, t in own.items()]
+    rows = [(plain.sizes[k], t - plain.time_s(k), 1 / max(t, 1e-9)) for k, t in own.items()]
     least = -median(plain.startup_s.values())
     slopes = [plain.transfer_s[k] / m for k, m in plain.sizes.items() if m > 0]
     flattest = -min(slopes, default=0.0)
@@ -115,7 +117,7 @@ def _line(plain: Costs, own: Mapping[Identity, float]) -> tuple[float, float]:
         if epsilon < flattest:
             epsilon, delta = flattest, max(least, (r0 - flattest * s1) / s0)
         # soft L1: a disturbed message pulls no harder however far off it is
-        weights = [w0 / (1 + abs(r - delta - epsilon * m) * w0**0.5 / NOISE) for m, r, w0 in rows]
+        weights = [w0 / (1 + abs(r - delta - epsilon * m) * w0 / NOISE) for m, r, w0 in rows]
     return delta, epsilon
 
 

@@ -11,15 +11,20 @@ import typer
 from testbed.base.axes import WORKLOADS
 from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.files import save_trace
+from testbed.base.files import read_file, save_trace
 from testbed.base.trace import Trace
-from testbed.profiling.table import trace_table
+from testbed.profiling.kineto import read_kineto
+from testbed.profiling.table import imported_table, trace_table
 
 
 def profile(
     workload: Annotated[
-        str, typer.Option(help="name[:key=value,...] or file.py:function; see testbed list")
-    ] = WORKLOADS.default,
+        str | None,
+        typer.Option(
+            help="name[:key=value,...] or file.py:function; see testbed list",
+            show_default=WORKLOADS.default,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda[:index]")] = "cpu",
     batch_size: Annotated[
         int | None,
@@ -35,6 +40,13 @@ def profile(
         str | None, typer.Option(help="folder of the data set", show_default="synthetic")
     ] = None,
     seed: Annotated[int, typer.Option(help="of the weights and of synthetic samples")] = 1,
+    from_kineto: Annotated[
+        Path | None,
+        typer.Option(
+            help="read the times from this file of torch's profiler instead; with --workload: "
+            "names and sizes from that model"
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="write the trace (testbed.trace/1) here")
     ] = None,
@@ -44,8 +56,12 @@ def profile(
     Steps run on one fixed batch; times are medians. On a GPU they are taken from the GPU's own
     queue. The trace is what `testbed simulate --trace` and schedulers plan with.
 
-    Example:
+    Examples:
         testbed profile --workload resnet20 --batch-size 32 --threads 1 -o trace.json
+
+        testbed profile --from-kineto profiler.json -o trace.json
+
+        testbed run --workload replay:trace.json --backend gloo
     """
     if warmup < 0 or repeats < 1:
         raise UsageError(
@@ -59,7 +75,7 @@ def profile(
         raise UsageError(f"-o is {output}, in a folder that does not exist; make it first")
     given: dict[str, Any] = {"precision": precision}
     config = RunConfig(
-        workload=workload,
+        workload=workload or WORKLOADS.default,
         device=device,
         batch_size=batch_size,
         threads=threads,
@@ -67,11 +83,23 @@ def profile(
         seed=seed,
         **given,
     )
-    trace = profile_workload(config, warmup=warmup, repeats=repeats)
+    if from_kineto is None:
+        trace = profile_workload(config, warmup=warmup, repeats=repeats)
+    else:
+        named = None if workload is None else _parameters(config)
+        trace = read_kineto(read_file(from_kineto), str(from_kineto), named, batch_size)
 
-    sys.stdout.write(trace_table(trace))
+    sys.stdout.write((trace_table if from_kineto is None else imported_table)(trace))
     if output is not None:
         save_trace(trace, output)
+
+
+def _parameters(config: RunConfig) -> list[tuple[str, int]]:
+    """Names and sizes of the parameters that the workload's model trains, in its own order."""
+    from testbed.workloads.load import load_workload
+
+    workload = load_workload(config.workload, seed=config.seed, data_dir=config.data)
+    return [(n, p.numel()) for n, p in workload.model.named_parameters() if p.requires_grad]
 
 
 def profile_workload(config: RunConfig, *, warmup: int, repeats: int) -> Trace:

@@ -20,7 +20,7 @@ from testbed.records.memory import MemorySimulation, decode_memory
 from testbed.records.report import Report, encode_report
 from testbed.records.store import Store, cell_key, write_atomically
 from testbed.records.timeline import SUFFIX, decode_timeline
-from testbed.reporting.aggregate import collect_cells
+from testbed.reporting.aggregate import collect_cells, sweeps_in
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
 from testbed.reporting.make import make_report
@@ -127,6 +127,7 @@ def report(
         testbed report runs/results/emulated-* --forecast forecast.json
     """
     foreseen = None if forecast is None else load_forecast(forecast)
+    directories = sweeps_in(directories)
     collected = collect_cells(directories)
     made = make_report(
         collected, None if foreseen is None else compare(foreseen, runs_of(directories))

@@ -109,10 +109,10 @@ class TcpControl:
             self._changed.wait_for(
                 lambda: self._time[0] == turn or self._loss is not None, timeout_s
             )
-            if self._time[0] == turn:
-                return asked_s, *self._time[1:]
             if self._loss is not None:
                 raise RankLost(self._loss.who, self._loss.why, "this rank asked for the time")
+            if self._time[0] == turn:
+                return asked_s, *self._time[1:]
         raise DeadlineExceeded(f"rank 0 did not tell the time within {timeout_s:g} s")
 
     def report_failure(self, why: str) -> None:

@@ -21,44 +21,8 @@ from testbed.records.progress import (
     run_bar,
     write_progress,
 )
-from testbed.training.protocol import Observer, StepRecord
 
 WORDS = "testbed: after"  # how such a line begins
-
-
-class StepsDone(Observer):
-    """Keeps the last step, for a thread that tells how far the run is."""
-
-    def __init__(self) -> None:
-        self._last: StepRecord | None = None
-        self._first = self._total = 0
-        self._told: StepRecord | None = None
-        self._began: tuple[int, float] | None = None
-        self._step_s = 0.0
-
-    def begin(self, first: int, total: int) -> None:
-        """See `Observer.begin`."""
-        self._first, self._total = first, total
-
-    def after_step(self, record: StepRecord) -> None:
-        """See `Observer.after_step`."""
-        self._last = record
-
-    def now(self, state: str) -> RunProgress:
-        """How far the run is; the time of a step is the mean over those since the last call."""
-        last, told = self._last, self._told
-        if last is None:
-            return RunProgress(state, 0, self._total)
-        before = (self._first, 0.0) if told is None else (told.done, told.time_s)
-        if last.done > before[0]:
-            self._step_s = (last.time_s - before[1]) / (last.done - before[0])
-            self._told = last
-        at_s = time.perf_counter()
-        self._began = self._began or (last.done, at_s)
-        steps, passed_s = last.done - self._began[0], at_s - self._began[1]
-        each_s = passed_s / steps if steps else self._step_s  # with all that lies between steps
-        left_s = (self._total - last.done) * each_s
-        return RunProgress(state, last.done, self._total, self._step_s, left_s)
 
 
 def progress_lines(
@@ -92,7 +56,7 @@ def progress_of(
     control: Control,
     rank: int,
     out: TextIO,
-    steps: StepsDone | None = None,
+    steps: Callable[[str], RunProgress] | None = None,
     *,
     alone: bool = False,
     quiet: bool = False,
@@ -106,20 +70,24 @@ def progress_of(
         control: of the job.
         rank: this one.
         out: the stream.
-        steps: how far training is; None: there are no steps.
+        steps: how far training is, from what it does in words; None: there are no steps.
         alone: no launcher stands between this process and the stream.
         quiet: nothing goes to the stream.
     """
     if rank != 0:
         return nullcontext()
-    steps = steps or StepsDone()
 
     def now() -> RunProgress:
-        return steps.now(control.state)
+        state = control.state
+        return RunProgress(state) if steps is None else steps(state)
 
     path = Path(os.environ.get(VARIABLE, ""))
     if path.name and write_progress(path, now()):
-        return again_and_again(lambda: write_progress(path, now()), EVERY_S)
+
+        def tell() -> None:
+            write_progress(path, now())
+
+        return again_and_again(tell, EVERY_S)
     if quiet:
         return nullcontext()
     if alone and out.isatty():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,14 +33,15 @@ from testbed.launch.lifecycle import (
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
-from testbed.launch.progress import StepsDone, freeze_long_lived, progress_of
+from testbed.launch.progress import freeze_long_lived, progress_of
 from testbed.launch.timeline import clock_of, describe_timeline, hand_in, make_timeline
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
+from testbed.records.progress import RunProgress
 from testbed.records.store import write_atomically
 from testbed.records.timeline import encode_timeline
 from testbed.training.compressed.spec import without_own_momentum
-from testbed.training.protocol import Run
+from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
 from testbed.training.summary import Outcome, make_cell
 from testbed.training.trainer import train
@@ -48,6 +50,41 @@ from testbed.workloads.workload import Workload
 
 # Rank 0 evaluates and computes the reference while the others wait; a lost rank ends the wait.
 OUTCOME_S = 3600.0
+
+
+class StepsDone(Observer):
+    """Keeps the last step, for a thread that tells how far the run is."""
+
+    def __init__(self) -> None:
+        self._last: StepRecord | None = None
+        self._first = self._total = 0
+        self._told: StepRecord | None = None
+        self._began: tuple[int, float] | None = None
+        self._step_s = 0.0
+
+    def begin(self, first: int, total: int) -> None:
+        """See `Observer.begin`."""
+        self._first, self._total = first, total
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        self._last = record
+
+    def now(self, state: str) -> RunProgress:
+        """How far the run is; the time of a step is the mean over those since the last call."""
+        last, told = self._last, self._told
+        if last is None:
+            return RunProgress(state, 0, self._total)
+        before = (self._first, 0.0) if told is None else (told.done, told.time_s)
+        if last.done > before[0]:
+            self._step_s = (last.time_s - before[1]) / (last.done - before[0])
+            self._told = last
+        at_s = time.perf_counter()
+        self._began = self._began or (last.done, at_s)
+        steps, passed_s = last.done - self._began[0], at_s - self._began[1]
+        each_s = passed_s / steps if steps else self._step_s  # with all that lies between steps
+        left_s = (self._total - last.done) * each_s
+        return RunProgress(state, last.done, self._total, self._step_s, left_s)
 
 
 @dataclass(frozen=True)
@@ -89,7 +126,7 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
             return None
         steps, alone = StepsDone(), settings.launcher == "alone"
         with progress_of(
-            *(group.control, group.rank, sys.stderr, steps), alone=alone, quiet=settings.quiet
+            *(group.control, group.rank, sys.stderr, steps.now), alone=alone, quiet=settings.quiet
         ):
             placed = msgspec.structs.replace(config, device=device)
             return _work(placed, role, group, settings, steps)
@@ -118,7 +155,7 @@ def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | Non
         )
         try:
             steps, quiet = StepsDone(), settings.quiet
-            with progress_of(group.control, rank, sys.stderr, steps, alone=True, quiet=quiet):
+            with progress_of(group.control, rank, sys.stderr, steps.now, alone=True, quiet=quiet):
                 cells[rank] = _work(config, role, group, settings, steps, build)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)

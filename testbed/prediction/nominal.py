@@ -159,8 +159,13 @@ def link_among(link: Link, num_workers: int, backend: str) -> Link:
     if num_workers == 1:
         return msgspec.structs.replace(link, num_workers=1)
     own, wanted = BACKENDS.find(link.backend), BACKENDS.find(backend)
-    same = own is not None and wanted is not None and own.name == wanted.name
-    changes = same and own.facts.algorithm != wanted.facts.algorithm and link.num_workers > 1
+    changes = (
+        own is not None
+        and wanted is not None
+        and own.name == wanted.name
+        and own.facts.algorithm != wanted.facts.algorithm
+        and link.num_workers > 1
+    )
     if num_workers == link.num_workers and not changes:
         return link
     algorithm = parse_algorithm(algorithm_of(backend if own is None else link.backend))

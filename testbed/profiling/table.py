@@ -36,6 +36,23 @@ def trace_table(trace: Trace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def imported_table(trace: Trace) -> str:
+    """Where it is from, totals and the slowest tensors, of a trace that was not recorded here."""
+    found = trace.extra["imported"]
+    elements = sum(t.num_elements for t in trace.tensors)
+    lines = [
+        f"# testbed profile: {trace.name} on {trace.device}, batch {trace.batch_size}, from "
+        f"{found['from']}'s {found['file']}",
+        f"# {len(trace.tensors)} tensors, {elements:,} elements, {format_bytes(trace.num_bytes)}",
+        f"# medians over {found['repeats']} passes; {found['left_out']} incomplete ones left out",
+        f"# forward  {format_seconds(trace.forward_s):>8}",
+        f"# backward {format_seconds(trace.backward_s):>8}",
+        "#",
+        *_slowest(trace),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _seconds_or_unknown(seconds: float | None) -> str:
     return "unknown" if seconds is None else format_seconds(seconds)
 

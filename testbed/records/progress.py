@@ -90,7 +90,7 @@ def read_progress(path: Path) -> RunProgress | None:
 
 
 @contextlib.contextmanager
-def again_and_again(tell: Callable[[], None], every_s: float) -> Iterator[None]:
+def again_and_again(tell: Callable[[], object], every_s: float) -> Iterator[None]:
     """Inside the block, `tell` is called every so many seconds by a thread of its own.
 
     The block's end does not wait long for one that writes to a stream which takes nothing any more.

@@ -212,11 +212,13 @@ class Store:
         self.write_cell(key, counting)
 
     def keep_timeline(self, key: str, result: Path, folder: Path) -> None:
-        """Put what a run's ranks did, if they recorded it, where its cell is written after this.
+        """Put what a run's ranks did, if they recorded it, where its cell is.
+
+        A run that is killed before that leaves a cell without a timeline, never with another's.
 
         Args:
             key: of the cell.
-            result: where the run wrote its cell.
+            result: where the run wrote its cell, or where the cell was.
             folder: `cells` or `others`.
         """
         made = timeline_of(result)

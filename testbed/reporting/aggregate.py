@@ -65,7 +65,7 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     cells: list[Found] = []
     notes: list[str] = []
     empty: list[Path] = []
-    for directory in dict.fromkeys(itertools.chain.from_iterable(map(_sweeps_in, directories))):
+    for directory in dict.fromkeys(directories):
         with as_folder(directory) as folder:
             plan, problem = _read_plan(folder)
             files = _cell_files(folder)
@@ -83,11 +83,15 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
     return Collected(tuple(cells), tuple(notes))
 
 
-def _sweeps_in(directory: Path) -> list[Path]:
-    """The folder itself; those of sweeps below one that is none."""
-    if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
-        return sorted(path.parent for path in directory.rglob(PLAN)) or [directory]
-    return [directory]
+def sweeps_in(directories: Iterable[Path]) -> list[Path]:
+    """The folders, each once; in place of one that holds no cells, those of the sweeps below it."""
+    found: dict[Path, None] = {}
+    for directory in directories:
+        nested: list[Path] = []
+        if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+            nested = sorted(path.parent for path in directory.rglob(PLAN))
+        found |= dict.fromkeys(nested or [directory])
+    return list(found)
 
 
 def _no_cells(directory: Path) -> bool:

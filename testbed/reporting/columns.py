@@ -56,16 +56,8 @@ def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
     known = any(tuning_of(cell) != "-" for cell in cells)
     tuning = (_words if known else _hidden)("tuning", tuning_of)
     fixed.append(dataclasses.replace(tuning, wide=True))
-    return [
-        *fixed,
-        *_FIGURES,
-        *_targets(cells),
-        *_COMPRESSION,
-        *_MEMORY,
-        *_RESOURCES,
-        _BUSIEST,
-        *_ENDING,
-    ]
+    figures = [*_FIGURES, *_targets(cells), *_COMPRESSION, *_MEMORY, *_RESOURCES]
+    return [*fixed, *figures, *_ENDING]
 
 
 def compression_columns(cells: Sequence[ReportCell]) -> list[Column]:
@@ -93,7 +85,7 @@ def resource_columns(cells: Sequence[ReportCell]) -> list[Column]:
     """What the cells occupied and made of it, for a table of its own."""
     axes = ("backend", "scheduler", "num_workers")
     fixed = [c for c in columns_for(cells) if c.title and c.key in axes]
-    shown = [*fixed, *(c for c in _ENDING if c.key == "num_machines"), *_RESOURCES, _BUSIEST]
+    shown = [*fixed, *(c for c in _ENDING if c.key == "num_machines"), *_RESOURCES]
     return [c for c in shown if any(c.text(cell) for cell in cells)]
 
 
@@ -367,18 +359,23 @@ _RESOURCES = (
         "samples_per_busiest_gb",
         lambda r: r.samples_per_busiest_gb,
     ),
-)
-_BUSIEST = dataclasses.replace(
-    _words(
-        "busiest_link", lambda c: "" if c.resources is None else c.resources.busiest_link, "busiest"
+    dataclasses.replace(
+        _words(
+            "busiest_link", lambda c: c.resources.busiest_link if c.resources else "", "busiest"
+        ),
+        wide=True,
     ),
-    wide=True,
 )
 
 _ENDING = (
     Column("mach./\nproc.", "num_machines", lambda c: c.num_machines, _machines_text, wide=True),
     _hidden("num_processes", lambda c: c.num_processes),
-    Column("dil.", "dilation", lambda c: c.dilation, lambda c: _dilation_text(c)),
+    Column(
+        "dil.",
+        "dilation",
+        lambda c: c.dilation,
+        lambda c: "" if c.dilation == 1 else f"{c.dilation:g}",
+    ),
     _hidden("cluster", lambda c: c.config.cluster),
     _words("same_work", lambda c: same_work(c)[0], "same\nwork"),
     _hidden("same_work_note", lambda c: same_work(c)[1]),
@@ -389,10 +386,6 @@ _ENDING = (
     _hidden("error", lambda c: c.error),
     _hidden("command", lambda c: c.command),
 )
-
-
-def _dilation_text(cell: ReportCell) -> str:
-    return "" if cell.dilation == 1 else f"{cell.dilation:g}"
 
 
 def _status(cell: ReportCell) -> str:

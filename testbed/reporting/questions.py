@@ -172,8 +172,7 @@ def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answe
     columns = _method_columns(every, marks, best, usual)
     if answer.usual is not None:
         columns = [
-            replace(c, heading=c.heading.replace("usual", short_text(answer.usual.name)))
-            for c in columns
+            replace(c, heading=c.heading.replace("usual", answer.usual.name)) for c in columns
         ]
     if len(fastest) == 1:
         return [table_of("Schedulers", columns, [*bound, *places], _legend(marks, places, cells))]

@@ -89,7 +89,7 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         return ", ".join(part for part in setting.parts if part not in common) or "-"
 
     names = {answer.usual.name for answer in answers if answer.usual is not None}
-    usual = short_text(names.pop()) if len(names) == 1 else "usual"
+    usual = names.pop() if len(names) == 1 else "usual"
     said = ["next"] * any(answer.next is not None for answer in answers)
     said += [usual] * any(answer.usual is not None for answer in answers)
     columns = [

@@ -185,8 +185,8 @@ def _run_cell(
     reporter.started(config, progress_file(result))
     begin_s = time.monotonic()
     cell = runner(config, result, store.cells / f"{key}.log")
-    store.keep_timeline(key, result, store.cells)
     store.write_cell(key, cell)
+    store.keep_timeline(key, result, store.cells)
     time_s = time.monotonic() - begin_s
     reporter.ended(config, cell.status, time_s, cell.error)
     return cell.status, time_s
@@ -230,12 +230,11 @@ def _run_again(
             begin_s = time.monotonic()
             cell = runner(configs[key], result, log)
             counting, other = choose(cells[key], cell)
-            place = store.others
-            if other is cells[key]:
-                place = store.cells
-                store.keep_timeline(key, place / f"{key}.json", store.others)
-            store.keep_timeline(key, result, place)
+            counts = other is cells[key]
+            if counts:
+                store.keep_timeline(key, store.cells / f"{key}.json", store.others)
             store.write_pair(key, counting, other)
+            store.keep_timeline(key, result, store.cells if counts else store.others)
             time_s = time.monotonic() - begin_s
             reporter.ended(configs[key], cell.status, time_s, cell.error)
             left = dataclasses.replace(left, longest_s=max(left.longest_s, time_s))

@@ -24,6 +24,7 @@ import pytest
 from testbed.cli import main
 from testbed.commands.run import RANK_MODULES
 from testbed.forking import through_stub
+from testbed.records.timeline import decode_timeline
 
 HARNESS = Path(__file__).parent
 ROOT = HARNESS.parent.parent
@@ -94,6 +95,18 @@ def cell_of(path: Path) -> dict[str, Any]:
     assert cell["status"] == "ok"
     assert cell["identical_work"] is True, cell["identical_work_note"]
     return cell
+
+
+def assert_of_ranks(size: int, path: Path) -> None:
+    """All ranks have recorded all measured steps, on clocks that were compared."""
+    timeline = decode_timeline(path.read_bytes(), str(path))
+    steps = {e.step for e in timeline.events}
+    assert steps == set(timeline.exposed_s)
+    done = {(e.rank, e.step) for e in timeline.events if e.kind == "send"}
+    assert done >= {(rank, step) for rank in range(size) for step in steps}
+    workers = [clock for clock in timeline.clocks if clock.rank < size]
+    assert [clock.rank for clock in workers] == list(range(1, size))
+    assert min(clock.num_bursts for clock in workers) >= 10
 
 
 def but_for(rank: int, variable: str) -> tuple[str, ...]:

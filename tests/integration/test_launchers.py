@@ -20,6 +20,7 @@ from tests.harness.runs import (
     ROOT,
     WITHIN_S,
     answer,
+    assert_of_ranks,
     but_for,
     cell_of,
     testbed,
@@ -37,7 +38,8 @@ MPICH = ROOT / ".mpich" / "bin" / "mpirun"  # a folder of its own: it must not s
 def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     size = 4 if backend == "mpi-ring" else 2
-    run = ("run", *MODEL, "--backend", backend, "--json", str(record))
+    files = ("--json", str(record), "--timeline", str(tmp_path / "t.json"))
+    run = ("run", *MODEL, "--backend", backend, *files)
     done = testbed(*run, under=(*MPIRUN, "-n", str(size)))
     assert done.status == 0, done.err
     cell = cell_of(record)
@@ -47,6 +49,7 @@ def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     variables = cell["environment"]["variables"]
     assert variables["OMPI_MCA_initial_wdir"] == "."  # mpirun sets it to the absolute path
     assert not [value for value in variables.values() if value.startswith("/")]
+    assert_of_ranks(size, tmp_path / "t.json")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
@@ -54,9 +57,13 @@ def test_torchrun(backend: str, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     command = [*TORCHRUN, "-m", "testbed", "run", *MODEL, "--backend", backend]
     done = subprocess.run(
-        [*command, "--json", str(record)], capture_output=True, text=True, timeout=WITHIN_S
+        [*command, "--json", str(record), "--timeline", str(tmp_path / "t.json")],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 0, done.stderr
+    assert_of_ranks(2, tmp_path / "t.json")
     cell = cell_of(record)
     assert cell["num_workers"] == 2
     assert cell["environment"]["started"] == "fresh"

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from testbed.records.store import Store
-from tests.harness.runs import FAULTY, LATE, MODEL, ROOT, but_for, cell_of, forkable
+from tests.harness.runs import (
+    FAULTY,
+    LATE,
+    MODEL,
+    ROOT,
+    assert_of_ranks,
+    but_for,
+    cell_of,
+    forkable,
+)
 from tests.harness.slurm import NODE, Slurm, until
 
 RUN = (sys.executable, "-m", "testbed", "run", *MODEL)
@@ -20,13 +29,15 @@ def test_srun_without_mpi(slurm: Slurm, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     step = ("srun", "--mpi=none", "--ntasks=2")
     memory = ("--memory", "laysa", "--compressor", "ef:units=update+topk:ratio=0.1")
-    done = slurm.run(*step, *RUN, "--backend", "gloo", *memory, "--json", str(record))
+    files = ("--json", str(record), "--timeline", str(tmp_path / "t.json"))
+    done = slurm.run(*step, *RUN, "--backend", "gloo", *memory, *files)
     assert done.status == 0, done.err
     assert "joined by slurm" in done.err
     cell = cell_of(record)
     assert cell["num_workers"] == 2
     assert cell["environment"]["started"] == "fresh"
     assert "layers or blocks" in cell["memory"]["why"]
+    assert_of_ranks(2, tmp_path / "t.json")
 
 
 @pytest.mark.mpi
@@ -38,12 +49,14 @@ def test_srun_with_pmix(backend: str, slurm: Slurm, tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     size = 3 if "dedicated" in backend else 2
     step = ("srun", "--mpi=pmix", f"--ntasks={size}")
-    done = slurm.run(*step, *RUN, "--backend", backend, "--json", str(record))
+    files = ("--json", str(record), "--timeline", str(tmp_path / "t.json"))
+    done = slurm.run(*step, *RUN, "--backend", backend, *files)
     assert done.status == 0, done.err
     assert "joined by pmix" in done.err
     cell = cell_of(record)
     assert cell["environment"]["started"] == "fresh"
     assert (cell["num_workers"], cell["num_processes"]) == (2, size)
+    assert_of_ranks(2, tmp_path / "t.json")
 
 
 @pytest.mark.parametrize("lacking", [0, 1])

@@ -37,7 +37,7 @@ from tests.tools.faulty_model import build, parse_windows
 MODEL = Path(__file__).with_name("faulty_model.py")
 WINDOW = 12  # steps; as many quiet ones follow
 WARMUP = 4
-QUIET_S, FAULT_S = 4.0, 4.0  # of faults that are turned on by the clock
+QUIET_S, FAULT_S = 5.0, 5.0  # of faults that are turned on by the clock
 RATE = "400mbit"
 TOGGLED = {
     "late": "late rank",
@@ -73,12 +73,11 @@ class Run:
             "cluster": ",".join(f"{k}={v}" for k, v in cluster.items()),
             "workers": "2",
             "warmup": str(WARMUP),
-            "check-every": "0",
             "json": str(folder / "cell.json"),
             "timeline": str(folder / "cell.timeline.json"),
             **self.options,
         }
-        words = [w for k, v in given.items() if k != "check-every" for w in (f"--{k}", v)]
+        words = [w for k, v in given.items() for w in (f"--{k}", v)]
         command = [sys.executable, "-m", "testbed", "run", *words]
         with spinning(self.spin) as spun:
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
@@ -128,7 +127,7 @@ def by_step(count: int) -> tuple[str, int]:
 
 def by_clock(count: int) -> list[tuple[float, float]]:
     """Begins and ends of windows, seconds since the start."""
-    first = 12.0  # processes have started and warmed up
+    first = 15.0  # processes have started and warmed up
     return [
         (first + k * (QUIET_S + FAULT_S), first + k * (QUIET_S + FAULT_S) + FAULT_S)
         for k in range(count)
@@ -186,8 +185,7 @@ def of_steps(timeline: Timeline, steps: set[int]) -> Timeline:
 
 def whole(fault: str, backend: str, folder: Path) -> Run:
     """The run that has this fault from begin to end."""
-    options = {"backend": backend, "steps": "20", "predict": ""}
-    del options["predict"]
+    options = {"backend": backend, "steps": "20"}
     if fault == "dependency":
         return Run({**options, "scheduler": "sequential"})
     if fault == "codec":

@@ -44,6 +44,8 @@ class Method:
         self.logs = [math.log(run) for run in self.runs]
         self.time = math.exp(statistics.fmean(self.logs))
         self.spread = statistics.stdev(self.logs) if len(self.logs) > 1 else None
+        memory = [r["memory"]["measured"] for r in runs if r.get("memory")]
+        self.peak = max((sum(each.values()) for each in memory), default=None)
         backend, scheduler = self.config["backend"], self.record["scheduler"]
         plain = backend.partition("=")[0] + "=" + backend.rpartition("/")[2]
         backend = plain if "/" in backend else backend
@@ -101,9 +103,14 @@ def expected(methods, every):
     """What the answer has to be: verdict, names, times."""
     dense = [m for m in methods if m.config["backend"] != "none"]
     dense = [m for m in dense if m.config["compressor"] == m.config["memory"] == "none"]
+    peaks = [m.peak for m in methods if m.peak]
+    several = len({m.config["memory"] for m in methods if m.peak}) > 1
+    least = min(peaks) if several else None
     if not dense:
-        return {"verdict": "none", "best": set()}
+        return {"verdict": "none", "best": set(), "least": least}
     ordered = sorted(dense, key=lambda m: m.time)
+    lossy = [m for m in methods if m.config["compressor"] != "none"]
+    lossy = sorted((m for m in lossy if m.config["backend"] != "none"), key=lambda m: m.time)
     best = ordered[0]
     steady = [m for m in dense if not m.depends(every) and m.spread is not None]
     steady = [m for m in steady if m.spread < UNSTABLE]
@@ -126,6 +133,8 @@ def expected(methods, every):
         "next": paired(others[0], best) if others else None,
         "usual": paired(usual[0], best) if usual else None,
         "bound": bounds[0] if bounds else None,
+        "least": least,
+        "lossy": paired(lossy[0], best) if lossy else None,
         "ends": (min(best.runs), max(best.runs)) if len(best.runs) == 2 else None,
     }
 
@@ -163,7 +172,9 @@ def held_against_the_records(folder):
         assert answer.verdict == want["verdict"], key
         names = {n if "/" in n or n.startswith("ddp") else f"{n}/wfbp" for n in answer.best}
         assert names == want["best"], key
+        assert (answer.memory and answer.memory.peak_bytes) == want["least"]
         if answer.best:
+            assert same(answer.compressed, want["lossy"]), key
             assert answer.step_time_s == pytest.approx(want["time"])
             assert same(answer.next, want["next"]), key
             assert same(answer.usual, want["usual"]), key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import re
 import socket
@@ -316,3 +317,26 @@ def test_garbage_never_raises_anything_but_bad_frame(data: bytes) -> None:
     reader = FrameReader()
     with contextlib.suppress(BadFrame):
         assert all(isinstance(frame, Frame) for frame in reader.feed(data))
+
+
+def test_rank_0_tells_the_time_while_all_members_ask() -> None:
+    with plane(3) as members:
+
+        def ask(member: TcpControl) -> Callable[[], object]:
+            return lambda: [member.time_exchange(WAIT_S) for _ in range(50)]
+
+        for exchanges in in_parallel([ask(member) for member in members[1:]]):
+            assert isinstance(exchanges, list)
+            # One process: its clock is rank 0's, so that the answer lies between.
+            assert all(asked < answered < came for asked, answered, came in exchanges)
+            assert all(a[2] <= b[0] for a, b in itertools.pairwise(exchanges))
+
+
+def test_who_asks_for_the_time_hears_of_a_loss() -> None:
+    with plane(3) as members:
+        heard = threading.Event()
+        members[1].on_loss(lambda loss: heard.set())
+        members[2].report_failure("it broke")
+        assert heard.wait(WAIT_S)
+        with pytest.raises(RankLost, match="it broke"):
+            members[1].time_exchange(WAIT_S)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -168,7 +169,23 @@ def test_numbers_are_those_of_the_json(name: str, folder: Path, tmp_path: Path) 
     where = ROOT / name if name else folder
     text, root = page_of(where, tmp_path / "report.html")
     assert len(text.encode()) < LIMIT
-    told = json.loads(report(where, "--format", "json"))
+    check_numbers(root, json.loads(report(where, "--format", "json")))
+
+
+def test_the_committed_pages_are_whole() -> None:
+    """That of `emulated` has the numbers of its folder; that of `quick` shows real timelines."""
+    pages = {name: ROOT / "docs" / f"report-{name}.html" for name in ("emulated", "quick")}
+    assert all(path.stat().st_size < LIMIT for path in pages.values())
+    told = json.loads(report(ROOT / "runs/tables/emulated", "--format", "json"))
+    check_numbers(Tree(pages["emulated"].read_text()).root, told)
+    quick = Tree(pages["quick"].read_text()).root
+    for canvas in quick.all("canvas"):
+        assert "rank 1, communication 0" in canvas.attrs["aria-label"]
+    assert len(quick.all("canvas")) == 5
+
+
+def check_numbers(root: Node, told: dict[str, Any]) -> None:
+    """Figures in tables and bars against the JSON report."""
     compared = 0
 
     def same(value: str | None, exact: float | None, text: str, unit: float) -> None:

@@ -4,7 +4,7 @@ import io
 import threading
 
 from testbed.base.config import RunConfig
-from testbed.launch.progress import StepsDone
+from testbed.launch.worker import StepsDone
 from testbed.records.progress import RunProgress, read_progress, run_bar, write_progress
 from testbed.sweeping.executor import progress_file
 from testbed.sweeping.progress import label, reporting
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def step(done, time_s):
-    return StepRecord(done, 0.0, 0.01, time_s, True, StepReport(0.0))
+    return StepRecord(done, 0.0, 0.01, time_s, True, StepReport(0.0), time_s - 0.01, time_s)
 
 
 def test_the_time_of_a_step_is_that_of_the_steps_since_it_was_last_told():

@@ -11,12 +11,13 @@ from testbed.base.config import RunConfig
 from testbed.base.units import rounded
 from testbed.commands.report import Format, text_of
 from testbed.records.cell import MemoryResult
-from testbed.reporting.aggregate import Collected, Found
+from testbed.reporting.aggregate import Collected, Found, sweeps_in
 from testbed.reporting.formats import latex_text, markdown_text, to_csv
 from testbed.reporting.make import make_report
 from testbed.reporting.short import short_latex, short_markdown, shorten, to_text
 from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of, table_text
 from testbed.sweeping.executor import failed_cell
+from tests.harness.source_tree import ROOT
 from tests.unit.test_answers import FOLDERS, name_of
 from tests.unit.test_answers import report_of as read
 from tests.unit.test_reporting import cell, framework_cells, known_cells, ranked_cells, report_of
@@ -181,6 +182,15 @@ def test_csv_and_json_hold_everything_whatever_is_asked():
     for format_ in (Format.TABLE, Format.MD, Format.LATEX):
         short, full = (text_of(report, format_, full=full) for full in (False, True))
         assert len(short) < len(full)
+
+
+def test_a_folder_of_sweeps_is_read_as_all_of_them():
+    runs = ROOT / "runs"
+    assert sweeps_in([runs / "laysa"]) == [runs / "laysa" / "resnet50" / "batch-8"]
+    three = [runs / "tables" / name for name in ("ddp-pairs", "ddp-pairs-dilated", "emulated")]
+    assert sweeps_in([runs / "tables", three[0]]) == three
+    assert sweeps_in([runs / "aa" / "bank" / "cells"]) == [runs / "aa" / "bank" / "cells"]
+    assert sweeps_in([runs / "links"]) == [runs / "links"]
 
 
 def test_what_is_alike_in_all_rows_moves_to_the_title():

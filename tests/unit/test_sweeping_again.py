@@ -14,7 +14,7 @@ from testbed.base.config import RunConfig
 from testbed.noise.reruns import choose
 from testbed.noise.steal_time import lost_of
 from testbed.records.cell import Cell, StepSamples, decode_cell, encode_cell
-from testbed.records.store import create_store
+from testbed.records.store import cell_files, create_store, timeline_of
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.sweeping.executor import collect, failed_cell
@@ -69,6 +69,7 @@ class Host:
             cell = finish_at_once(config, json_path, log_path)
             found = msgspec.structs.replace(cell, cores_stolen=stolen, steps=number)
             json_path.write_bytes(encode_cell(found))
+            timeline_of(json_path).write_text(f"timeline {number}")
         return collect(config, json_path, log_path, "")
 
 
@@ -85,7 +86,7 @@ def run(store, host):
 
 def kept(store):
     """Workers -> (which run counts, what the host took of it)."""
-    cells = [decode_cell(f.read_bytes()) for f in store.cells.glob("*.json")]
+    cells = [decode_cell(f.read_bytes()) for f in cell_files(store.cells)]
     return {c.num_workers: (c.steps, c.cores_stolen) for c in cells}
 
 
@@ -105,7 +106,7 @@ def test_the_most_disturbed_are_run_again_and_the_quieter_run_counts(tmp_path):
 
 
 def others(store):
-    cells = [decode_cell(f.read_bytes()) for f in store.others.glob("*.json")]
+    cells = [decode_cell(f.read_bytes()) for f in cell_files(store.others)]
     return {c.num_workers: (c.steps, c.cores_stolen) for c in cells}
 
 
@@ -173,7 +174,7 @@ def test_a_second_run_that_fails_leaves_the_first(tmp_path):
     assert status == 0
     assert "it broke" in said
     assert kept(store)[2] == (1, 0.3)
-    (other,) = store.others.glob("*.json")
+    (other,) = cell_files(store.others)
     assert decode_cell(other.read_bytes()).status == "failed"
 
 
@@ -181,7 +182,7 @@ def test_a_second_run_that_leaves_nothing_is_not_taken_for_the_first(tmp_path):
     store = new_store(tmp_path)
     run(store, Host({2: [0.3]}, dying={(2, 2)}))
     assert kept(store)[2] == (1, 0.3)
-    (other,) = store.others.glob("*.json")
+    (other,) = cell_files(store.others)
     assert "wrote no result" in decode_cell(other.read_bytes()).error
 
 
@@ -212,7 +213,7 @@ def test_resumed_it_repeats_no_run_twice(tmp_path):
 def test_a_cell_that_is_measured_anew_is_not_replaced_by_an_old_pair(tmp_path):
     store = new_store(tmp_path)
     run(store, Host({2: [0.3, 0.1]}))
-    (file,) = (f for f in store.cells.glob("*.json") if decode_cell(f.read_bytes()).again)
+    (file,) = (f for f in cell_files(store.cells) if decode_cell(f.read_bytes()).again)
     file.unlink()
     run(store, Host({2: [0.02]}))
     assert kept(store)[2] == (1, 0.02)
@@ -223,7 +224,7 @@ def test_a_cell_that_is_measured_anew_is_not_replaced_by_an_old_pair(tmp_path):
 def test_a_damaged_other_run_does_no_harm(tmp_path, damage):
     store = new_store(tmp_path)
     run(store, Host({2: [0.3, 0.02]}))
-    (other,) = store.others.glob("*.json")
+    (other,) = cell_files(store.others)
     other.write_text(damage)
     assert run_and_count(store, {}) == []  # what counts is quiet now
     assert kept(store)[2] == (2, 0.02)
@@ -246,3 +247,18 @@ def test_killed_anywhere_then_resumed(tmp_path, point, times):
         n: max(SHARES[n]) for n in SHARES
     }
     assert not list(store.path.rglob("*.partial"))
+
+
+def test_a_timeline_stays_with_its_run(tmp_path):
+    store = new_store(tmp_path)
+    run(store, Host(SHARES))
+    counting = {2: "timeline 2", 3: "timeline 1"}  # of the first run the host took more, or less
+    keys = {config.workers: key for key, config in store.read_plan().runs()}
+    for workers, text in counting.items():
+        other = "timeline 1" if text == "timeline 2" else "timeline 2"
+        name = f"{keys[workers]}.timeline.json"
+        assert (store.cells / name).read_text() == text
+        assert (store.others / name).read_text() == other
+    assert (store.cells / f"{keys[1]}.timeline.json").read_text() == "timeline 1"
+    assert store.finished() == set(keys.values())
+    assert len(collect_cells([store.path]).cells) == len(keys)

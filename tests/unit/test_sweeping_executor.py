@@ -201,3 +201,8 @@ def test_the_command_of_a_cell_names_the_hostfile(tmp_path):
         "--json",
         str(tmp_path / "c.json"),
     ]
+
+
+def test_the_command_of_a_cell_puts_its_timeline_beside_its_json(tmp_path):
+    command = run_command(CONFIG, tmp_path / "c.json", timeline=True)
+    assert command[-2:] == ["--timeline", str(tmp_path / "c.timeline.json")]
