@@ -155,13 +155,14 @@ def _compare(one: Runs, other: Runs) -> dict[str, _Compared]:
 
 def _compared(a: Sequence[float], b: Sequence[float], metric: Metric, paired: bool) -> _Compared:
     logs = [[math.log(v) for v in side] if metric.ratio else list(side) for side in (a, b)]
-    x, y = (statistics.fmean(side) for side in logs)
-    if metric.counted and len({*a}) == len({*b}) == 1:
-        apart = y - x if a[0] != b[0] else 0.0
-        return _Compared(a[0], b[0], Difference(apart, 0.0, 1, 0), metric.ratio)
+    mean_a, mean_b = (statistics.fmean(side) for side in logs)
     if metric.ratio:
-        x, y = math.exp(x), math.exp(y)
-    return _Compared(x, y, difference_of(logs[1], logs[0], paired=paired), metric.ratio)
+        mean_a, mean_b = math.exp(mean_a), math.exp(mean_b)
+    if metric.counted and len({*a}) == len({*b}) == 1:
+        apart = logs[1][0] - logs[0][0] if a[0] != b[0] else 0.0
+        return _Compared(a[0], b[0], Difference(apart, 0.0, 1, 0), metric.ratio)
+    found = difference_of(logs[1], logs[0], paired=paired)
+    return _Compared(mean_a, mean_b, found, metric.ratio)
 
 
 def _levels(compared: Sequence[Mapping[str, _Compared]]) -> dict[str, float]:

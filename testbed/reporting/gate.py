@@ -114,8 +114,8 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     if one.p_value is None:
         runs = f"{cell.runs_a} run(s) in A, {cell.runs_b} in B"
         return told("undecided", f"{runs}: no interval; two or more are needed, five are better")
-    apart = one.share if limit.is_share else one.difference
-    resolved = one.resolves_share if limit.is_share else one.resolves
+    found = (one.share, one.resolves_share) if limit.is_share else (one.difference, one.resolves)
+    apart, resolved = found
     if apart is None or resolved is None:
         return told("undecided", "A is 0: there is no share of it; give a limit in the unit")
     beyond = apart > limit.size if limit.above else apart < -limit.size

@@ -97,7 +97,7 @@ def rows_of(stored: Cell, now: Cell) -> list[Row]:
             what,
             _text(getattr(stored, name)),
             _text(getattr(now, name)),
-            ordered or name not in _TRAINED,
+            counts=ordered or name not in _TRAINED,
         )
         for what, name in _ROWS.items()
     ]
