@@ -17,7 +17,7 @@ from testbed.base.trace import Trace, TraceTensor
 from testbed.causes.explain import Explanation
 from testbed.causes.summary import Advice
 from testbed.prediction.cross_iteration import predict
-from testbed.prediction.extrapolate import at_bandwidth, each_piece, stretched_link
+from testbed.prediction.extrapolate import at_bandwidth, each_piece
 from testbed.records.timeline import Timeline
 from testbed.scheduling.protocol import make_plan
 
@@ -107,7 +107,7 @@ def _without_compressor(
     gained = against(
         now_s,
         plan,
-        stretched_link(timeline.link, timeline.dilation),
+        timeline.link,
         trace_of(plan, found, everyone),
     )
     options = {"compressor": COMPRESSORS.default}
@@ -167,6 +167,6 @@ def link_of(timeline: Timeline, found: Explanation) -> Link | None:
             seconds_per_byte=max(0.0, costs.more_s_per_byte),
         )
     return each_piece(
-        stretched_link(timeline.link, timeline.dilation),
+        timeline.link,
         lambda a, b: (max(0.0, a + costs.more_startup_s), max(0.0, b + costs.more_s_per_byte)),
     )

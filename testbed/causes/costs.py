@@ -60,13 +60,13 @@ class Costs:
     untold_s: dict[Identity, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], link: Link | None, dilation: float = 1.0) -> Costs:
+    def of(cls, rounds: Sequence[Round], link: Link | None) -> Costs:
         """Fitted to the wait-free times of these steps."""
         some = {identity(x): x for each in rounds for x in each.exchanges}
         startup, transfer = {}, {}
         for key, exchange in some.items():
             phases = (0.0, 0.0) if link is None else phases_s(link, exchange.num_bytes)
-            half = dilation / 2 if exchange.half else dilation
+            half = 0.5 if exchange.half else 1.0
             startup[key], transfer[key] = phases[0] * half, phases[1] * half
         sizes = {key: x.num_bytes for key, x in some.items()}
         own = usual_s(rounds)

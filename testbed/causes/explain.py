@@ -120,7 +120,7 @@ def explain(
     if len(others) < MIN_USUAL:
         others = []
     normal = lateness_of(timeline, others, []) if others else None
-    usual_costs = Costs.of(others or chosen, timeline.link, timeline.dilation)
+    usual_costs = Costs.of(others or chosen, timeline.link)
     lateness = lateness_of(timeline, chosen, others)
     # what a busy host adds is told from what the link takes by steps in which it was not busy
     costs = _base(others, chosen, timeline) if lateness.busy else _costs(chosen, timeline)
@@ -133,7 +133,7 @@ def explain(
 
 
 def _costs(rounds: Sequence[Round], timeline: Timeline) -> Costs:
-    return Costs.of(rounds, timeline.link, timeline.dilation)
+    return Costs.of(rounds, timeline.link)
 
 
 def _base(others: Sequence[Round], chosen: Sequence[Round], timeline: Timeline) -> Costs:

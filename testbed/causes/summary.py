@@ -15,6 +15,7 @@ from testbed.causes.explain import HOST, LATE, LINK, STARTUP, Explanation, expla
 from testbed.records.timeline import Timeline
 
 WHY_SCHEMA: Final = "testbed.why/1"
+MOST_RANKS = 4  # that a note names
 CHANGED = 1.1  # ratio to usual from which a change of the link is told
 SAME = 0.05  # share of the exposed time by which steps may differ from usual ones without a reason
 
@@ -180,10 +181,9 @@ def _note(cause: str, found: Explanation, usual: Explanation | None) -> str:
             f"rank {r} by {lateness.late_s[r] * 1e3:.3g} ms" for r in sorted(lateness.late)
         )
     if cause == HOST and lateness.busy:
-        return ", ".join(
-            f"rank {rank}: its cores were taken, or it waited for one, {share:.0%} of the time"
-            for rank, share in sorted(lateness.busy.items())
-        )
+        worst = sorted(lateness.busy.items(), key=lambda item: -item[1])[:MOST_RANKS]
+        ranks = ", ".join(f"rank {rank} {share:.0%}" for rank, share in worst)
+        return f"of the time without a core: {ranks}"
     if cause not in (LINK, STARTUP):
         return ""
     base = found.costs if usual is None else usual.costs

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from testbed.base.config import RunConfig
@@ -16,7 +17,7 @@ from testbed.causes.summary import Why
 from testbed.causes.summary import why as find_why
 from testbed.launch.plan_options import parts_of
 from testbed.records.text import aligned, time_text
-from testbed.records.timeline import SUFFIX, Timeline, decode_timeline
+from testbed.records.timeline import SUFFIX, Timeline, decode_timeline, undilated
 
 MOST_TENSORS = 20
 
@@ -59,10 +60,16 @@ def why(
 
         testbed why cell.json --json
     """
-    timeline = _load(cell)
+    recorded = _load(cell)
+    timeline = undilated(recorded)
     wanted = None if steps is None else parse_steps(steps)
     specs = tuple(s for s in schedulers(timeline.backend) if _is_possible(timeline, s))
     found = find_why(timeline, wanted, lambda explained: advise(timeline, explained, specs))
+    if recorded.dilation != 1:
+        slower = (
+            f"times are the emulated cluster's; real ones are {recorded.dilation:g} times as long"
+        )
+        found = msgspec.structs.replace(found, notes=(*found.notes, slower))
     sys.stdout.write(to_json(found).decode() if json else text_of(found, tensors))
 
 

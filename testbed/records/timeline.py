@@ -141,6 +141,34 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any] = {}
 
 
+def undilated(timeline: Timeline) -> Timeline:
+    """The timeline in the times of the cluster that was emulated: all divided by the dilation.
+
+    Clocks keep what turns them into rank 0's; of them the uncertainty alone is a time that counts.
+
+    Example:
+        >>> step = TimelineEvent(kind="step", name="0", rank=0, step=0, begin_s=1.0, end_s=3.0)
+        >>> slow = Timeline(backend="gloo", num_workers=1, events=(step,), dilation=10.0)
+        >>> undilated(slow).events[0].duration_s, undilated(slow).dilation
+        (0.2, 1.0)
+    """
+    if timeline.dilation == 1:
+        return timeline
+    by = timeline.dilation
+    replace = msgspec.structs.replace
+    return replace(
+        timeline,
+        events=tuple(
+            replace(event, begin_s=event.begin_s / by, end_s=event.end_s / by)
+            for event in timeline.events
+        ),
+        clocks=tuple(replace(c, uncertainty_s=c.uncertainty_s / by) for c in timeline.clocks),
+        exposed_s={step: [s / by for s in of] for step, of in timeline.exposed_s.items()},
+        event_cost_s=timeline.event_cost_s / by,
+        dilation=1.0,
+    )
+
+
 def lane_of(event: TimelineEvent) -> str:
     """The lane that an event is drawn in.
 
