@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from testbed.base.errors import NonFiniteGradient, RankLost, RunFailed, UsageError
+from testbed.base.types import DECODE, ENCODE
 from testbed.compression.casts import Dense
 from testbed.compression.common import ratio_of
 from testbed.compression.protocol import Context, Conversation, State
@@ -21,7 +22,6 @@ from testbed.training.compressed.spec import (
     compressors_of,
     refuse_ratios,
 )
-from testbed.training.compressed.work import DECODE, ENCODE
 from testbed.training.session import Session
 from tests.harness.compressors import resolve_compressor
 from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks, plan_of
