@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,12 @@ def check_files(json: Path | None, hostfile: Path | None, timeline: Path | None 
             raise UsageError(
                 f"{name} is {str(file)!r}, but there is no folder {str(file.parent)!r}"
             )
+        if file is not None and not os.access(file.resolve().parent, os.W_OK):
+            raise UsageError(
+                f"{name} is {str(file)!r}, in a folder that must not be written to; name another"
+            )
+    if json is not None and timeline is not None and json.resolve() == timeline.resolve():
+        raise UsageError(f"--json and --timeline are both {str(json)!r}; expected two files")
     if hostfile is not None and not hostfile.is_file():
         raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
 

@@ -48,9 +48,18 @@ class ClockBursts:
                 self._at_end()
 
     def _at_end(self) -> None:
+        """Bursts of which at least one has to be answered, now or before; a slow one tells nothing.
+
+        Raises:
+            RankLost, DeadlineExceeded: see `Control.time_exchange`.
+        """
         pause = threading.Event()
-        for _ in range(NUM_AT_ENDS):
-            self._burst()
+        for number in range(NUM_AT_ENDS):
+            try:
+                self._burst()
+            except DeadlineExceeded:
+                if number == NUM_AT_ENDS - 1 and not self._found:
+                    raise
             pause.wait(GAP_S)  # bursts at one moment would share what disturbs it
 
     def _watch(self) -> None:

@@ -272,8 +272,12 @@ def _work(
         timeline = make_timeline(
             cell, recorded or (), outcomes, recorder, planned.link, dilation_of(config.cluster)
         )
-        write_atomically(settings.timeline, encode_timeline(timeline))
-        sys.stderr.write(f"testbed: {settings.timeline}: {describe_timeline(timeline)}\n")
+        told = describe_timeline(timeline)
+        try:
+            write_atomically(settings.timeline, encode_timeline(timeline))
+        except OSError as error:  # the record of the training is worth more than its timeline
+            told = f"not written ({error.strerror}); give another file to --timeline"
+        sys.stderr.write(f"testbed: {settings.timeline}: {told}\n")
     return cell
 
 

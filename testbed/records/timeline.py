@@ -148,9 +148,9 @@ def undilated(timeline: Timeline) -> Timeline:
 
     Example:
         >>> step = TimelineEvent(kind="step", name="0", rank=0, step=0, begin_s=1.0, end_s=3.0)
-        >>> slow = Timeline(backend="gloo", num_workers=1, events=(step,), dilation=10.0)
+        >>> slow = Timeline(backend="gloo", num_workers=1, events=(step,), dilation=4.0)
         >>> undilated(slow).events[0].duration_s, undilated(slow).dilation
-        (0.2, 1.0)
+        (0.5, 1.0)
     """
     if timeline.dilation == 1:
         return timeline

@@ -10,6 +10,8 @@ import pytest
 from testbed.base.files import save_link
 from testbed.base.link import Link
 from testbed.cli import make_app
+from testbed.records.timeline import encode_timeline
+from tests.harness.event_logs import make_log
 from tests.harness.runs import answer, testbed
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,7 @@ VERBS = {
     "list": ("backends",),
     "report": (".",),
     "diff": (".", "."),
+    "why": ("cell.timeline.json",),
     "pack": (".", "-o", "packed.tar.gz"),
     "simulate": ("--trace", "resnet50-v100", "--link", "link.json"),
     "plan": ("--for", "ddp", "--trace", "resnet50-v100", "--link", "link.json"),
@@ -41,6 +44,8 @@ def test_a_process_does_what_the_call_does(
         Path("cells").mkdir()
         cells = sorted((ROOT / "runs" / "emulated" / "cells").glob("*.json"))
         shutil.copy(cells[0], "cells")
+    if verb == "why":
+        Path("cell.timeline.json").write_bytes(encode_timeline(make_log(None, 1).timeline))
     if verb in ("simulate", "plan"):
         link = Link(backend="gloo", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-9)
         save_link(link, Path("link.json"))

@@ -37,6 +37,10 @@ class Heard:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def isatty(self) -> bool:
+        """It is no terminal."""
+        return False
+
 
 def test_who_asks_again_while_ranks_are_ended_does_not_save_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

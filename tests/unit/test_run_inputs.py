@@ -11,6 +11,7 @@ import pytest
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.commands.checks import check_inputs
+from tests.harness.runs import answer
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,10 @@ def test_what_is_there_is_taken(tmp_path: Path) -> None:
     check_inputs(config, 2)
     # A launcher may bring more ranks than the default.
     check_inputs(msgspec.structs.replace(config, slow="rank=7,delay=1ms"), None)
+
+
+def test_one_file_is_not_asked_for_twice(tmp_path):
+    file = str(tmp_path / "cell.json")
+    done = answer("run", "--backend", "loopback", "--json", file, "--timeline", file)
+    assert done.status == 2
+    assert "expected two files" in done.err
