@@ -11,6 +11,7 @@ from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
 from testbed.records.report import ReportCell
 from testbed.reporting.answer_text import SURE_RUNS, lines_of
+from testbed.reporting.dilation import UNRANKED
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import is_framework, runs_ratio
 from testbed.reporting.setting import Setting, settings_of
@@ -65,7 +66,7 @@ def comparison(methods: Cells) -> Comparison:
 
 
 def _depends(cell: ReportCell) -> bool:
-    return "dilation" in cell.rank_note
+    return cell.rank_note in UNRANKED
 
 
 def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
@@ -264,5 +265,5 @@ def _savings(cells: Cells, setting: Setting) -> list[Saving]:
             )
         )
     least = min(found, key=lambda saving: (saving.peak_bytes, saving.step_time_s))
-    paid = [saving for saving in found if saving.saves and saving.slower is not None]
+    paid = [s for s in found if (s.saves or 0.0) > 0 and s.slower is not None]
     return [least, *sorted(paid, key=lambda saving: saving.slower or 0.0)[:1]]

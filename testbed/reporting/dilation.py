@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from testbed.records.report import ReportCell
 from testbed.reporting.work import apart_from_dilation
@@ -19,6 +19,7 @@ APART: Final = 4.0
 BUSY_CORES: Final = 0.75
 
 Verdict = Literal["", "depends on dilation", "dilation not checked", "cores busy"]
+UNRANKED: Final = frozenset(get_args(Verdict)) - {""}  # verdicts of cells that are not ranked
 
 
 def dilation_verdict(

@@ -33,7 +33,14 @@ from testbed.reporting.ratios import (
     describe_tuning,
 )
 from testbed.reporting.resources import resources_of
-from testbed.reporting.work import cluster_words, is_upper_bound, judge, same_work, sort_cells
+from testbed.reporting.work import (
+    cluster_words,
+    is_upper_bound,
+    judge,
+    same_work,
+    sort_cells,
+    undilated,
+)
 
 _IMPLAUSIBLE = 1.05  # an efficiency above this is no rounding and no luck of the draw
 _MEMORY = "processes were {}: compare peak memory only with those that were started alike"
@@ -43,7 +50,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     """The report of all cells that were read, and how a forecast of them did."""
     ranked, families = rank(sort_cells(judge(aggregate(collected.cells))))
     compared_cells, ratios = compare_with_frameworks(ranked)
-    cells = [msgspec.structs.replace(c, resources=resources_of(c)) for c in compared_cells]
+    cells = [msgspec.structs.replace(c, resources=resources_of(undilated(c))) for c in compared_cells]
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)

@@ -33,12 +33,14 @@ _MARKS = {
     "unstable": "u",
     "depends on dilation": "d",
     "dilation not checked": "d",
+    "cores busy": "c",
 }
 _LEGEND = {
     "*": "* shortest predicted",
     "=": "= tied with the fastest",
     "u": "u unstable (spread of 3 % or more), not ranked",
     "d": "d depends on dilation or unchecked, not ranked",
+    "c": "c cores busy, not ranked",
 }
 
 

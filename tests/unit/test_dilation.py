@@ -108,3 +108,13 @@ def test_a_cell_whose_work_differed_is_told_that_alone():
     found, notes = ranked(runs("p3", 10.0, 0.2, 643, identical_work=False))
     assert found["p3", 10.0] == (None, "")
     assert not any("dilation not" in note for note in notes)
+
+
+def test_a_cell_whose_cores_were_busy_is_not_announced_as_the_fastest():
+    cells = [*runs("bucket", 10.0, 0.2, 5, cores_busy=0.8)]
+    cells += [*runs("mg-wfbp", 10.0, 0.21, 3, cores_busy=0.5)]
+    cells += [*runs("optimal", 10.0, 0.22, 3, cores_busy=0.5)]
+    report = make_report(Collected([Found(cell, "") for cell in cells]))
+    (answer,) = report.answers
+    assert (answer.verdict, answer.why) == ("not proven", "cores busy")
+    assert "c cores busy, not ranked" in to_text(report)

@@ -304,6 +304,12 @@ def test_events_as_predicted_lie_under_the_prediction() -> None:
     assert [b[2:4] for b in undilated.bars] == [pytest.approx(b[2:4]) for b in drawn.bars]
 
 
+def test_nothing_is_predicted_of_compressed_gradients() -> None:
+    drawn = draw(msgspec.structs.replace(page_cells.timeline(), compressor="topk"), 1000)
+    assert "topk" in drawn.told
+    assert not any(bar[0].startswith("predicted") for bar in drawn.bars)
+
+
 def test_a_trace_made_from_events_is_the_one_that_they_came_from() -> None:
     timeline, plan = page_cells.timeline(), page_cells.plan()
     events = [e for e in timeline.events if e.rank == 0 and e.step == 1]

@@ -15,7 +15,7 @@ from testbed.base.errors import UsageError
 from testbed.base.trace import Trace, TraceTensor
 from testbed.base.units import rounded
 from testbed.prediction.cross_iteration import predict
-from testbed.records.timeline import Timeline, TimelineEvent, in_lanes
+from testbed.records.timeline import Timeline, TimelineEvent, in_lanes, undilated
 from testbed.reporting.page.groups import Placed
 from testbed.reporting.page.markup import Markup, data, element, section
 
@@ -150,6 +150,8 @@ def _predicted(
 ) -> Iterator[tuple[str, str, float, float, str]]:
     """Bars of what the model says of a step, from the moments at which gradients were ready."""
     plan, link = timeline.plan, timeline.link
+    if timeline.compressor not in ("", "none"):
+        raise UsageError(f"the model's lane is of whole gradients, not of {timeline.compressor}'s")
     if plan is None or link is None:
         raise UsageError(
             "the timeline holds no plan and link; repeat the run with --predict --timeline FILE"
@@ -209,7 +211,8 @@ def trace_of(
 
 
 def _figure(each: Placed, recorded: Recorded, limit: int) -> Markup:
-    timeline, drawn = recorded.timeline, draw(recorded.timeline, limit)
+    timeline = undilated(recorded.timeline)
+    drawn = draw(timeline, limit)
     lanes = list(dict.fromkeys(bar[0] for bar in drawn.bars))
     names = list(dict.fromkeys(bar[4] for bar in drawn.bars))
     places = {lane: number for number, lane in enumerate(lanes)}
