@@ -32,6 +32,7 @@ LINK: Final = "saturated link"
 UNKNOWN: Final = "cannot tell"
 CAUSES: Final = (LATE, HOST, ORDER, CODEC, DEPENDENCY, TINY, STARTUP, LINK)
 
+EXPLAINED: Final = ("bsp", "none")  # consistencies; others have no exchanges of all ranks
 MIN_USUAL = 4  # so many other steps are needed to hold some against
 
 
@@ -105,8 +106,13 @@ def explain(
         Of these steps; of the others, None where they are fewer than 4.
 
     Raises:
-        UsageError: no exchange was recorded in these steps.
+        UsageError: no exchange was recorded in these steps, or ranks do not wait for each other.
     """
+    if timeline.consistency not in EXPLAINED:
+        raise UsageError(
+            f"the run has consistency={timeline.consistency}, under which ranks do not wait for "
+            "each other's exchanges; runs with consistency=bsp can be explained"
+        )
     rounds = rounds_of(timeline)
     known = [r.step for r in rounds]
     wanted = set(known if steps is None else steps)

@@ -140,6 +140,13 @@ def why(
     if usual is not None and found.ranked(usual)[0][1] < SAME * found.exposed_s:
         against = None  # no change to speak of: by what there is
     notes = []
+    if not timeline.device.startswith("cpu"):
+        notes.append(f"times of compute on {timeline.device} are those of launching it")
+    if steps is not None and usual is None:
+        notes.append("too few other steps: these are compared with nothing")
+    missing = 0 if steps is None else len(set(steps) - set(found.steps))
+    if missing:
+        notes.append(f"{missing} of the steps that were asked for are not in the timeline")
     if timeline.dropped:
         notes.append(f"{timeline.dropped} events found no room and are missing")
     if timeline.plan is None:

@@ -158,6 +158,8 @@ def make_timeline(
         dropped=sum(each.dropped for each in recorded),
         zero_s=zero_s,
         environment=cell.environment,
+        consistency=cell.consistency,
+        device=cell.config.device,
     )
 
 

@@ -114,10 +114,12 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         cores_awaited: step -> for each rank the share of it in which its computing thread could run
             and no core was free for it, whoever had them; empty: the system does not tell.
         dilation: how many times slower than on the emulated cluster everything happened.
-        event_cost_s: what recording one event took, measured before the first step.
-        dropped: events that found no room; steps in which one did are left out.
+        event_cost_s: what recording one event took, measured after the training.
+        dropped: events that found no room; steps in which a worker's did are left out.
         zero_s: what rank 0's clock showed when the first recorded step began there.
         environment: versions and machine, as in the cell.
+        consistency: of the backend, as in the cell.
+        device: that computed, as in the configuration.
     """
 
     backend: str
@@ -139,6 +141,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     zero_s: float = 0.0
     environment: dict[str, Any] = {}
+    consistency: str = "bsp"
+    device: str = "cpu"
 
 
 def undilated(timeline: Timeline) -> Timeline:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from testbed.base.errors import UsageError
+from testbed.causes.summary import why as find_why
 from testbed.cli import make_app
 from testbed.records.timeline import encode_timeline
 from tests.harness.event_logs import make_log
@@ -66,6 +68,21 @@ def test_the_timelines_own_file_is_read_as_well(cell: Path) -> None:
 def test_wrong_steps_are_refused(cell: Path, steps: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         run(str(cell), "--steps", steps)
+
+
+def test_only_ranks_that_wait_for_each_other_are_explained() -> None:
+    other = msgspec.structs.replace(make_log("late rank", 3).timeline, consistency="ssp:2")
+    with pytest.raises(UsageError, match=r"consistency=ssp:2.*bsp can be explained"):
+        find_why(other)
+
+
+def test_notes_tell_a_gpu_and_steps_that_are_missing() -> None:
+    timeline = make_log("late rank", 3).timeline
+    steps = [*timeline.exposed_s, 10**6]
+    notes = find_why(msgspec.structs.replace(timeline, device="cuda:0"), steps).notes
+    assert notes[0] == "times of compute on cuda:0 are those of launching it"
+    assert "too few other steps: these are compared with nothing" in notes
+    assert "1 of the steps that were asked for are not in the timeline" in notes
 
 
 def test_a_record_without_a_timeline_is_refused(tmp_path: Path) -> None:
