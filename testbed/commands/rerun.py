@@ -17,7 +17,7 @@ from testbed.commands.checks import check_files
 from testbed.launch.join import who_am_i
 from testbed.records.cell import encode_cell
 from testbed.records.store import write_atomically
-from testbed.reporting.rerun import agrees, describe, rows_of, to_run
+from testbed.reporting.rerun import describe, rows_of, status_of, to_run
 from testbed.reporting.sides import read_run
 from testbed.sweeping.executor import ProcessRunner, run_command
 
@@ -34,7 +34,7 @@ def rerun(
     """Run a stored cell again from its record, and say whether digests and bytes agree.
 
     Its step time stands beside the stored one and the range of the stored repeats. Exit status: 0
-    digests and bytes agree, 1 they differ or the run failed.
+    digests and bytes agree, 1 they differ or the run failed, 3 too little is recorded to tell.
 
     Examples:
         testbed rerun runs/results/quick-1/cells/0123456789abcdef.json
@@ -48,10 +48,10 @@ def rerun(
     config, changes = to_run(stored)
     trained_s = stored.training_time_s
     took = f" (it trained for {format_seconds(trained_s)})" if trained_s else ""
-    sys.stderr.write(f"testbed: running again{took}: {reproduce(config)}\n")
     with tempfile.TemporaryDirectory(prefix="testbed-rerun-") as folder:
         runner = ProcessRunner(functools.partial(run_command, hostfile=hostfile))
         try:
+            sys.stderr.write(f"testbed: running again{took}: {reproduce(config)}\n")
             now = runner(config, Path(folder) / "cell.json", Path(folder) / "log")
         except KeyboardInterrupt:
             sys.stderr.write("testbed: interrupted; all ranks have ended\n")
@@ -61,4 +61,4 @@ def rerun(
     if now.status != "ok":
         raise RunFailed(f"run again, it failed: {now.error}")
     sys.stdout.write(describe(stored, now, repeats, changes))
-    raise typer.Exit(0 if agrees(rows_of(stored, now)) else 1)
+    raise typer.Exit(status_of(rows_of(stored, now)))

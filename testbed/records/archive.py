@@ -37,7 +37,7 @@ _NAME: Final = r"[A-Za-z0-9_-][\w.-]*"
 _MEMBER: Final = re.compile(
     rf"{re.escape(PLAN)}|{_NAME}{re.escape(OF_MEMORY)}|(cells|again)/{_NAME}", re.ASCII
 )
-_ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])", re.ASCII)
+_ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])")
 MASK: Final = ".../"  # in place of the folders of an absolute path
 
 
@@ -79,14 +79,17 @@ def pack(folder: Path) -> tuple[bytes, Manifest]:
     if (size := sum(map(len, files.values()))) > MAX_BYTES:
         raise UsageError(f"{folder} holds {size} bytes of records; expected at most {MAX_BYTES}")
     listed = {n: Packed(hashlib.sha256(data).hexdigest(), len(data)) for n, data in files.items()}
-    name = re.sub(r"[^\w.-]", "_", folder.resolve().name).lstrip(".") or "sweep"
+    name = re.sub(r"[^\w.-]", "_", folder.resolve().name, flags=re.ASCII).lstrip(".") or "sweep"
     manifest = Manifest(name=name, masked=masked, files=listed)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, data in {MANIFEST: to_json(manifest), **files}.items():
             member = tarfile.TarInfo(f"{name}/{path}")
             member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+            try:
+                tar.addfile(member, io.BytesIO(data))
+            except ValueError as error:
+                raise UsageError(f"{folder}: {path} cannot be packed: {error}; rename it") from None
     return gzip.compress(plain.getvalue(), 9, mtime=0), manifest
 
 
@@ -100,7 +103,7 @@ def _collect(folder: Path) -> tuple[dict[str, bytes], int]:
         name = path.relative_to(folder).as_posix()
         in_root = name == PLAN or name.endswith(OF_MEMORY)
         name = name if "/" in name or in_root else f"cells/{name}"
-        if not (_MEMBER.fullmatch(name) and path.is_file()):
+        if not (_MEMBER.fullmatch(name) and path.is_file()) or _is_linked(folder, path):
             continue
         data = path.read_bytes()
         if path.suffix == ".json":
@@ -108,6 +111,10 @@ def _collect(folder: Path) -> tuple[dict[str, bytes], int]:
             masked += count
         files[name] = data
     return files, masked
+
+
+def _is_linked(folder: Path, path: Path) -> bool:
+    return path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
 
 
 def _portable(data: bytes) -> tuple[bytes, int]:
@@ -152,7 +159,7 @@ def read_archive(path: Path) -> tuple[Manifest, dict[str, bytes]]:
             raise UsageError(f"{path} unpacks to more than {2 * MAX_BYTES} bytes: it is not read")
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
             found = dict(_members(path, tar))
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read as an archive of a sweep: {error}") from None
     try:
         manifest = msgspec.json.decode(found.pop(MANIFEST, b""), type=Manifest)
@@ -169,13 +176,18 @@ def read_archive(path: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     seen: set[str] = set()
+    size = 0
     for member in tar:
         name = PurePosixPath(member.name)
         inner = "/".join(name.parts[1:])
         fits = inner == MANIFEST or _MEMBER.fullmatch(inner)
-        if name.is_absolute() or not (member.isreg() and fits) or inner in seen:
+        plain = member.isreg() and not member.issparse()
+        if name.is_absolute() or not (plain and fits) or inner in seen:
             raise UsageError(f"{path} holds {member.name!r}, which no archive of a sweep holds")
         seen.add(inner)
+        size += member.size
+        if size > MAX_BYTES:
+            raise UsageError(f"{path} holds more than {MAX_BYTES} bytes of files: it is not read")
         data = tar.extractfile(member)
         assert data is not None
         yield inner, data.read()

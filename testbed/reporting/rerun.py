@@ -11,6 +11,7 @@ import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.records.archive import MASK
 from testbed.records.cell import Cell
 from testbed.records.text import aligned, time_text
 from testbed.reporting.diff import value_of
@@ -19,6 +20,7 @@ from testbed.statistics.runs import estimate
 from testbed.sweeping.progress import label, last_line
 
 _COLUMNS: Final = 100
+_NEEDED: Final = ("samples", "final parameters")
 _ROWS: Final = {
     "samples": "sample_digest",
     "sample contents": "content_digest",
@@ -28,7 +30,12 @@ _ROWS: Final = {
     "bytes sent a step": "wire_bytes_per_step",
     "bytes received a step": "received_bytes_per_step",
 }
-_TRAINED: Final = ("final_digest", "buffer_digest")  # what depends on the order of updates
+_OF_ORDER: Final = (  # what depends on the order of updates and messages
+    "final_digest",
+    "buffer_digest",
+    "wire_bytes_per_step",
+    "received_bytes_per_step",
+)
 IN_ORDER: Final = ("bsp", "none")  # consistencies under which that order is always the same
 
 
@@ -64,7 +71,8 @@ def to_run(stored: Cell) -> tuple[RunConfig, list[str]]:
     Threads are those that the run had, on however many cores; no checkpoints are written.
 
     Raises:
-        UsageError: the stored run failed, so that there is nothing to agree with.
+        UsageError: the stored run failed, so that there is nothing to agree with; or a path in its
+            settings was cut when it was packed.
 
     Example:
         >>> from testbed.base.config import RunConfig
@@ -79,6 +87,13 @@ def to_run(stored: Cell) -> tuple[RunConfig, list[str]]:
             f"the stored run failed ({last_line(stored.error) or 'no reason recorded'}): there is "
             f"nothing to compare with; to run it anew: {stored.command}"
         )
+    for name, value in msgspec.to_builtins(stored.config).items():
+        if isinstance(value, str) and MASK in value:
+            option = name.replace("_", "-")
+            raise UsageError(
+                f"--{option} of the stored run is {value!r}: the path was cut when it was packed; "
+                f"rerun the record that was packed, or `testbed run` with --{option} of your own"
+            )
     config, changes = stored.config, []
     if config.checkpoint is not None:
         config = msgspec.structs.replace(config, checkpoint=None, every=None)
@@ -97,7 +112,7 @@ def rows_of(stored: Cell, now: Cell) -> list[Row]:
             what,
             _text(getattr(stored, name)),
             _text(getattr(now, name)),
-            counts=ordered or name not in _TRAINED,
+            counts=ordered or name not in _OF_ORDER,
         )
         for what, name in _ROWS.items()
     ]
@@ -112,6 +127,14 @@ def _text(value: str | float | None) -> str:
 def agrees(rows: Sequence[Row]) -> bool:
     """Whether nothing differs that is expected to agree."""
     return not any(row.verdict == "DIFFER" for row in rows)
+
+
+def status_of(rows: Sequence[Row]) -> int:
+    """0: what is expected to agree does; 1: something differs; 3: too little is recorded to tell."""
+    if not agrees(rows):
+        return 1
+    needed = [row for row in rows if row.what in _NEEDED and row.counts]
+    return 3 if any(row.verdict == "not recorded" for row in needed) else 0
 
 
 def describe(stored: Cell, now: Cell, repeats: Sequence[Cell], changes: Sequence[str]) -> str:
@@ -170,6 +193,10 @@ def _beside(now: Cell, repeats: Sequence[Cell]) -> list[str]:
 def _verdict(stored: Cell, rows: Sequence[Row]) -> str:
     wrong = [row.what for row in rows if row.verdict == "DIFFER"]
     told = "digests and bytes agree" if not wrong else f"{', '.join(wrong)} DIFFER"
+    if all(row.verdict == "not recorded" for row in rows):
+        return "nothing to compare is recorded"
+    if not wrong and status_of(rows):
+        told = "too little is recorded to tell whether both did the same"
     missing = [row.what for row in rows if row.verdict == "not recorded"]
     if missing:
         told += f"; not recorded: {', '.join(missing)}"
