@@ -40,9 +40,6 @@ def _clauses(answer: Answer) -> list[str]:
     told = [_verdict(answer)]
     if answer.verdict == "tied" and answer.resolves is not None:
         told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
-    if answer.unranked:
-        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
-        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.next is not None:
         told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
     if answer.usual is not None and answer.usual != answer.next:
@@ -57,6 +54,9 @@ def _clauses(answer: Answer) -> list[str]:
         )
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
+    if answer.unranked:
+        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
+        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
     if answer.compressed is not None:
         told.append(_compressed(answer.compressed, answer.test_accuracy))
     if answer.memory is not None:

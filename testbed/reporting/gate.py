@@ -122,9 +122,14 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     words = _words(limit, one, apart)
     if one.is_significant and beyond:
         return told("breached", words)
-    if limit.size and resolved > limit.size:
+    reach = (apart if limit.above else -apart) + resolved  # the interval's end towards the limit
+    if limit.size and reach > limit.size:
         least = f"{100 * resolved:.2g} %" if limit.is_share else f"{resolved:.3g} {_unit(limit)}"
-        return told("undecided", f"{words}; differences below {least.strip()} are not resolved")
+        return told(
+            "undecided",
+            f"{words}; the interval reaches beyond the limit: differences below {least.strip()} "
+            "are not resolved",
+        )
     return told("held", words)
 
 

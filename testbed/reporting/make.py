@@ -50,7 +50,9 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     """The report of all cells that were read, and how a forecast of them did."""
     ranked, families = rank(sort_cells(judge(aggregate(collected.cells))))
     compared_cells, ratios = compare_with_frameworks(ranked)
-    cells = [msgspec.structs.replace(c, resources=resources_of(undilated(c))) for c in compared_cells]
+    cells = [
+        msgspec.structs.replace(c, resources=resources_of(undilated(c))) for c in compared_cells
+    ]
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
     evens = break_evens(cells)

@@ -130,7 +130,7 @@ def agrees(rows: Sequence[Row]) -> bool:
 
 
 def status_of(rows: Sequence[Row]) -> int:
-    """0: what is expected to agree does; 1: something differs; 3: too little is recorded to tell."""
+    """0: what is expected to agree does; 1: something differs; 3: too little is recorded."""
     if not agrees(rows):
         return 1
     needed = [row for row in rows if row.what in _NEEDED and row.counts]

@@ -42,6 +42,7 @@ class Method:
         self.by_round = {r["config"]["repeat"]: r["step_time_s"] / r["dilation"] for r in runs}
         self.runs = [*self.by_round.values()]
         self.logs = [math.log(run) for run in self.runs]
+        self.busy = statistics.median(r.get("cores_busy") or 0.0 for r in runs)
         self.time = math.exp(statistics.fmean(self.logs))
         self.spread = statistics.stdev(self.logs) if len(self.logs) > 1 else None
         memory = [r["memory"]["measured"] for r in runs if r.get("memory")]
@@ -53,9 +54,10 @@ class Method:
 
     def depends(self, others):
         """Whether its time is not known to be the cluster's."""
-        if self.record["num_messages"] is None or self.record["num_messages"] <= MANY_MESSAGES:
+        many = (self.record["num_messages"] or 0) > MANY_MESSAGES
+        if not many and (self.busy < 0.75 or self.record["num_messages"] is None):
             return False
-        if self.record["dilation"] == 1:
+        if self.record["dilation"] == 1 or self.record["cluster"] is None:
             return False
         at = {self.record["dilation"]: self.time}
         for other in others:

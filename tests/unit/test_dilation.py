@@ -12,6 +12,7 @@ from testbed.records.cell import Cell
 from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.dilation import AGREE, MANY_MESSAGES, dilation_verdict
 from testbed.reporting.make import make_report
+from testbed.reporting.short import to_text
 
 TIMES = st.dictionaries(st.sampled_from([5.0, 10.0, 20.0, 40.0, 80.0]), st.floats(0.01, 10))
 
@@ -114,7 +115,8 @@ def test_a_cell_whose_cores_were_busy_is_not_announced_as_the_fastest():
     cells = [*runs("bucket", 10.0, 0.2, 5, cores_busy=0.8)]
     cells += [*runs("mg-wfbp", 10.0, 0.21, 3, cores_busy=0.5)]
     cells += [*runs("optimal", 10.0, 0.22, 3, cores_busy=0.5)]
-    report = make_report(Collected([Found(cell, "") for cell in cells]))
+    found = tuple(Found("folder", f"{cell.scheduler}", cell) for cell in cells)
+    report = make_report(Collected(found, ()))
     (answer,) = report.answers
     assert (answer.verdict, answer.why) == ("not proven", "cores busy")
     assert "c cores busy, not ranked" in to_text(report)

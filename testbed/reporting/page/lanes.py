@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.trace import Trace, TraceTensor
@@ -150,7 +151,7 @@ def _predicted(
 ) -> Iterator[tuple[str, str, float, float, str]]:
     """Bars of what the model says of a step, from the moments at which gradients were ready."""
     plan, link = timeline.plan, timeline.link
-    if timeline.compressor not in ("", "none"):
+    if timeline.compressor not in ("", COMPRESSORS.default):
         raise UsageError(f"the model's lane is of whole gradients, not of {timeline.compressor}'s")
     if plan is None or link is None:
         raise UsageError(
