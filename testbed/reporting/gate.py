@@ -123,6 +123,8 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     if one.is_significant and beyond:
         return told("breached", words)
     reach = (apart if limit.above else -apart) + resolved  # the interval's end towards the limit
+    if limit.is_share and one.low is not None and one.high is not None:
+        reach = one.high if limit.above else -one.low
     if limit.size and reach > limit.size:
         least = f"{100 * resolved:.2g} %" if limit.is_share else f"{resolved:.3g} {_unit(limit)}"
         return told(
