@@ -14,8 +14,6 @@ LEAST_S = 2e-4  # a rank that is later by less is not called late
 LEAST_SHARE = 0.02  # of the time that it computes
 CERTAIN = 3.0  # standard errors of a median by which it has to be above 0, and above the usual one
 TAKEN = 0.1  # share of its cores or of its time that a host takes more than usually: it is busy
-FULL = 0.9  # cores that are busy so much, and 0.15 more than usually, are busy
-MORE_BUSY = 0.15
 AWAITED = 0.25  # share of the step that a rank waits for a core, where there are no usual steps
 
 
@@ -98,13 +96,10 @@ def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) ->
     for rank in range(timeline.num_workers):
         taken, more_taken = _compared(timeline.cores_taken, rank, steps, usual)
         awaited, more_awaited = _compared(timeline.cores_awaited, rank, steps, usual)
-        busy, more_busy = _compared(timeline.cores_busy, rank, steps, usual)
         if more_taken >= TAKEN:
             found[rank] = taken
         elif more_awaited >= (TAKEN if usual else AWAITED):
             found[rank] = awaited
-        elif usual and busy >= FULL and more_busy >= MORE_BUSY:
-            found[rank] = busy
     return found
 
 

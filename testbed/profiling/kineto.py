@@ -9,8 +9,10 @@ the correlation id of the runtime call that launched them.
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import statistics
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +37,7 @@ _DTYPES: Final = {
     "c10::BFloat16": "bfloat16",
 }
 _COLLECTIVE: Final = ("ncclDevKernel", "ncclKernel")  # NCCL's, new and old
+_MAX_BYTES: Final = 1 << 31  # of a file, unpacked
 _RECORD: Final = "record it as in docs/importing-traces.md"
 
 
@@ -151,11 +154,19 @@ def read_kineto(
     )
 
 
+def _plain(data: bytes, where: str) -> bytes:
+    with gzip.open(io.BytesIO(data)) as file:
+        plain = file.read(_MAX_BYTES + 1)
+    if len(plain) > _MAX_BYTES:
+        raise UsageError(f"{where} unpacks to more than {_MAX_BYTES} bytes; record fewer steps")
+    return plain
+
+
 def _events(data: bytes, where: str) -> list[_Event]:
     try:
-        plain = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        plain = _plain(data, where) if data[:2] == b"\x1f\x8b" else data
         found = msgspec.json.decode(plain, type=_File, strict=False).traceEvents
-    except (msgspec.DecodeError, OSError, EOFError) as error:
+    except (msgspec.DecodeError, OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{where} is no trace of torch's profiler ({error}); {_RECORD}") from error
     return sorted((e for e in found if e.ph == "X"), key=lambda e: (e.ts, -e.dur))
 

@@ -41,9 +41,9 @@ def _clauses(answer: Answer) -> list[str]:
     if answer.verdict == "tied" and answer.resolves is not None:
         told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
     if answer.next is not None:
-        told.append(f"{_gain(answer.next)} the next, {clipped(answer.next.name)}")
+        told.append(f"{_gain(answer.next, answer)} the next, {clipped(answer.next.name)}")
     if answer.usual is not None and answer.usual != answer.next:
-        told.append(f"{_gain(answer.usual)} {clipped(answer.usual.name)}")
+        told.append(f"{_gain(answer.usual, answer)} {clipped(answer.usual.name)}")
     if answer.bound_s and answer.step_time_s:
         above = answer.step_time_s / answer.bound_s - 1
         bound = f"the bound of {_ms(answer.bound_s)} (no communication)"
@@ -111,10 +111,12 @@ def range_text(answer: Answer) -> str:
     return f" [{low}, {high}]" if answer.num_runs >= SURE_RUNS else f" ({low}-{high}, {runs})"
 
 
-def _gain(beside: Beside) -> str:
-    text = f"{rounded(100 * beside.gain)} % faster than"
-    if beside.differs is False:
-        text = f"{rounded(100 * beside.gain)} %, so not significantly, faster than"
+def _gain(beside: Beside, answer: Answer) -> str:
+    """Whether it is proven is told here where the verdict has not told it."""
+    unproven = ", not proven," if answer.verdict == "fastest" else ""
+    sure = {True: "", False: ", so not significantly,", None: unproven}[beside.differs]
+    slower = beside.gain < 0
+    text = f"{rounded(100 * abs(beside.gain))} %{sure} {'slower' if slower else 'faster'} than"
     if beside.low is not None and beside.high is not None:
         interval = f"[{rounded(100 * beside.low)}, {rounded(100 * beside.high)}]"
         text = text.replace(" %", f" % {interval}", 1)

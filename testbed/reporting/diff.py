@@ -7,6 +7,7 @@ Of each metric all cells are tested at once, by Holm's procedure.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -148,7 +149,9 @@ def _compare(one: Runs, other: Runs) -> dict[str, _Compared]:
         paired = len(keys) > 1
         x, y = ([side[n] for n in (keys if paired else side)] for side in sides)
         if metric.ratio and min(*x, *y) <= 0:
-            continue  # there was nothing to count
+            if not metric.counted:
+                continue  # there was nothing to measure
+            metric = dataclasses.replace(metric, ratio=False)
         found[name] = _compared(x, y, metric, paired)
     return found
 

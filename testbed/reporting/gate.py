@@ -76,8 +76,9 @@ def gate(found: Diff, limits: Sequence[Limit]) -> tuple[Gated, ...]:
 
     Breached: the difference is significant and beyond the limit; or a cell that finished in A
     failed in B. Undecided: not breached, and the runs could not have told a difference of the
-    limit's size (too few of them, or they spread too much), did other work, or are not there. A
-    limit of 0 allows no significant difference at all; whatever is not significant holds it.
+    limit's size (the interval reaches beyond it), did other work, failed more often in B, or are
+    not there; or no cell of A finished. A limit of 0 allows no significant difference at all;
+    whatever is not significant holds it.
     """
     gated = [_gate(cell, limit) for limit in limits for cell in found.cells]
     missing = [
@@ -85,7 +86,11 @@ def gate(found: Diff, limits: Sequence[Limit]) -> tuple[Gated, ...]:
         for limit in limits
         for cell in found.only_a
     ]
-    return (*(each for each in gated if each is not None), *missing)
+    judged = (*(each for each in gated if each is not None), *missing)
+    return judged or tuple(
+        Gated(limit=limit.text, cell="all", verdict="undecided", why="no cell of A finished")
+        for limit in limits
+    )
 
 
 def status_of(gated: Sequence[Gated]) -> int:
@@ -114,25 +119,28 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     if one.p_value is None:
         runs = f"{cell.runs_a} run(s) in A, {cell.runs_b} in B"
         return told("undecided", f"{runs}: no interval; two or more are needed, five are better")
-    found = (one.share, one.resolves_share) if limit.is_share else (one.difference, one.resolves)
-    apart, resolved = found
-    if apart is None or resolved is None:
+    apart = one.share if limit.is_share else one.difference
+    if apart is None or one.resolves is None:
         return told("undecided", "A is 0: there is no share of it; give a limit in the unit")
     beyond = apart > limit.size if limit.above else apart < -limit.size
     words = _words(limit, one, apart)
     if one.is_significant and beyond:
         return told("breached", words)
-    reach = (apart if limit.above else -apart) + resolved  # the interval's end towards the limit
-    if limit.is_share and one.low is not None and one.high is not None:
-        reach = one.high if limit.above else -one.low
-    if limit.size and reach > limit.size:
-        least = f"{100 * resolved:.2g} %" if limit.is_share else f"{resolved:.3g} {_unit(limit)}"
-        return told(
-            "undecided",
-            f"{words}; the interval reaches beyond the limit: differences below {least.strip()} "
-            "are not resolved",
-        )
+    if limit.size and _reach(limit, one, one.resolves) > limit.size:
+        return told("undecided", f"{words}; the interval reaches beyond the limit")
+    if cell.failed_b > cell.failed_a:
+        return told("undecided", f"{cell.failed_b} run(s) failed in B, {cell.failed_a} in A")
     return told("held", words)
+
+
+def _reach(limit: Limit, one: MetricDiff, resolves: float) -> float:
+    """How far in the limit's direction the interval of the difference reaches."""
+    if one.low is None or one.high is None:  # A is 0
+        low, high = one.difference - resolves, one.difference + resolves
+    else:
+        scale = 1.0 if limit.is_share else abs(one.a)
+        low, high = one.low * scale, one.high * scale
+    return high if limit.above else -low
 
 
 def _words(limit: Limit, one: MetricDiff, apart: float) -> str:

@@ -11,7 +11,9 @@ from collections import defaultdict
 import pytest
 from scipy import stats
 
+from testbed.records.answer import Answer, Beside
 from testbed.reporting.aggregate import collect_cells
+from testbed.reporting.answer_text import lines_of
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text
 from tests.harness.source_tree import ROOT
@@ -269,3 +271,17 @@ def test_the_first_lines_stand_at_the_top_where_there_is_one_setting():
     folder = ROOT / "runs" / "schedulers"
     lines = to_text(report_of(folder)).splitlines()
     assert lines[1 : 1 + len(answers(folder)[0].lines)] == answers(folder)[0].lines
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "told"),
+    [
+        (0.12, "fastest", "12.0 %, not proven, faster than ddp"),
+        (-0.004, "fastest", "0.400 %, not proven, slower than ddp"),
+        (0.12, "not proven", "12.0 % faster than ddp"),
+    ],
+)
+def test_what_the_runs_cannot_tell_is_no_fact(gain, verdict, told):
+    usual = Beside(name="ddp", place=1, step_time_s=0.1, gain=gain)
+    answer = Answer(setting="", verdict=verdict, best=("gloo/dear",), step_time_s=0.1, usual=usual)
+    assert told in " ".join(lines_of(answer)).lower()

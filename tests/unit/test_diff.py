@@ -274,6 +274,8 @@ def test_the_environments_differences_are_told():
         ((1.05, 1.051, 1.049), "step_time_s > 3%", "breached"),
         ((1.02, 1.021, 1.019), "step_time_s > 3%", "held"),  # significant, and within it
         ((1.0, 1.001, 0.999), "step_time_s > 3%", "held"),
+        ((1.029, 1.02, 1.038), "step_time_s > 3%", "undecided"),  # the interval reaches beyond it
+        ((1.029, 1.02, 1.038), "step_time_s > 30ms", "undecided"),
         ((0.9, 0.901, 0.899), "step_time_s > 3%", "held"),
         ((0.9, 0.901, 0.899), "step_time_s < -3%", "breached"),
         ((1.3, 0.8, 1.0), "step_time_s > 3%", "undecided"),  # noise hides 3 %
@@ -304,6 +306,22 @@ def test_what_b_does_not_have_or_record_is_not_held():
     found = gated(a, side("b", [made(1.0), made(1.0)]), "test_accuracy < -1%")
     assert [each.why for each in found] == ["not recorded on both sides", "B has no such cell"]
     assert status_of(found) == 3
+
+
+def test_what_failed_guards_nothing():
+    failed = [made(1.0, i, status="failed", error="RankLost") for i in range(3)]
+    ok = [made(t, i) for i, t in enumerate((1.0, 1.001, 0.999))]
+    (nothing,) = gated(side("a", failed), side("b", failed), "step_time_s > 3%")
+    assert (nothing.verdict, nothing.why) == ("undecided", "no cell of A finished")
+    lost = made(1.0, 3, status="failed", error="RankLost")
+    (fewer,) = gated(side("a", ok), side("b", [*ok, lost]), "step_time_s > 3%")
+    assert (fewer.verdict, fewer.why) == ("undecided", "1 run(s) failed in B, 0 in A")
+
+
+def test_a_count_that_was_nothing_is_compared():
+    a, b = side("a", [made(1.0, wire_bytes_per_step=0.0)]), side("b", [made(1.0)])
+    (found,) = gated(a, b, "wire_bytes_per_step > 1K")
+    assert found.verdict == "breached"
 
 
 def test_a_breach_counts_more_than_what_is_undecided():

@@ -223,3 +223,10 @@ def main_quietly(*arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
+
+
+def test_a_damaged_archive_is_refused_by_name():
+    data = bytearray(gzip.compress(b"{}" * 1000))
+    data[12] ^= 0xFF
+    with pytest.raises(UsageError, match=r"t\.json\.gz is no trace of torch's profiler"):
+        read_kineto(bytes(data), "t.json.gz")
