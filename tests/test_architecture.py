@@ -61,7 +61,7 @@ ALLOWED = {
     | {"scheduling", "prediction", "workloads", "cluster", "noise", "forking"}
     | {"compression.protocol", "memory"},
     "reporting": BASE | {"records", "statistics", "prediction", "sweeping", "noise"},
-    "causes": BASE | {"records", "prediction", "scheduling"},
+    "causes": BASE | {"records", "prediction", "scheduling", "noise"},
     "sweeping": BASE | {"records", "statistics", "backends.protocol", "noise", "forking"},
     "microbench": BASE
     | {"control", "backends", "records", "statistics", "launch", "profiling", "prediction"}

@@ -49,7 +49,8 @@ class Recorder:
         resumed_s: when a framework last went on because all its exchanges had ended.
         events: so far.
         bursts: the fastest of each burst of timed exchanges with rank 0.
-        busy: step -> share of the time in which the cores worked.
+        cores_used: step -> core seconds since the reading before: busy or stolen, the run's own of
+            these, and all; read from time to time.
         awaited: step -> share of it in which the computing thread could run and had no core.
         beside: number of a server beside this rank -> what it did.
         plan: that was carried out; None: a framework's own.
@@ -71,7 +72,7 @@ class Recorder:
         self.computing_since_s = self.resumed_s = 0.0
         self.events: list[Raw] = []
         self.bursts: list[Asked] = []
-        self.busy: dict[int, float] = {}
+        self.cores_used: dict[int, tuple[float, float, float]] = {}
         self.awaited: dict[int, float] = {}
         self.beside: dict[int, Recorder] = {}
         self.plan: Plan | None = None

@@ -38,17 +38,18 @@ class Costs:
         T(M) = S(M) + delta + B(M) + epsilon M
 
     S and B are the link's (0 without one), delta and epsilon what the steps' own wait-free times
-    add; halves have half of S and B each.
+    add; halves have half of each.
 
     Attributes:
         startup_s: S of each exchange.
         transfer_s: B of each.
-        more_startup_s: delta.
-        more_s_per_byte: epsilon.
+        more_startup_s: delta of a whole message.
+        more_s_per_byte: epsilon of one.
         untold_s: of each the wait-free time, where without a link messages of about one size do
             not tell start-up from bytes; else empty.
         has_link: whether S and B are of a link.
         sizes: bytes of each.
+        halves: those that are a half of their message's exchange.
     """
 
     startup_s: dict[Identity, float]
@@ -58,6 +59,7 @@ class Costs:
     has_link: bool = False
     sizes: dict[Identity, float] = field(default_factory=dict)
     untold_s: dict[Identity, float] = field(default_factory=dict)
+    halves: frozenset[Identity] = frozenset()
 
     @classmethod
     def of(cls, rounds: Sequence[Round], link: Link | None) -> Costs:
@@ -70,7 +72,8 @@ class Costs:
             startup[key], transfer[key] = phases[0] * half, phases[1] * half
         sizes = {key: x.num_bytes for key, x in some.items()}
         own = usual_s(rounds)
-        plain = cls(startup, transfer, has_link=link is not None, sizes=sizes)
+        halves = frozenset(key for key, x in some.items() if x.half)
+        plain = cls(startup, transfer, has_link=link is not None, sizes=sizes, halves=halves)
         if max(sizes.values()) < SPREAD * max(1.0, min(sizes.values())):
             return plain if link is not None else replace(plain, untold_s=own)
         delta, epsilon = _line(plain, own)
@@ -80,13 +83,18 @@ class Costs:
         """Start-up and transfer."""
         return self.whole_startup_s(key) + self.whole_transfer_s(key)
 
+    def share(self, key: Identity) -> float:
+        """Of a whole message's exchange."""
+        return 0.5 if key in self.halves else 1.0
+
     def whole_startup_s(self, key: Identity) -> float:
         """S + delta, at least 0."""
-        return max(0.0, self.startup_s[key] + self.more_startup_s)
+        return max(0.0, self.startup_s[key] + self.share(key) * self.more_startup_s)
 
     def whole_transfer_s(self, key: Identity) -> float:
         """B + epsilon M, at least 0."""
-        return max(0.0, self.transfer_s[key] + self.more_s_per_byte * self.sizes[key])
+        more_s = self.share(key) * self.more_s_per_byte * self.sizes[key]
+        return max(0.0, self.transfer_s[key] + more_s)
 
 
 def _line(plain: Costs, own: Mapping[Identity, float]) -> tuple[float, float]:
@@ -96,9 +104,13 @@ def _line(plain: Costs, own: Mapping[Identity, float]) -> tuple[float, float]:
     let short ones through faster than their line says. Outliers weigh less. Neither start-up nor
     time per byte falls below 0.
     """
-    rows = [(plain.sizes[k], t - plain.time_s(k), 1 / max(t, 1e-9)) for k, t in own.items()]
-    least = -median(plain.startup_s.values())
-    slopes = [plain.transfer_s[k] / m for k, m in plain.sizes.items() if m > 0]
+    wholes = {k: t / plain.share(k) for k, t in own.items()}
+    rows = [
+        (plain.sizes[k], t - plain.time_s(k) / plain.share(k), 1 / max(t, 1e-9))
+        for k, t in wholes.items()
+    ]
+    least = -median(s / plain.share(k) for k, s in plain.startup_s.items())
+    slopes = [plain.transfer_s[k] / plain.share(k) / m for k, m in plain.sizes.items() if m > 0]
     flattest = -min(slopes, default=0.0)
     weights = [w for _, _, w in rows]
     delta = epsilon = 0.0

@@ -8,6 +8,7 @@ from math import hypot, sqrt
 from statistics import median
 
 from testbed.causes.exchanges import Round
+from testbed.noise.other_processes import outside_share
 from testbed.records.timeline import Timeline
 
 LEAST_S = 2e-4  # a rank that is later by less is not called late
@@ -94,8 +95,10 @@ def _longer_s(played: Round, rank: int) -> float:
 def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) -> dict[int, float]:
     found = {}
     for rank in range(timeline.num_workers):
-        taken, more_taken = _compared(timeline.cores_taken, rank, steps, usual)
-        awaited, more_awaited = _compared(timeline.cores_awaited, rank, steps, usual)
+        taken = _taken(timeline, rank, steps)
+        more_taken = taken - _taken(timeline, rank, usual)
+        awaited = _awaited(timeline, rank, steps)
+        more_awaited = awaited - _awaited(timeline, rank, usual)
         if more_taken >= TAKEN:
             found[rank] = taken
         elif more_awaited >= (TAKEN if usual else AWAITED):
@@ -103,14 +106,17 @@ def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) ->
     return found
 
 
-def _compared(
-    shares: dict[int, list[float]], rank: int, steps: Collection[int], usual: Collection[int]
-) -> tuple[float, float]:
-    """A share in these steps, and by how much it is above the usual one."""
-    now = _middle(shares, rank, steps)
-    return now, now - _middle(shares, rank, usual)
+def _taken(timeline: Timeline, rank: int, steps: Collection[int]) -> float:
+    """Share of the rank's cores that others took in these steps, as far as it is certain.
+
+    The counters tick in hundredths of a second: they are summed up before they are compared.
+    """
+    read = [timeline.cores_used[step][rank] for step in steps if step in timeline.cores_used]
+    return outside_share(*map(sum, zip(*read, strict=True))) if read else 0.0
 
 
-def _middle(shares: dict[int, list[float]], rank: int, steps: Collection[int]) -> float:
+def _awaited(timeline: Timeline, rank: int, steps: Collection[int]) -> float:
+    """Share of these steps in which the rank's computing thread waited for a core; the median."""
+    shares = timeline.cores_awaited
     found = [shares[step][rank] for step in steps if rank < len(shares.get(step, ()))]
     return median(found) if found else 0.0

@@ -36,7 +36,7 @@ class Recorded(msgspec.Struct, array_like=True):
     rank: int
     events: list[Raw]
     bursts: list[Asked]
-    busy: dict[int, float] = {}
+    cores_used: dict[int, tuple[float, float, float]] = {}
     awaited: dict[int, float] = {}
     dropped: int = 0
     full_in: int | None = None
@@ -75,7 +75,7 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
             rank,
             shown_events(each.events, shown),
             bursts,
-            each.busy,
+            each.cores_used,
             each.awaited,
             each.dropped,
             each.full_in,
@@ -142,17 +142,14 @@ def make_timeline(
         plan=plan,
         link=link,
         exposed_s=_by_step(steps, recorder.first_step, [o.exposed_s for o in outcomes]),
-        cores_busy={
-            step: [each.busy[step] for each in workers]
-            for step in steps
-            if all(step in each.busy for each in workers)
+        cores_used={
+            step: [each.cores_used.get(step, (0.0, 0.0, 0.0)) for each in workers] for step in steps
         },
         cores_awaited={
             step: [each.awaited[step] for each in workers]
             for step in steps
             if all(step in each.awaited for each in workers)
         },
-        cores_taken=_by_step(steps, recorder.first_step, [_taken(each) for each in outcomes]),
         dilation=dilation,
         event_cost_s=max(each.event_cost_s for each in recorded),
         dropped=sum(each.dropped for each in recorded),
@@ -197,10 +194,6 @@ def _by_step(
 ) -> dict[int, list[float]]:
     """By step, for each rank its value; `ranks` begin with step `first`."""
     return {step: [values[step - first] for values in ranks] for step in steps}
-
-
-def _taken(outcome: Outcome) -> list[float]:
-    return [stolen + out for stolen, out in zip(outcome.stolen, outcome.outside, strict=True)]
 
 
 def describe_timeline(timeline: Timeline) -> str:

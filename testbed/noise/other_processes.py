@@ -6,13 +6,42 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
 from testbed.noise.steal_time import RESOLVED_S
 
 TICK_S: Final = 0.01  # what the system counts a core's time in, at the coarsest
+
+
+class CoreUse(NamedTuple):
+    """Core seconds since the machine started, or in between two readings.
+
+    Attributes:
+        busy_s: the cores were executing any process.
+        own_s: of that, the cell's own.
+        whole_s: all.
+        stolen_s: the host of the virtual machine ran another guest.
+    """
+
+    busy_s: float
+    own_s: float
+    whole_s: float
+    stolen_s: float
+
+    def since(self, before: CoreUse) -> CoreUse:
+        """What was used between an earlier reading and this one.
+
+        Example:
+            >>> CoreUse(8.0, 4.0, 10.0, 0.5).since(CoreUse(2.0, 1.0, 3.0, 0.5))
+            CoreUse(busy_s=6.0, own_s=3.0, whole_s=7.0, stolen_s=0.0)
+        """
+        return CoreUse(*(new - old for new, old in zip(self, before, strict=True)))
+
+    def outside_share(self) -> float:
+        """See `outside_share`; what the host took is not counted."""
+        return outside_share(self.busy_s, self.own_s, self.whole_s)
 
 
 def outside_share(busy_s: float, own_s: float, whole_s: float) -> float:
@@ -58,16 +87,16 @@ class OtherProcesses:
         self._family = list(_weighted(root, self._cores))
         self._spent_s = [0.0] * len(self._family)
         self._asked_s = time.monotonic()
-        self._step = self._begin = self._read()
+        self._step = self._begin = self.read()
         self._is_known = True
 
     def begin(self) -> None:
         """Begin the window of `whole_share` here."""
-        self._begin = self._read()
+        self._begin = self.read()
 
     def whole_share(self) -> float:
         """Share of the cores' time since `begin`."""
-        return _between(self._begin, self._read())
+        return self.read().since(self._begin).outside_share()
 
     def share(self) -> float:
         """Share since the last call, or since this was made; 0 where that cannot be told.
@@ -80,12 +109,12 @@ class OtherProcesses:
         if window_s * len(self._cores) < RESOLVED_S:
             self._is_known = False
             return 0.0
-        before, self._step = self._step, self._read()
+        before, self._step = self._step, self.read()
         was_known, self._is_known = self._is_known, True
-        return _between(before, self._step) if was_known else 0.0
+        return self._step.since(before).outside_share() if was_known else 0.0
 
-    def _read(self) -> tuple[float, float, float]:
-        """Busy time of the cores, the cell's own on them, and all their time."""
+    def read(self) -> CoreUse:
+        """The counters now."""
         for number, (process, weight) in enumerate(self._family):
             try:
                 spent = process.cpu_times()
@@ -98,11 +127,8 @@ class OtherProcesses:
         busy_s = sum(c.user + c.system + getattr(c, "nice", 0.0) for c in cores)
         twice = {"guest", "guest_nice"}  # counted as user's, too
         whole_s = sum(getattr(c, name) for c in cores for name in set(c._fields) - twice)
-        return busy_s, sum(self._spent_s), whole_s
-
-
-def _between(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    return outside_share(*(new - old for new, old in zip(after, before, strict=True)))
+        stolen_s = sum(getattr(c, "steal", 0.0) for c in cores)
+        return CoreUse(busy_s, sum(self._spent_s), whole_s, stolen_s)
 
 
 def _weighted(root: int, cores: set[int]) -> Iterator[tuple[psutil.Process, float]]:

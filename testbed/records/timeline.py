@@ -109,8 +109,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         plan: that was executed; None: an external framework's own.
         link: that it was planned or predicted with; None: none.
         exposed_s: step -> for each rank what its session counted as exposed (`StepReport`).
-        cores_busy: step -> for each rank the share of time in which its cores worked, for anything.
-        cores_taken: step -> likewise what processes outside the run and the host took.
+        cores_used: step -> for each rank three times of its cores since they were read before:
+            executing anything or stolen by the host, of that the run's own processes, and all;
+            0 in steps after which they were not read.
         cores_awaited: step -> for each rank the share of it in which its computing thread could run
             and no core was free for it, whoever had them; empty: the system does not tell.
         dilation: how many times slower than on the emulated cluster everything happened.
@@ -133,8 +134,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan | None = None
     link: Link | None = None
     exposed_s: dict[int, list[float]] = {}
-    cores_busy: dict[int, list[float]] = {}
-    cores_taken: dict[int, list[float]] = {}
+    cores_used: dict[int, list[tuple[float, float, float]]] = {}
     cores_awaited: dict[int, list[float]] = {}
     dilation: float = 1.0
     event_cost_s: float = 0.0

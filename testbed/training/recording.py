@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from testbed.base.recorder import Recorder
-from testbed.noise.steal_time import read_cores, shares_of
+from testbed.noise.other_processes import OtherProcesses
 from testbed.training.protocol import Observer, StepRecord
 
 SHORTEST_S = 0.1
@@ -95,30 +96,31 @@ class Recording(Observer):
         recorder: takes the events.
         done: steps that were taken before.
         warmup: first steps after them that are not measured.
+        root: process below which the run's own are on this machine; None: this one.
     """
 
-    def __init__(self, recorder: Recorder, done: int, warmup: int) -> None:
+    def __init__(self, recorder: Recorder, done: int, warmup: int, root: int | None) -> None:
         self._recorder = recorder
         recorder.first_step = done + warmup
-        self._cores = read_cores()
+        self._others = OtherProcesses(os.getpid() if root is None else root)
+        self._cores, self._read_s = self._others.read(), time.perf_counter()
         self._awaited_s = read_awaited_s()
-        self._is_fresh = True
         self._begin(done)
 
     def after_step(self, record: StepRecord) -> None:
         """See `Observer.after_step`."""
         step, recorder = record.done - 1, self._recorder
         recorder.add("step", f"step {step}", record.began_s, record.ended_s, step)
-        if record.step_s >= SHORTEST_S:
-            before, self._cores = self._cores, read_cores()
-            busy, _ = shares_of(before, self._cores)
-            if busy is not None and self._is_fresh and recorder.on:
-                recorder.busy[step] = busy
+        if record.ended_s - self._read_s >= SHORTEST_S:
+            before, self._cores = self._cores, self._others.read()
+            self._read_s = record.ended_s
+            if recorder.on:
+                used = self._cores.since(before)
+                recorder.cores_used[step] = (used.busy_s + used.stolen_s, used.own_s, used.whole_s)
         before_s, now_s = self._awaited_s, read_awaited_s()
         self._awaited_s = now_s
         if before_s is not None and now_s is not None and recorder.on and record.step_s > 0:
             recorder.awaited[step] = min(1.0, (now_s - before_s) / record.step_s)
-        self._is_fresh = record.step_s >= SHORTEST_S
         self._begin(record.done)
 
     def _begin(self, step: int) -> None:

@@ -104,7 +104,7 @@ def train(run: Run, workload: Workload) -> Outcome:
         )
         observers = [measurement, *observers, checkpoints, *run.observers]
         if run.recorder is not None:
-            observers.append(Recording(run.recorder, first, warmup))
+            observers.append(Recording(run.recorder, first, warmup, run.root))
         watched = first + warmup if warmup and foreseen.engine is not None else None
         watch = MemoryWatch(replica, session, watched)
         cursor = SampleCursor(order, run.rank)

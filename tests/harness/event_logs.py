@@ -40,6 +40,7 @@ PLANTED: tuple[Planted, ...] = (
 )
 TOGGLED: tuple[Planted, ...] = ("late rank", "busy host", "start-up", "saturated link")
 FIRST_STEP = 5
+CORES = 16
 
 
 @dataclass
@@ -193,12 +194,13 @@ def _run(setting: Setting, steps: Sequence[int], draw: np.random.Generator) -> T
     offsets[0] = 0.0
     shift = offsets.tolist()
     exposed: dict[int, list[float]] = {}
-    cores_busy, cores_taken = {}, {}
+    cores_used = {}
     now = np.zeros(setting.num_workers)
     pending: list[list[tuple[int, float]]] = [[] for _ in ranks]
-    usual_busy = float(draw.uniform(0.4, 0.8))
+    own_busy = float(draw.uniform(0.4, 0.8))
     for step in steps:
         fault = setting.window is None or step in setting.window
+        step_begin_s = float(max(now))
         exposed[step] = [0.0] * setting.num_workers
         ready: list[np.ndarray] = []
         for rank in ranks:
@@ -221,9 +223,16 @@ def _run(setting: Setting, steps: Sequence[int], draw: np.random.Generator) -> T
             _add(setting, "update", "optimizer", rank, step, now[rank], now[rank] + update_s)
             now[rank] += update_s
         taken = setting.taken if fault else 0.0
+        whole_s = CORES * float(max(now) - step_begin_s)
         near = draw.normal(0, 0.01, (2, setting.num_workers)).clip(-0.03, 0.03)
-        cores_taken[step] = [max(0.0, 0.02 + taken + float(x)) for x in near[0]]
-        cores_busy[step] = [min(1.0, usual_busy + taken + float(x)) for x in near[1]]
+        cores_used[step] = [
+            (
+                whole_s * min(1.0, own_busy + taken + float(x)),
+                whole_s * min(own_busy + float(x) - float(y), 1 - taken),
+                whole_s,
+            )
+            for x, y in near.T
+        ]
     events = [
         msgspec.structs.replace(e, begin_s=e.begin_s + shift[e.rank], end_s=e.end_s + shift[e.rank])
         for e in setting.events
@@ -238,8 +247,7 @@ def _run(setting: Setting, steps: Sequence[int], draw: np.random.Generator) -> T
         plan=setting.plan,
         link=setting.link,
         exposed_s=exposed,
-        cores_busy=cores_busy,
-        cores_taken=cores_taken,
+        cores_used=cores_used,
     )
 
 

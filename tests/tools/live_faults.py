@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -190,7 +191,8 @@ def whole(fault: str, backend: str, folder: Path) -> Run:
     if fault == "dependency":
         return Run({**options, "scheduler": "sequential"}, hidden, fast)
     if fault == "codec":
-        return Run({**options, "compressor": "ef+topk:ratio=0.01"}, {"batch": "64"})
+        slow = {"width": "4096", "batch": "64"}  # sparse messages are small, encoding takes long
+        return Run({**options, "compressor": "ef+topk:ratio=0.01"}, slow, fast)
     if fault == "tiny":
         model = {"width": "48", "depth": "60", "batch": "1024"}
         return Run(options, model, {"latency": "2ms", "latency_by": "injected"})
@@ -260,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault in given.faults.split(","):
             if backend == "ddp" and (fault in WHOLE or fault == "startup"):
                 continue  # it plans by itself, and its exchanges cannot be held up
-            say = print
+            say = partial(print, flush=True)
             if fault in TOGGLED:
                 named = count_toggled(fault, backend, given.windows, given.each, say)
                 right = named[TOGGLED[fault]]

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.causes.advice import advise, schedulers
+from testbed.causes.advice import advise, link_of, schedulers
 from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
 from testbed.causes.summary import why
+from testbed.prediction.timeline import message_bytes
 from testbed.records.timeline import decode_timeline, encode_timeline
 from tests.harness.event_logs import PLANTED, Planted, make_log
 
@@ -30,7 +31,7 @@ def test_a_planted_cause_is_named_first_in_95_of_100(planted: Planted) -> None:
 
 def test_without_a_fault_none_is_named() -> None:
     wrong = []
-    for seed in range(60):
+    for seed in range(150):
         log = make_log(None, seed)
         found, _ = explain(log.timeline)
         least_s = max(2e-4, 0.05 * found.exposed_s)
@@ -113,3 +114,21 @@ def test_advice_on_planted_causes_is_what_ends_them(seed: int) -> None:
     told = {a.change: a.gain_s for a in advise(log.timeline, found, schedulers("mpi-ring"))}
     assert max(told.values()) > 0.5 * found.exposed_s
     assert told["a link of twice the rate"] < 0.25 * max(told.values())
+
+
+def test_without_a_link_halves_tell_what_the_whole_message_costs() -> None:
+    ratios = []
+    for seed in range(150):
+        log = make_log(None, seed)
+        if log.timeline.scheduler != "dear":
+            continue
+        timeline = msgspec.structs.replace(log.timeline, link=None)
+        shown = link_of(timeline, explain(timeline)[0])
+        true, plan = log.timeline.link, log.timeline.plan
+        assert true is not None
+        assert plan is not None
+        if shown is not None:
+            mean = sum(message_bytes(plan, m) for m in plan.messages) / len(plan.messages)
+            ratios.append(shown.time_s(mean) / true.time_s(mean))
+    assert len(ratios) >= 4
+    assert all(0.85 <= ratio <= 1.15 for ratio in ratios), ratios
