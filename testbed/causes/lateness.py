@@ -15,6 +15,7 @@ LEAST_S = 2e-4  # a rank that is later by less is not called late
 LEAST_SHARE = 0.02  # of the time that it computes
 CERTAIN = 3.0  # standard errors of a median by which it has to be above 0, and above the usual one
 TAKEN = 0.1  # share of its cores or of its time that a host takes more than usually: it is busy
+SOME = 0.02  # share of its cores that others take at least where it waits for them
 AWAITED = 0.25  # share of the step that a rank waits for a core, where there are no usual steps
 
 
@@ -101,7 +102,7 @@ def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) ->
         more_awaited = awaited - _awaited(timeline, rank, usual)
         if more_taken >= TAKEN:
             found[rank] = taken
-        elif more_awaited >= (TAKEN if usual else AWAITED):
+        elif more_taken >= SOME and more_awaited >= (TAKEN if usual else AWAITED):
             found[rank] = awaited
     return found
 
