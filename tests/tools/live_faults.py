@@ -38,7 +38,7 @@ from tests.tools.faulty_model import build, parse_windows
 MODEL = Path(__file__).with_name("faulty_model.py")
 WINDOW = 12  # steps; as many quiet ones follow
 WARMUP = 4
-QUIET_S, FAULT_S = 5.0, 5.0  # of faults that are turned on by the clock
+QUIET_S, FAULT_S = 2.5, 4.0  # of faults that are turned on by the clock
 RATE = "400mbit"
 TOGGLED = {
     "late": "late rank",
