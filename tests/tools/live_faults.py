@@ -150,7 +150,8 @@ def toggled(fault: str, backend: str, count: int, step_s: float) -> Run:
         return Run(options, spin=times)
     half = f"{int(RATE.removesuffix('mbit')) // 2}mbit"
     changes = "+".join(f"{b}s:all:{half}+{e}s:all:{RATE}" for b, e in times)
-    return Run(options, cluster={"change": changes})
+    # two buckets of one size would not tell start-up from bytes
+    return Run(options, {"depth": "9"} if backend == "ddp" else {}, {"change": changes})
 
 
 def windows_of(
