@@ -310,7 +310,11 @@ def settings_of(cell: Cell) -> RunConfig:
 
 def _without_folder(text: str) -> str:
     head, colon, options = text.partition(":")
-    return text if "=" in head else head.rpartition("/")[2] + colon + options
+    if "=" in head:
+        return text
+    file, more, rest = options.partition(":")  # `replay` has its trace as its first option
+    file = file if "=" in file else file.rpartition("/")[2]
+    return head.rpartition("/")[2] + colon + file + more + rest
 
 
 def _without(cell: Cell, names: Iterable[str]) -> RunConfig:

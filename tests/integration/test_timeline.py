@@ -164,3 +164,14 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = testbed("run", "--backend", "loopback", "--timeline", str(tmp_path / "no" / "t.json"))
     assert done.status == 2
     assert "--timeline" in done.err
+
+
+def test_a_timeline_that_cannot_be_written_costs_no_record(tmp_path: Path) -> None:
+    record, file = tmp_path / "cell.json", tmp_path / ("x" * 300 + ".json")
+    done = testbed(
+        *("run", "--backend", "loopback", "--workload", "digits-mlp", "--steps", "8"),
+        *("--json", str(record), "--timeline", str(file)),
+    )
+    assert done.status == 0, done.err
+    assert "give another file to --timeline" in done.err
+    assert json.loads(record.read_text())["steps"] == 8

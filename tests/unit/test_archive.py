@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.records import archive
 from testbed.records.archive import MANIFEST, as_folder, pack, read_archive
 from testbed.records.cell import encode_cell
+from testbed.records.report import ReportCell
+from testbed.reporting.work import setting_key
 from tests.harness.runs import answer
 from tests.unit.test_diff import made
 
@@ -146,6 +149,12 @@ def linked(kind):
     return change
 
 
+def sparse(members):
+    member = tarfile.TarInfo("pairs/cells/sparse.json")
+    member.type = tarfile.GNUTYPE_SPARSE
+    members.append((member, b""))
+
+
 def changed(members):
     place = next(i for i, (m, _) in enumerate(members) if m.name.startswith("pairs/cells/"))
     member, data = members[place]
@@ -170,6 +179,7 @@ def without_manifest(members):
         (named("pairs/cells/unlisted.json"), "cells/unlisted.json: not as the manifest says"),
         (linked(tarfile.SYMTYPE), "which no archive of a sweep holds"),
         (linked(tarfile.LNKTYPE), "which no archive of a sweep holds"),
+        (sparse, "which no archive of a sweep holds"),
         (changed, "is damaged"),
         (twice, "which no archive of a sweep holds"),
         (without_manifest, "make it with `testbed pack`"),
@@ -181,6 +191,25 @@ def test_what_no_archive_of_ours_holds_is_refused(change, told, sweep, tmp_path)
     with pytest.raises(UsageError, match=told):
         read_archive(file)
     assert {path.name for path in tmp_path.iterdir()} == {"p.tar.gz", "pairs"}
+
+
+def test_links_are_left_out_and_a_name_that_is_too_long_is_told(sweep, tmp_path):
+    first = sorted((sweep / "cells").glob("*.json"))[0]
+    (sweep / "cells/linked.json").symlink_to(first)
+    assert "cells/linked.json" not in pack(sweep)[1].files
+    shutil.copy(first, sweep / f"cells/{'x' * 120}.json")
+    with pytest.raises(UsageError, match=r"cannot be packed: .*; rename it"):
+        pack(sweep)
+
+
+def test_a_replayed_trace_is_the_same_in_a_folder_and_its_archive():
+    def key(workload):
+        config = RunConfig(workload=workload)
+        cell = ReportCell(backend="gloo", workload=workload, num_workers=2, config=config)
+        return setting_key(cell)
+
+    assert key("replay:/data/traces/own.json") == key("replay:.../own.json")
+    assert key("replay:/data/own.json:seed=1") != key("replay:/data/own.json:seed=2")
 
 
 def test_what_is_no_archive_or_cut_short_is_told(sweep, tmp_path):

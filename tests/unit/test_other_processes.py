@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from testbed.forking import OWNER
 from testbed.forking.process import root_of
 from testbed.noise import other_processes
-from testbed.noise.other_processes import OtherProcesses, outside_share
+from testbed.noise.other_processes import CoreUse, OtherProcesses, outside_share
 from testbed.records.cell import StepSamples
 
 BUSY = "import time\nprint(flush=True)\nwhile time.process_time() < 1.5: pass\nprint(flush=True)\n"
@@ -33,10 +33,10 @@ def test_what_a_process_of_the_cell_uses_is_its_own():
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as busy:
         busy.stdout.readline()
         others = OtherProcesses(os.getpid())
-        before = others._read()
+        before = others.read()
         busy.stdout.readline()
-        after = others._read()
-    assert after[1] - before[1] > 0.8
+        after = others.read()
+    assert after.since(before).own_s > 0.8
 
 
 def test_what_another_process_uses_is_outside():
@@ -51,14 +51,14 @@ def test_what_another_process_uses_is_outside():
 def test_short_steps_are_not_resolved_and_the_next_long_one_not_from_them(monkeypatch):
     now, readings = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(OtherProcesses, "_read", lambda self: readings[-1])
+    monkeypatch.setattr(OtherProcesses, "read", lambda self: readings[-1])
     monkeypatch.setattr(other_processes.os, "sched_getaffinity", lambda pid: {0, 1})
-    readings.append((0.0, 0.0, 0.0))
+    readings.append(CoreUse(0.0, 0.0, 0.0, 0.0))
     others = OtherProcesses(os.getpid())
 
     def after(seconds, *reading):
         now[0] += seconds
-        readings.append(reading)
+        readings.append(CoreUse(*reading, stolen_s=0.0))
         return others.share()
 
     assert after(5.0, 10.0, 5.0, 10.0) == pytest.approx(outside_share(10.0, 5.0, 10.0))
