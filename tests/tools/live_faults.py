@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -81,11 +82,23 @@ class Run:
         words = [w for k, v in given.items() for w in (f"--{k}", v)]
         command = [sys.executable, "-m", "testbed", "run", *words]
         with spinning(self.spin) as spun:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+            status, told = _ended(command)
+        if status:
+            raise SystemExit(f"{' '.join(command)}\n{told}")
         cell = decode_cell((folder / "cell.json").read_bytes())
         return cell, decode_timeline((folder / "cell.timeline.json").read_bytes()), spun
+
+
+def _ended(command: Sequence[str]) -> tuple[int, str]:
+    """Its exit status and the end of what it said; ended with us if we are ended before."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            told = process.communicate(timeout=1800)[0]
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, told[-6000:]
 
 
 def _spin() -> None:
@@ -258,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=20, help="of other faults")
     given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended first
     failed = 0
     for backend in given.backends.split(","):
         for fault in given.faults.split(","):
