@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Literal
 
 import msgspec
@@ -59,6 +60,26 @@ def encode(frame: Frame) -> bytes:
     """The frame with its length in front."""
     body = msgspec.msgpack.encode(frame)
     return _LENGTH.pack(len(body)) + body
+
+
+def send_whole(connection: socket.socket, data: bytes, patience_s: float) -> None:
+    """Send all bytes, however often the connection's own timeout passes meanwhile.
+
+    A frame of which a part was sent would swallow all that follow it: where nothing passes for
+    `patience_s`, the connection is shut down.
+
+    Raises:
+        OSError: the other side is gone, or took nothing for so long.
+    """
+    left, moved_s = memoryview(data), time.monotonic()
+    while left:
+        try:
+            left = left[connection.send(left) :]
+            moved_s = time.monotonic()
+        except TimeoutError:
+            if time.monotonic() - moved_s > patience_s:
+                connection.shutdown(socket.SHUT_RDWR)
+                raise
 
 
 class FrameReader:

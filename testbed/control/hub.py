@@ -17,7 +17,15 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_some
+from testbed.control.frames import (
+    OTHERS_ALONE,
+    BadFrame,
+    Frame,
+    FrameReader,
+    encode,
+    read_some,
+    send_whole,
+)
 
 REPORT_EVERY_S = 10.0
 WRONG_TOKEN = (
@@ -128,6 +136,8 @@ class Hub:
         elif isinstance(source, socket.socket) and source is not self._wake_in:
             peer = self._selector.get_key(source).data
             data = read_some(source)
+            if data:  # a part of a long frame is a sign of life, too
+                peer.received_s = time.monotonic()
             try:
                 frames = peer.reader.feed(data)
             except BadFrame:
@@ -139,7 +149,6 @@ class Hub:
 
     def _take(self, peer: _Peer, frame: Frame) -> bool:
         """Act on a frame; False: the connection is to be dropped."""
-        peer.received_s = time.monotonic()
         if peer.member < 0:
             return self._welcome(peer, frame)
         if frame.kind == "beat":
@@ -213,7 +222,7 @@ class Hub:
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
         # A peer that takes no bytes is detected by the next read or by `silence_s`.
         with contextlib.suppress(OSError):
-            peer.connection.sendall(data)
+            send_whole(peer.connection, data, self._silence_s)
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)

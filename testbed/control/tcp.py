@@ -11,7 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
-from testbed.control.frames import OTHERS_ALONE, BadFrame, Frame, FrameReader, encode, read_frame
+from testbed.control.frames import (
+    OTHERS_ALONE,
+    BadFrame,
+    Frame,
+    FrameReader,
+    encode,
+    read_frame,
+    send_whole,
+)
 from testbed.control.hub import Hub
 from testbed.control.protocol import Loss
 
@@ -104,7 +112,7 @@ class TcpControl:
         data = encode(Frame("time", self.rank, turn=turn))
         with self._sending, contextlib.suppress(OSError):
             asked_s = time.perf_counter()
-            self._connection.sendall(data)
+            send_whole(self._connection, data, self._silence_s)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._time[0] == turn or self._loss is not None, timeout_s
@@ -154,7 +162,7 @@ class TcpControl:
     def _send(self, frame: Frame) -> None:
         # A dead connection is detected by the reading thread, which fails all waits.
         with self._sending, contextlib.suppress(OSError):
-            self._connection.sendall(encode(frame))
+            send_whole(self._connection, encode(frame), self._silence_s)
 
     def _run(self) -> None:
         reader = FrameReader()

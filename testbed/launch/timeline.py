@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Final
@@ -22,6 +22,7 @@ from testbed.training.summary import Outcome
 
 TOPIC: Final = "timeline"
 HAND_IN_S: Final = 600.0  # of rank 0 reading what all have recorded
+PIECE: Final = 4096  # events in one frame: a long one would keep signs of life waiting behind it
 
 
 class Recorded(msgspec.Struct, array_like=True):
@@ -65,7 +66,7 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
     Raises:
         RankLost, DeadlineExceeded: see `Control.all_gather`.
     """
-    control, recorder, everything = group.control, group.recorder, list[Recorded]()
+    control, recorder, everything = group.control, group.recorder, dict[int, Recorded]()
     assert recorder is not None
     bursts = [(shown(asked), there, shown(came)) for asked, there, came in recorder.bursts]
     cost_s = event_cost_s()
@@ -84,14 +85,27 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
         for rank, each in [(group.rank, recorder), *beside]
     ]
     if control.rank == 0:
-        control.listen(
-            TOPIC,
-            lambda words: everything.extend(msgspec.msgpack.decode(words, type=list[Recorded])),
-        )
-    control.announce(TOPIC, msgspec.msgpack.encode(mine), members=1)
+        control.listen(TOPIC, lambda words: _put(everything, words))
+    for piece in (piece for each in mine for piece in _pieces(each)):
+        control.announce(TOPIC, msgspec.msgpack.encode(piece), members=1)
     # What a member announces before it comes here has reached rank 0 when all are here.
     control.all_gather(TOPIC, b"", HAND_IN_S)
-    return sorted(everything, key=lambda recorded: recorded.rank)
+    return sorted(everything.values(), key=lambda recorded: recorded.rank)
+
+
+def _pieces(recorded: Recorded) -> Iterator[Recorded]:
+    """All but most of the events first, then the others."""
+    events = recorded.events
+    yield msgspec.structs.replace(recorded, events=events[:PIECE])
+    for first in range(PIECE, len(events), PIECE):
+        yield Recorded(recorded.rank, events[first : first + PIECE], [])
+
+
+def _put(everything: dict[int, Recorded], words: bytes) -> None:
+    piece = msgspec.msgpack.decode(words, type=Recorded)
+    known = everything.setdefault(piece.rank, piece)
+    if known is not piece:
+        known.events.extend(piece.events)
 
 
 def make_timeline(

@@ -17,7 +17,7 @@ from testbed.records import archive
 from testbed.records.archive import MANIFEST, as_folder, pack, read_archive
 from testbed.records.cell import encode_cell
 from testbed.records.report import ReportCell
-from testbed.reporting.work import setting_key
+from testbed.reporting.work import settings_of
 from tests.harness.runs import answer
 from tests.unit.test_diff import made
 
@@ -206,7 +206,7 @@ def test_a_replayed_trace_is_the_same_in_a_folder_and_its_archive():
     def key(workload):
         config = RunConfig(workload=workload)
         cell = ReportCell(backend="gloo", workload=workload, num_workers=2, config=config)
-        return setting_key(cell)
+        return settings_of(cell)
 
     assert key("replay:/data/traces/own.json") == key("replay:.../own.json")
     assert key("replay:/data/own.json:seed=1") != key("replay:/data/own.json:seed=2")

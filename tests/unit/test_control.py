@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
-from testbed.control.frames import BadFrame, Frame, FrameReader, encode
+from testbed.control.frames import BadFrame, Frame, FrameReader, encode, send_whole
 from testbed.control.hub import WRONG_TOKEN
 from testbed.control.protocol import Loss
 from testbed.control.tcp import TcpControl, host_control, join_control
@@ -180,6 +180,49 @@ def test_waiting_members_learn_of_a_loss_at_once() -> None:
         for result in results[:2]:
             assert isinstance(result, RankLost)
             assert "rank 2 is lost: broken; this rank was in 'never'" in str(result)
+
+
+class Counted:
+    """A connection that tells when its timeout has passed so often."""
+
+    def __init__(self, connection: socket.socket, often: int) -> None:
+        self._connection, self._left, self.passed = connection, often, threading.Event()
+        self.shutdown = connection.shutdown
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self._connection.send(data)
+        except TimeoutError:
+            self._left -= 1
+            if self._left == 0:
+                self.passed.set()
+            raise
+
+
+def test_a_frame_is_sent_whole_however_slowly_it_is_read() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(0.01)
+        slow = Counted(here, often=3)
+        data = encode(Frame("announce", 1, "topic", values=(bytes(1 << 23),)))
+        sender = threading.Thread(target=send_whole, args=(slow, data + data, WAIT_S))
+        sender.start()
+        assert slow.passed.wait(WAIT_S)  # nobody reads yet
+        reader, frames = FrameReader(), list[Frame]()
+        while len(frames) < 2:
+            frames += reader.feed(there.recv(1 << 16))
+        sender.join(WAIT_S)
+    assert [len(frame.values[0]) for frame in frames] == [1 << 23, 1 << 23]
+
+
+def test_a_connection_of_which_nobody_reads_is_given_up() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            send_whole(here, bytes(1 << 23), 0.05)
+        while there.recv(1 << 16):  # what had passed, and then the end
+            pass
 
 
 def test_a_member_that_says_nothing_is_lost() -> None:
