@@ -205,8 +205,9 @@ def whole(fault: str, backend: str, folder: Path) -> Run:
     if fault == "dependency":
         return Run({**options, "scheduler": "sequential"}, hidden, fast)
     if fault == "codec":
-        slow = {"width": "4096", "batch": "64"}  # sparse messages are small, encoding takes long
-        return Run({**options, "compressor": "ef+topk:ratio=0.01"}, slow, fast)
+        slow = {"width": "4096", "batch": "64"}  # few messages: their start-ups are not the cause
+        coded = {"compressor": "ef+topk:ratio=0.01", "scheduler": "bucket:mib=8"}
+        return Run({**options, **coded}, slow, fast)
     if fault == "tiny":
         model = {"width": "48", "depth": "60", "batch": "1024"}
         return Run(options, model, {"latency": "2ms", "latency_by": "injected"})
