@@ -30,7 +30,7 @@ MODELS = (
     {"width": "1024", "depth": "6"},
     {"width": "256", "depth": "19", "batch": "512"},
 )
-SCHEDULERS = ("wfbp", "sequential")
+SCHEDULERS = ("wfbp", "bucket:mib=0.5,first_mib=0.1")  # of one message no link can be told
 
 
 def step_s(timeline: Timeline) -> float:
