@@ -50,7 +50,7 @@ class Recorder:
         events: so far.
         bursts: the fastest of each burst of timed exchanges with rank 0.
         cores_used: step -> core seconds since the reading before: busy or stolen, the run's own of
-            these, and all; read from time to time.
+            these, and all; they are read after some of the steps.
         awaited: step -> share of it in which the computing thread could run and had no core.
         beside: number of a server beside this rank -> what it did.
         plan: that was carried out; None: a framework's own.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 from statistics import median
 
 from testbed.causes.exchanges import Round
-from testbed.noise.other_processes import outside_share
+from testbed.noise.other_processes import sampled_s
 from testbed.records.timeline import Timeline
 
 LEAST_S = 2e-4  # a rank that is later by less is not called late
@@ -25,8 +25,7 @@ class Lateness:
 
     Attributes:
         late_s: rank -> median time by which it is late, of ranks that compute longer than others.
-        busy: rank -> share of its cores that was taken or busy, or of its time that it waited for
-            one.
+        busy: rank -> share of its cores that others took, or of its time that it waited for one.
     """
 
     late_s: dict[int, float]
@@ -96,8 +95,7 @@ def _longer_s(played: Round, rank: int) -> float:
 def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) -> dict[int, float]:
     found = {}
     for rank in range(timeline.num_workers):
-        taken = _taken(timeline, rank, steps)
-        more_taken = taken - _taken(timeline, rank, usual)
+        taken, more_taken = _taken(timeline, rank, steps, usual)
         awaited = _awaited(timeline, rank, steps)
         more_awaited = awaited - _awaited(timeline, rank, usual)
         if more_taken >= TAKEN:
@@ -107,13 +105,30 @@ def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) ->
     return found
 
 
-def _taken(timeline: Timeline, rank: int, steps: Collection[int]) -> float:
-    """Share of the rank's cores that others took in these steps, as far as it is certain.
+def _taken(
+    timeline: Timeline, rank: int, steps: Collection[int], usual: Collection[int]
+) -> tuple[float, float]:
+    """Share of the rank's cores that others took, and by how much it has certainly grown.
 
-    The counters tick in hundredths of a second: they are summed up before they are compared.
+        share = (busy - own) / all;   grown = share - usual share - hypot(error, usual error)
+
+    The counters tick in hundredths of a second, see `outside_share`: they are summed up before they
+    are compared. Nothing is certain where they were not read.
     """
+    share, error = _share(timeline, rank, steps)
+    before, error_before = _share(timeline, rank, usual) if usual else (0.0, 0.0)
+    return share, share - before - hypot(error, error_before)
+
+
+def _share(timeline: Timeline, rank: int, steps: Collection[int]) -> tuple[float, float]:
+    """Share that others took of the rank's cores, and what sampling may have made up of it."""
     read = [timeline.cores_used[step][rank] for step in steps if step in timeline.cores_used]
-    return outside_share(*map(sum, zip(*read, strict=True))) if read else 0.0
+    busy_s, own_s, whole_s = (
+        (sum(column) for column in zip(*read, strict=True)) if read else (0,) * 3
+    )
+    if whole_s <= 0:
+        return 0.0, inf
+    return (busy_s - own_s) / whole_s, sampled_s(busy_s) / whole_s
 
 
 def _awaited(timeline: Timeline, rank: int, steps: Collection[int]) -> float:

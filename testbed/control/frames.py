@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -62,14 +63,17 @@ def encode(frame: Frame) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+class Torn(TimeoutError):
+    """A part of a frame was sent: it would swallow all that follow it on this connection."""
+
+
 def send_whole(connection: socket.socket, data: bytes, patience_s: float) -> None:
     """Send all bytes, however often the connection's own timeout passes meanwhile.
 
-    A frame of which a part was sent would swallow all that follow it: where nothing passes for
-    `patience_s`, the connection is shut down.
-
     Raises:
-        OSError: the other side is gone, or took nothing for so long.
+        Torn: a part was sent, and the other side took nothing more for `patience_s`.
+        TimeoutError: it took nothing at all for so long.
+        OSError: it is gone.
     """
     left, moved_s = memoryview(data), time.monotonic()
     while left:
@@ -78,8 +82,15 @@ def send_whole(connection: socket.socket, data: bytes, patience_s: float) -> Non
             moved_s = time.monotonic()
         except TimeoutError:
             if time.monotonic() - moved_s > patience_s:
-                connection.shutdown(socket.SHUT_RDWR)
+                if len(left) < len(data):
+                    raise Torn from None
                 raise
+
+
+def shut(connection: socket.socket) -> None:
+    """End both directions; whoever reads from it, here or there, hears of it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class FrameReader:

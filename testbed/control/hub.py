@@ -22,12 +22,16 @@ from testbed.control.frames import (
     BadFrame,
     Frame,
     FrameReader,
+    Torn,
     encode,
     read_some,
     send_whole,
+    shut,
 )
 
 REPORT_EVERY_S = 10.0
+GONE = "its process ended without a goodbye (killed or crashed)"
+STALLED = "it takes no messages (stopped, or its host is cut off)"
 WRONG_TOKEN = (
     "the token is another than rank 0's; expected that of the same job: two jobs meet on this "
     "port, or TESTBED_TOKEN differs between the ranks"
@@ -41,6 +45,7 @@ class _Peer:
         self.connection = connection
         self.address = address
         self.reader = FrameReader()
+        self.is_stalled = False
         self.member = -1
         self.received_s = time.monotonic()
         self.state = b""
@@ -130,7 +135,7 @@ class Hub:
         if source is self._listener:
             connection, address = self._listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._silence_s)
+            connection.settimeout(self._silence_s / 8)
             peer = _Peer(connection, f"{address[0]}:{address[1]}")
             self._selector.register(connection, selectors.EVENT_READ, peer)
         elif isinstance(source, socket.socket) and source is not self._wake_in:
@@ -220,15 +225,23 @@ class Hub:
         self._send_bytes(peer, encode(frame))
 
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
-        # A peer that takes no bytes is detected by the next read or by `silence_s`.
-        with contextlib.suppress(OSError):
-            send_whole(peer.connection, data, self._silence_s)
+        # A peer that takes no bytes is detected by the next read or by `silence_s`; the others hear
+        # of the hub in less than that.
+        try:
+            send_whole(peer.connection, data, self._silence_s / 2)
+            peer.is_stalled = False
+        except TimeoutError as error:
+            peer.is_stalled = True
+            if isinstance(error, Torn):
+                shut(peer.connection)
+        except OSError:
+            pass
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)
         peer.connection.close()
         if peer.member >= 0 and peer.member not in self._left:
-            self._lose(peer.member, "its process ended without a goodbye (killed or crashed)")
+            self._lose(peer.member, STALLED if peer.is_stalled else GONE)
 
     def _lose(self, member: int, why: str) -> None:
         self._left.add(member)

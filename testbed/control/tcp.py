@@ -16,11 +16,13 @@ from testbed.control.frames import (
     BadFrame,
     Frame,
     FrameReader,
+    Torn,
     encode,
     read_frame,
     send_whole,
+    shut,
 )
-from testbed.control.hub import Hub
+from testbed.control.hub import GONE, STALLED, Hub
 from testbed.control.protocol import Loss
 
 
@@ -50,6 +52,7 @@ class TcpControl:
         self._hub = hub
         self._turns: dict[str, int] = defaultdict(int)
         self._sending = threading.Lock()
+        self._is_stalled = False  # the hub took nothing of the newest frame
         self._changed = threading.Condition(threading.RLock())
         self._values: dict[tuple[str, int], list[bytes]] = {}
         self._early: dict[str, list[bytes]] = defaultdict(list)
@@ -110,9 +113,9 @@ class TcpControl:
         self._turns["time"] += 1
         turn = self._turns["time"]
         data = encode(Frame("time", self.rank, turn=turn))
-        with self._sending, contextlib.suppress(OSError):
+        with self._sending:
             asked_s = time.perf_counter()
-            send_whole(self._connection, data, self._silence_s)
+            self._send_bytes(data, self._silence_s)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._time[0] == turn or self._loss is not None, timeout_s
@@ -152,17 +155,39 @@ class TcpControl:
             return
         self._closed = True
         self._send(Frame("bye", self.rank))
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        shut(self._connection)
         self._thread.join()
         self._connection.close()
         if self._hub is not None:
             self._hub.close(timeout_s=self._silence_s)
 
     def _send(self, frame: Frame) -> None:
+        with self._sending:
+            self._send_bytes(encode(frame), self._silence_s)
+
+    def _send_bytes(self, data: bytes, patience_s: float) -> None:
         # A dead connection is detected by the reading thread, which fails all waits.
-        with self._sending, contextlib.suppress(OSError):
-            send_whole(self._connection, encode(frame), self._silence_s)
+        try:
+            send_whole(self._connection, data, patience_s)
+            self._is_stalled = False
+        except TimeoutError as error:
+            self._is_stalled = True
+            if isinstance(error, Torn):
+                shut(self._connection)
+        except OSError:
+            pass
+
+    def _beat(self) -> None:
+        """Say that this member is there, unless another thread is saying something just now.
+
+        The thread that watches the hub never waits for one that sends to it.
+        """
+        if self._sending.acquire(blocking=False):
+            try:
+                frame = Frame("beat", self.rank, values=(self.state.encode(),))
+                self._send_bytes(encode(frame), 0.0)
+            finally:
+                self._sending.release()
 
     def _run(self) -> None:
         reader = FrameReader()
@@ -178,14 +203,14 @@ class TcpControl:
             self._read_s = time.perf_counter()
             now_s = time.monotonic()
             if now_s - beat_s > self._silence_s / 8:
-                self._send(Frame("beat", self.rank, values=(self.state.encode(),)))
+                self._beat()
                 beat_s = now_s
             if data:
                 received_s = now_s
                 for frame in reader.feed(data):
                     self._take(frame)
             elif data == b"":
-                return self._lose_hub("its process ended without a goodbye (killed or crashed)")
+                return self._lose_hub(STALLED if self._is_stalled else GONE)
             elif now_s - received_s > self._silence_s:
                 return self._lose_hub(f"silent for {now_s - received_s:.1f} s")
         return None

@@ -156,9 +156,7 @@ def make_timeline(
         plan=plan,
         link=link,
         exposed_s=_by_step(steps, recorder.first_step, [o.exposed_s for o in outcomes]),
-        cores_used={
-            step: [each.cores_used.get(step, (0.0, 0.0, 0.0)) for each in workers] for step in steps
-        },
+        cores_used=_cores_used(steps, workers),
         cores_awaited={
             step: [each.awaited[step] for each in workers]
             for step in steps
@@ -172,6 +170,25 @@ def make_timeline(
         consistency=cell.consistency,
         device=cell.config.device,
     )
+
+
+def _cores_used(
+    steps: Sequence[int], workers: Sequence[Recorded]
+) -> dict[int, list[tuple[float, float, float]]]:
+    """Readings divided evenly among the steps that they cover; steps after the last have none."""
+    found: dict[int, list[tuple[float, float, float]]] = {step: [] for step in steps}
+    for each in workers:
+        used = dict.fromkeys(steps, (0.0, 0.0, 0.0))
+        covered: list[int] = []
+        for step in steps:
+            covered.append(step)
+            if step in each.cores_used:
+                busy_s, own_s, whole_s = (s / len(covered) for s in each.cores_used[step])
+                used.update(dict.fromkeys(covered, (busy_s, own_s, whole_s)))
+                covered = []
+        for step in steps:
+            found[step].append(used[step])
+    return found
 
 
 def _line(recorded: Recorded) -> FittedClock:

@@ -63,8 +63,17 @@ def outside_share(busy_s: float, own_s: float, whole_s: float) -> float:
     """
     if whole_s <= 0:
         return 0.0
-    sampled_s = 2 * math.sqrt(max(0.0, busy_s) * TICK_S)
-    return max(0.0, busy_s - own_s - sampled_s) / whole_s
+    return max(0.0, busy_s - own_s - sampled_s(busy_s)) / whole_s
+
+
+def sampled_s(busy_s: float) -> float:
+    """What sampling may have made up of so many busy seconds.
+
+    Example:
+        >>> sampled_s(1.0)
+        0.2
+    """
+    return 2 * math.sqrt(max(0.0, busy_s) * TICK_S)
 
 
 class OtherProcesses:

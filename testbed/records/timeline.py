@@ -109,9 +109,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         plan: that was executed; None: an external framework's own.
         link: that it was planned or predicted with; None: none.
         exposed_s: step -> for each rank what its session counted as exposed (`StepReport`).
-        cores_used: step -> for each rank three times of its cores since they were read before:
-            executing anything or stolen by the host, of that the run's own processes, and all;
-            0 in steps after which they were not read.
+        cores_used: step -> for each rank three times of its cores: executing anything or stolen by
+            the host, of that the run's own processes, and all; a reading is divided evenly among
+            the steps since the one before, 0 in steps after the last.
         cores_awaited: step -> for each rank the share of it in which its computing thread could run
             and no core was free for it, whoever had them; empty: the system does not tell.
         dilation: how many times slower than on the emulated cluster everything happened.

@@ -13,7 +13,7 @@ from testbed.base.recorder import Recorder
 from testbed.noise.other_processes import OtherProcesses
 from testbed.training.protocol import Observer, StepRecord
 
-SHORTEST_S = 0.1
+SHORTEST_S = 0.25  # between two readings of the cores' counters
 """Cores are read after steps of so many seconds and more: the system counts in hundredths."""
 
 
@@ -116,7 +116,8 @@ class Recording(Observer):
             self._read_s = record.ended_s
             if recorder.on:
                 used = self._cores.since(before)
-                recorder.cores_used[step] = (used.busy_s + used.stolen_s, used.own_s, used.whole_s)
+                stolen_s = max(0.0, used.stolen_s)  # Linux may take back what it counted
+                recorder.cores_used[step] = (used.busy_s + stolen_s, used.own_s, used.whole_s)
         before_s, now_s = self._awaited_s, read_awaited_s()
         self._awaited_s = now_s
         if before_s is not None and now_s is not None and recorder.on and record.step_s > 0:

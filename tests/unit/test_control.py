@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
-from testbed.control.frames import BadFrame, Frame, FrameReader, encode, send_whole
+from testbed.control.frames import BadFrame, Frame, FrameReader, Torn, encode, send_whole
 from testbed.control.hub import WRONG_TOKEN
 from testbed.control.protocol import Loss
 from testbed.control.tcp import TcpControl, host_control, join_control
@@ -219,10 +219,11 @@ def test_a_connection_of_which_nobody_reads_is_given_up() -> None:
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(0.01)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(Torn):
             send_whole(here, bytes(1 << 23), 0.05)
-        while there.recv(1 << 16):  # what had passed, and then the end
-            pass
+        with pytest.raises(TimeoutError) as nothing:
+            send_whole(here, b"more", 0.05)
+        assert not isinstance(nothing.value, Torn)
 
 
 def test_a_member_that_says_nothing_is_lost() -> None:
@@ -234,6 +235,39 @@ def test_a_member_that_says_nothing_is_lost() -> None:
         assert loss.member == 1
         assert "silent for" in loss.why
         close_all(members)
+
+
+def test_parts_of_a_frame_are_signs_of_life() -> None:
+    members = start(2, silence_s=0.4, strangers=1)
+    news = mourn(members[0])
+    with socket.create_connection(members[0]._connection.getpeername()) as slow:
+        slow.sendall(encode(Frame("hello", 1, "rank 1", values=(TOKEN,))))
+        data = encode(Frame("announce", 1, "topic", 0, 2, values=(b"whole",)))
+        got: queue.Queue[bytes] = queue.Queue()
+        members[0].listen("topic", got.put)
+        for place in range(len(data)):  # longer than the silence, but never silent for so long
+            with pytest.raises(queue.Empty):
+                got.get(timeout=0.05)
+            slow.sendall(data[place : place + 1])
+        assert got.get(timeout=WAIT_S) == b"whole"
+        assert news.empty()
+    close_all(members)
+
+
+def test_a_hub_that_takes_no_bytes_of_a_long_frame_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    with there:
+        member = TcpControl(here, 1, 2, silence_s=0.5)
+        news = mourn(member)
+        sender = threading.Thread(target=member.announce, args=("topic", bytes(1 << 23)))
+        sender.start()
+        loss = news.get(timeout=WAIT_S)
+        assert loss.member == 0
+        assert re.match("silent for|it takes no messages", loss.why)
+        sender.join(WAIT_S)
+        member.close()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Message, Plan, TensorSlice
+from testbed.launch.timeline import PIECE, Recorded, _cores_used, _pieces, _put
 from testbed.records.timeline import (
     ClockLine,
     Kind,
@@ -77,3 +79,21 @@ def test_plan_link_and_clocks_read_back() -> None:
 def test_another_file_is_refused_with_its_name(data: bytes) -> None:
     with pytest.raises(UsageError, match=r"cell\.json"):
         decode_timeline(data, "cell.json")
+
+
+def test_what_is_handed_in_in_pieces_is_whole_again() -> None:
+    raw = [("send", f"m{n}", n, float(n), n + 0.5, 0, 8, -1, "", 0) for n in range(2 * PIECE + 1)]
+    sent = [Recorded(r, raw[r:], [(0.0, 1.0, 2.0)], {3: (1.0, 0.5, 2.0)}) for r in (0, 1)]
+    got: dict[int, Recorded] = {}
+    for piece in (piece for each in sent for piece in _pieces(each)):
+        assert len(piece.events) <= PIECE
+        _put(got, msgspec.msgpack.encode(piece))
+    assert [got[0], got[1]] == sent
+
+
+def test_readings_of_the_cores_are_divided_among_the_steps_that_they_cover() -> None:
+    reading = {4: (2.0, 1.0, 4.0), 5: (1.0, 1.0, 1.0)}
+    found = _cores_used([3, 4, 5, 6], [Recorded(0, [], [], reading), Recorded(1, [], [])])
+    assert found[3] == found[4] == [(1.0, 0.5, 2.0), (0.0, 0.0, 0.0)]
+    assert found[5][0] == (1.0, 1.0, 1.0)
+    assert found[6] == [(0.0, 0.0, 0.0)] * 2

@@ -11,8 +11,8 @@ from testbed.causes.advice import advise, link_of, schedulers
 from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
 from testbed.causes.summary import why
 from testbed.prediction.timeline import message_bytes
-from testbed.records.timeline import decode_timeline, encode_timeline
-from tests.harness.event_logs import PLANTED, Planted, make_log
+from testbed.records.timeline import Timeline, decode_timeline, encode_timeline
+from tests.harness.event_logs import PLANTED, Log, Planted, make_log
 
 FAULTS = ("late rank", "busy host", "order", "codec")  # which no run has that is well
 
@@ -132,3 +132,42 @@ def test_without_a_link_halves_tell_what_the_whole_message_costs() -> None:
             ratios.append(shown.time_s(mean) / true.time_s(mean))
     assert len(ratios) >= 4
     assert all(0.85 <= ratio <= 1.15 for ratio in ratios), ratios
+
+
+def with_cores(log: Log, busy: float, own: float, awaited: float = 0.0) -> Timeline:
+    """Two cores that are used alike in all steps; some more of their time is waited for."""
+    steps, ranks = log.timeline.exposed_s, range(log.timeline.num_workers)
+    return msgspec.structs.replace(
+        log.timeline,
+        cores_used={step: [(0.4 * busy, 0.4 * own, 0.4) for _ in ranks] for step in steps},
+        cores_awaited={
+            s: [awaited if s in (log.window or ()) else 0.0] * len(ranks) for s in steps
+        },
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.12, 0.3])
+@pytest.mark.parametrize("usual", [4, 20, 36])
+def test_what_others_always_take_makes_no_busy_host(share: float, usual: int) -> None:
+    log = make_log(None, 3)
+    timeline = with_cores(log, 0.6 + share, 0.6)
+    steps = sorted(timeline.exposed_s)
+    usual = min(usual, len(steps) - 4)
+    assert explain(timeline, steps[usual:])[0].lateness.busy == {}
+
+
+def test_ranks_that_wait_for_their_own_run_s_cores_are_no_busy_host() -> None:
+    log = next(log for seed in range(20) if (log := make_log("late rank", seed)).window)
+    own = with_cores(log, 1.0, 1.0, awaited=0.5)
+    assert explain(own, log.window)[0].lateness.busy == {}
+    others = with_cores(log, 1.0, 1.0, awaited=0.5)
+    for step in log.window or ():
+        others.cores_used[step] = [(0.4, 0.2, 0.4)] * log.timeline.num_workers
+    assert len(explain(others, log.window)[0].lateness.busy) == log.timeline.num_workers
+
+
+def test_without_readings_of_the_cores_no_host_is_busy() -> None:
+    log = next(log for seed in range(20) if (log := make_log("busy host", seed)).window)
+    none = {step: [(0.0, 0.0, 0.0)] * log.timeline.num_workers for step in log.timeline.cores_used}
+    timeline = msgspec.structs.replace(log.timeline, cores_used=none)
+    assert explain(timeline, log.window)[0].lateness.busy == {}
