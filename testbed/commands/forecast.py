@@ -27,7 +27,8 @@ from testbed.prediction.nominal import parse_nominal, read_link
 from testbed.records.environment import source_commit
 from testbed.records.forecast import Forecast, ForecastCell, encode_forecast, sealed
 from testbed.records.store import write_atomically
-from testbed.records.text import aligned, rate_text, time_text
+from testbed.records.text import aligned, time_text
+from testbed.reporting.compression import pays_text
 
 
 @takes_lists
@@ -172,10 +173,8 @@ def _break_evens(configs: Sequence[RunConfig], cells: Sequence[ForecastCell]) ->
 
 def _place(dense: Mapping[float, float], own: Mapping[float, float]) -> str:
     rates = sorted(dense.keys() & own.keys())
-    byte_s = break_even_between([(8 / rate, dense[rate], own[rate]) for rate in rates])
-    if byte_s is None:
-        return f"at no single place between {rate_text(rates[0])} and {rate_text(rates[-1])}"
-    return f"below {rate_text(8 / byte_s)}"
+    pays, byte_s = break_even_between([(8 / rate, dense[rate], own[rate]) for rate in rates])
+    return pays_text(pays, None if byte_s is None else 8 / byte_s, (rates[0], rates[-1]))
 
 
 def _time(time_s: float | None) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 MIN_GAIN: Final = 0.01  # smaller gains, below 1 %, do not count
 
 OCTAVES: Final = 10  # bandwidths are looked at from 2^-10 to 2^10 times the link's
 
 PRECISION: Final = 1.05  # of a break-even bandwidth, as a ratio
+
+Pays = Literal["below", "every", "none", "unclear"]  # rates at which something gains 1 % or more
 
 
 @dataclass(frozen=True)
@@ -89,23 +91,31 @@ def _bisected(gain: Callable[[float], float], without: float, with_gain: float) 
     return with_gain
 
 
-def break_even_between(points: Sequence[tuple[float, float, float]]) -> float | None:
-    """From which time per byte on something gains 1 % or more; None unless there is one place.
+def break_even_between(
+    points: Sequence[tuple[float, float, float]],
+) -> tuple[Pays, float | None]:
+    """At which of some rates something gains 1 % or more, and the time per byte where that begins.
 
     Both times are taken to be linear in the time per byte between two points.
 
     Args:
-        points: (seconds per byte, seconds without, seconds with it).
+        points: (seconds per byte, seconds without, seconds with it); at least one.
+
+    Returns:
+        `below` one rate, with its time per byte; else None: at `every` rate, at `none`, or
+        `unclear`: above a rate, or gain and loss take turns.
 
     Example:
         >>> break_even_between([(1.0, 1.0, 1.0), (2.0, 1.02, 1.0), (3.0, 3.0, 1.0)])
-        1.5
-        >>> break_even_between([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)]) is None
-        True
+        ('below', 1.5)
+        >>> break_even_between([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)])
+        ('every', None)
     """
     excess = [(byte_s, a - (1 + MIN_GAIN) * b) for byte_s, a, b in sorted(points)]
     changes = [(one, two) for one, two in pairwise(excess) if (one[1] < 0) != (two[1] < 0)]
-    if len(changes) != 1 or excess[-1][1] < 0:
-        return None
+    if not changes:
+        return ("none" if excess[-1][1] < 0 else "every"), None
+    if len(changes) > 1 or excess[-1][1] < 0:
+        return "unclear", None
     (start_s, short), (end_s, over) = changes[0]
-    return start_s + (end_s - start_s) * -short / (over - short)
+    return "below", start_s + (end_s - start_s) * -short / (over - short)

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from testbed.base.files import to_json
+from testbed.prediction.break_even import Pays
 from testbed.records.answer import Answer
 from testbed.records.cell import Cell
 
@@ -282,7 +283,10 @@ class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
         num_workers: n.
         cluster: the emulated cluster without its rate.
         rates_bits_per_s: lowest and highest rate at which both it and dense messages ran.
-        measured_bits_per_s: null unless gain and loss meet at one place between them.
+        measured: at which of the rates it gains: `below` one, `every`, `none`, `unclear` (they take
+            turns); null: step times are missing.
+        measured_bits_per_s: below which; null elsewhere.
+        predicted: as `measured`.
         predicted_bits_per_s: the same from the cells' predicted step times.
     """
 
@@ -294,6 +298,8 @@ class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
     rates_bits_per_s: tuple[float, float]
     measured_bits_per_s: float | None
     predicted_bits_per_s: float | None
+    measured: Pays | None = None
+    predicted: Pays | None = None
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from testbed.base.axes import COMPRESSORS, SCHEDULERS
-from testbed.prediction.break_even import MIN_GAIN, break_even_between, highest_break_even
+from testbed.prediction.break_even import MIN_GAIN, Pays, break_even_between, highest_break_even
 from testbed.records.report import CompressionVerdict, CompressorBreakEven, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.work import sharing_of, undilated
@@ -239,8 +239,9 @@ def describe_break_evens(found: Iterable[CompressorBreakEven]) -> list[str]:
 def _break_even_line(each: CompressorBreakEven) -> str:
     words = (
         f"{each.workload}/{each.backend}/{each.num_workers}: {each.compressor} pays "
-        f"{_below(each.measured_bits_per_s, each)} as measured, "
-        f"{_below(each.predicted_bits_per_s, each)} as predicted"
+        f"{pays_text(each.measured, each.measured_bits_per_s, each.rates_bits_per_s)} as measured, "
+        f"{pays_text(each.predicted, each.predicted_bits_per_s, each.rates_bits_per_s)} "
+        "as predicted"
     )
     if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
         return words
@@ -249,11 +250,23 @@ def _break_even_line(each: CompressorBreakEven) -> str:
     )
 
 
-def _below(bits_per_s: float | None, each: CompressorBreakEven) -> str:
+def pays_text(pays: Pays | None, bits_per_s: float | None, rates: tuple[float, float]) -> str:
+    """At which rates it pays, for a sentence: `(it pays) below 971 Mbit/s`.
+
+    Args:
+        pays: see `break_even_between`; None: unknown.
+        bits_per_s: where it begins, if `below`.
+        rates: lowest and highest that were looked at, bit/s.
+
+    Example:
+        >>> pays_text("below", 9.71e8, (4e8, 1.3e9)), pays_text("every", None, (4e8, 1.3e9))
+        ('below 971 Mbit/s', 'at every rate from 400 Mbit/s to 1.3 Gbit/s')
+    """
     if bits_per_s is not None:
         return f"below {rate_text(bits_per_s)}"
-    lowest, highest = map(rate_text, each.rates_bits_per_s)
-    return f"at no single place between {lowest} and {highest}"
+    between = "from {} to {}".format(*map(rate_text, rates))
+    words = {"every": "at every rate", "none": "at no rate", "unclear": "at some of the rates"}
+    return f"{words.get(pays or '', 'at unknown rates')} {between}"
 
 
 def _break_even(
@@ -264,12 +277,16 @@ def _break_even(
 ) -> CompressorBreakEven:
     rates = sorted(dense.keys() & own.keys())
 
-    def place(name: str) -> float | None:
+    def place(name: str) -> tuple[Pays | None, float | None]:
         points = [(rate, _least(dense[rate], name), _least(own[rate], name)) for rate in rates]
         known = [(8 / rate, a, b) for rate, a, b in points if a is not None and b is not None]
-        byte_s = break_even_between(known)
-        return None if byte_s is None else 8 / byte_s
+        pays, byte_s = break_even_between(known) if known else (None, None)
+        if byte_s is not None:
+            return pays, 8 / byte_s
+        return pays if len(known) == len(points) else None, None
 
+    measured, measured_bits_per_s = place("step_time_s")
+    predicted, predicted_bits_per_s = place("predicted_step_time_s")
     return CompressorBreakEven(
         compressor=compressor,
         workload=where.workload,
@@ -277,8 +294,10 @@ def _break_even(
         num_workers=where.num_workers,
         cluster=where.cluster,
         rates_bits_per_s=(rates[0], rates[-1]),
-        measured_bits_per_s=place("step_time_s"),
-        predicted_bits_per_s=place("predicted_step_time_s"),
+        measured=measured,
+        measured_bits_per_s=measured_bits_per_s,
+        predicted=predicted,
+        predicted_bits_per_s=predicted_bits_per_s,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.base.units import rounded
+from testbed.prediction.break_even import Pays
 from testbed.records.answer import Answer, Beside
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
@@ -117,8 +118,11 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
 def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
     """From which rate down each compressor gained, and should have."""
 
-    def rate(bits_per_s: float | None) -> str:
-        return "no single rate" if bits_per_s is None else f"< {rate_text(bits_per_s)}"
+    def rate(pays: Pays | None, bits_per_s: float | None) -> str:
+        if bits_per_s is not None:
+            return f"< {rate_text(bits_per_s)}"
+        words = {"every": "every rate", "none": "no rate", "unclear": "some rates"}
+        return words.get(pays or "", "")
 
     def error(each: CompressorBreakEven) -> str:
         if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
@@ -132,8 +136,8 @@ def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
         Column("compressor", lambda each: each.compressor, numeric=False),
         Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
         Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
-        Column("pays", lambda each: rate(each.measured_bits_per_s)),
-        Column("predicted", lambda each: rate(each.predicted_bits_per_s)),
+        Column("pays", lambda each: rate(each.measured, each.measured_bits_per_s)),
+        Column("predicted", lambda each: rate(each.predicted, each.predicted_bits_per_s)),
         Column("error %", error),
     ]
     return [table_of("Compressors, where they pay", columns, found)] if found else []

@@ -13,7 +13,7 @@ import pytest
 from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult, StepSamples
 from testbed.reporting.aggregate import Collected, Found
-from testbed.reporting.compression import Bulk
+from testbed.reporting.compression import Bulk, describe_break_evens
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text
@@ -199,18 +199,33 @@ def test_break_evens_are_found_between_rates_as_measured_and_as_predicted():
     cells += [at_rate(mbit, "qsgd", 202, 152) for mbit in rates]
     (found,) = found_break_evens(cells)
     assert found.compressor == "qsgd"
+    assert (found.measured, found.predicted) == ("below", "below")
     assert found.measured_bits_per_s == pytest.approx(1e9 / 104.02)
     assert found.predicted_bits_per_s == pytest.approx(1e9 / 53.52)
     assert found.rates_bits_per_s == (2e6, 20e6)
     assert found.cluster == "nodes=2"
 
 
-@pytest.mark.parametrize("step_ms", [99, 2000])
-def test_what_always_or_never_pays_has_no_break_even(step_ms):
+@pytest.mark.parametrize(
+    ("step_ms", "pays", "words"),
+    [
+        (99, "every", "at every rate from 2 Mbit/s to 20 Mbit/s as measured"),
+        (2000, "none", "at no rate from 2 Mbit/s to 20 Mbit/s as measured"),
+    ],
+)
+def test_what_always_or_never_pays_has_no_break_even_and_says_which(step_ms, pays, words):
     cells = [at_rate(mbit, "none", 100 + 1000 / mbit, 1) for mbit in (2, 20)]
     cells += [at_rate(mbit, "qsgd", step_ms, 1) for mbit in (2, 20)]
     (found,) = found_break_evens(cells)
-    assert found.measured_bits_per_s is None
+    assert (found.measured, found.measured_bits_per_s) == (pays, None)
+    assert words in describe_break_evens([found])[0]
+
+
+def test_gain_and_loss_that_take_turns_have_no_break_even():
+    cells = [at_rate(mbit, "none", 100, 100) for mbit in (2, 4, 8)]
+    cells += [at_rate(m, "qsgd", ms, ms) for m, ms in [(2, 200), (4, 50), (8, 200)]]
+    (found,) = found_break_evens(cells)
+    assert (found.measured, found.measured_bits_per_s) == ("unclear", None)
 
 
 def test_one_rate_or_uneven_links_or_no_dense_cells_give_no_break_even():
