@@ -283,8 +283,8 @@ class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
         num_workers: n.
         cluster: the emulated cluster without its rate.
         rates_bits_per_s: lowest and highest rate at which both it and dense messages ran.
-        measured: at which of the rates it gains: `below` one, `every`, `none`, `unclear` (they take
-            turns); null: step times are missing.
+        measured: at which of the rates it gains: `below` one, `every`, `none`, `unclear` (above
+            one, or gain and loss take turns); null: step times are missing.
         measured_bits_per_s: below which; null elsewhere.
         predicted: as `measured`.
         predicted_bits_per_s: the same from the cells' predicted step times.

@@ -15,6 +15,8 @@ from testbed.records.text import rate_text
 from testbed.reporting.work import sharing_of, undilated
 
 BACKWARD = 2 / 3  # share of compute that is the backward pass, as FLOPs have it
+# Rates at which something pays, as words; those of `below` are the rate's own.
+PAYS_TEXTS = {"every": "every rate", "none": "no rate", "unclear": "some rates"}
 
 # What does not make other work of it.
 _FREE = ("scheduler", "compressor", "predict", "trace", "link", "plan", "repeat", "learning_rate")
@@ -265,8 +267,7 @@ def pays_text(pays: Pays | None, bits_per_s: float | None, rates: tuple[float, f
     if bits_per_s is not None:
         return f"below {rate_text(bits_per_s)}"
     between = "from {} to {}".format(*map(rate_text, rates))
-    words = {"every": "at every rate", "none": "at no rate", "unclear": "at some of the rates"}
-    return f"{words.get(pays or '', 'at unknown rates')} {between}"
+    return f"at {PAYS_TEXTS.get(pays or '', 'unknown rates')} {between}"
 
 
 def _break_even(

@@ -12,6 +12,7 @@ from testbed.records.answer import Answer, Beside
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.answer_text import WIDTH, faster_text
+from testbed.reporting.compression import PAYS_TEXTS
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
@@ -121,8 +122,7 @@ def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
     def rate(pays: Pays | None, bits_per_s: float | None) -> str:
         if bits_per_s is not None:
             return f"< {rate_text(bits_per_s)}"
-        words = {"every": "every rate", "none": "no rate", "unclear": "some rates"}
-        return words.get(pays or "", "")
+        return PAYS_TEXTS.get(pays or "", "")
 
     def error(each: CompressorBreakEven) -> str:
         if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
