@@ -188,7 +188,8 @@ def test_a_folder_of_sweeps_is_read_as_all_of_them():
     runs = ROOT / "runs"
     assert sweeps_in([runs / "laysa"]) == [runs / "laysa" / "resnet50" / "batch-8"]
     tables = sorted(path.parent for path in (runs / "tables").glob("*/sweep.json"))
-    assert len(tables) > 2 and sweeps_in([runs / "tables", tables[0]]) == tables
+    assert len(tables) > 2
+    assert sweeps_in([runs / "tables", tables[0]]) == tables
     assert sweeps_in([runs / "aa" / "bank" / "cells"]) == [runs / "aa" / "bank" / "cells"]
     assert sweeps_in([runs / "links"]) == [runs / "links"]
 
