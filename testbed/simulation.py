@@ -182,7 +182,12 @@ MAX_WORKERS = 64  # every rank's turn is taken in this process
 
 
 def with_codecs(
-    wanted: Wanted, compressor: str | None, codecs: Path | None, out: Path | None, speed: float
+    wanted: Wanted,
+    compressor: str | None,
+    codecs: Path | None,
+    out: Path | None,
+    speed: float,
+    device: str = "cpu",
 ) -> Wanted:
     """The inputs with each compressor's cost, read or measured for each link's workers.
 
@@ -192,6 +197,7 @@ def with_codecs(
         codecs: file of costs measured before.
         out: where to save the costs.
         speed: how many times as fast as measured compressing is to be taken.
+        device: where compressors are measured, `cpu` or `cuda[:index]`.
 
     Raises:
         UsageError: a compressor that does not exist or is not in the file; more workers than can
@@ -207,7 +213,7 @@ def with_codecs(
     known = () if codecs is None else load_codecs(codecs)
     if codecs is None:
         specs = split_specs(compressor or "")
-        costs, note = _measured(wanted, specs, counts)
+        costs, note = _measured(wanted, specs, counts, device)
     else:
         specs = split_specs(compressor) if compressor else tuple(c.compressor for c in known)
         costs, note = _chosen(known, tuple(dict.fromkeys(specs)), counts, codecs), f"from {codecs}"
@@ -221,7 +227,7 @@ def with_codecs(
 
 
 def _measured(
-    wanted: Wanted, specs: tuple[str, ...], counts: tuple[int, ...]
+    wanted: Wanted, specs: tuple[str, ...], counts: tuple[int, ...], device: str
 ) -> tuple[tuple[CodecCost, ...], str]:
     import torch
 
@@ -235,8 +241,14 @@ def _measured(
             f"them all here, at most {MAX_WORKERS}, not {max(counts)}; lower --workers"
         )
     merges = isinstance(wanted.algorithm, Server)
-    costs = tuple(measure_codec(spec, count, merges=merges) for spec in specs for count in counts)
-    return costs, f"measured on this machine with {torch.get_num_threads()} threads"
+    costs = tuple(
+        measure_codec(spec, count, merges=merges, device=device)
+        for spec in specs
+        for count in counts
+    )
+    on_gpu = device.startswith("cuda")
+    what = torch.cuda.get_device_name(device) if on_gpu else f"{torch.get_num_threads()} threads"
+    return costs, f"measured on this machine with {what}"
 
 
 def _chosen(

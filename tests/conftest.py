@@ -73,6 +73,13 @@ def _libraries_are_warm() -> None:
             right.connect("inproc://warm")
             left.send(bytes(1 << 20), copy=False)
             right.recv()
+    if torch.cuda.is_available():
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        torch.nn.functional.conv2d(
+            (weight @ weight).view(1, 1, 64, 64), weight[None, None]
+        ).backward()
+        weight.cpu().pin_memory()
+        torch.cuda.synchronize()
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ import torch
 from testbed.backends.channels import ThreadedBackend
 from testbed.backends.protocol import Backend, Group, Work
 from testbed.backends.queue import PendingWork
-from testbed.base.types import Capabilities, Op, Request, Result, Traffic
+from testbed.base.types import Capabilities, Event, Op, Request, Result, Traffic
 
 # A start-up for each exchange, as models of a start-up and a time per byte have it: what
 # `latency_by=injected` asks for. A network's latency is its packets' (`cluster.relay`, netem).
@@ -158,6 +158,7 @@ class _Departure:
     work: StagedWork
     hosts: tuple[torch.Tensor, ...]
     tokens: tuple[object, ...]
+    lands: bool  # its result goes to the device
 
 
 class StagedWork(PendingWork):
@@ -170,6 +171,13 @@ class StagedWork(PendingWork):
         super().__init__(request, deadline_s)
         self._copier = copier
         self.landing: object | None = None
+        self.inner: Work | None = None
+
+    @property
+    def event(self) -> Event:
+        """See `PendingWork.event`; it starts when the inner backend moves its bytes."""
+        own = super().event
+        return own if self.inner is None else replace(own, started_s=self.inner.event.started_s)
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """See `Work.wait`."""
@@ -196,17 +204,21 @@ class StagedBackend:
         self._thread.start()
 
     def submit(self, request: Request) -> Work:
-        """See `Backend.submit`."""
+        """See `Backend.submit`; tensors of the host wait for their turn behind those of the device.
+
+        What overtook them here and not on another rank would be exchanged with something else.
+        """
         given = _given(request)
-        if not any(tensor.device.type == self._device_type for tensor in given):
-            return self._inner.submit(request)
         work = StagedWork(request, self._deadline_s, self._copier)
+        if not any(tensor.device.type == self._device_type for tensor in given):
+            self._departures.put(_Departure(work, given, (), lands=False))
+            return work
         hosts = tuple(self._buffer(request, tensor) for tensor in given)
         # A spread continues with the host buffer in which the fold left its shard.
         folded = request.op is Op.SPREAD
         pairs = () if folded else zip(given, hosts, strict=True)
         tokens = tuple(self._copier.down(tensor, host) for tensor, host in pairs)
-        self._departures.put(_Departure(work, hosts, tokens))
+        self._departures.put(_Departure(work, hosts, tokens, lands=True))
         return work
 
     def traffic(self) -> Traffic:
@@ -235,18 +247,20 @@ class StagedBackend:
                 for token in departure.tokens:
                     self._copier.settle(token)
                 work.start()
-                inner = self._inner.submit(_with(work.request, hosts))
+                inner = work.inner = self._inner.submit(_with(work.request, hosts))
             except Exception as error:  # raised by `wait` of this request
                 work.fail(error)
                 continue
-            inner.when_done(partial(self._land, inner, work, hosts))
+            inner.when_done(partial(self._land, inner, departure))
 
-    def _land(self, inner: Work, work: StagedWork, hosts: tuple[torch.Tensor, ...]) -> None:
-        request = work.request
-        tensor = request.tensor
+    def _land(self, inner: Work, departure: _Departure) -> None:
+        work, hosts = departure.work, departure.hosts
+        request, tensor = work.request, work.request.tensor
         try:
             result = inner.wait(0)
-            if request.op in OF_ANY_SIZE:
+            if not departure.lands:
+                tensor = result.tensor
+            elif request.op in OF_ANY_SIZE:
                 device = _given(request)[0].device
                 parts = tuple(part.to(device) for part in result.parts)
                 if request.op is Op.MERGE and result.tensor is not None:

@@ -196,7 +196,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
         Precision, Setting("of the forward and backward pass; bf16, fp16: mixed", listed=True)
     ] = "float32"
     seed: Annotated[int, Setting("of weights, sample order and dropout", listed=True)] = 1
-    device: Annotated[str, Setting("cpu or cuda")] = "cpu"
+    device: Annotated[str, Setting("cpu or cuda", listed=True)] = "cpu"
     threads: Annotated[
         int | None, Setting("torch threads per rank", unset="cores / ranks", above=0, listed=True)
     ] = None

@@ -14,6 +14,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
+from testbed.commands.checks import check_device
 from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
@@ -130,6 +131,9 @@ def simulate(
         float,
         typer.Option(help="how much faster than this machine's core the cluster compresses"),
     ] = 1.0,
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda: where compressors are measured")
+    ] = "cpu",
     plot: Annotated[
         Path | None,
         typer.Option(help="draw the curves over workers, or the memory over a step: .html or .svg"),
@@ -223,7 +227,8 @@ def simulate(
         factors=factors,
         overlap_slowdown=overlap_slowdown,
     )
-    wanted = with_codecs(wanted, compressor, codecs, codecs_out, codec_speed)
+    check_device(device)
+    wanted = with_codecs(wanted, compressor, codecs, codecs_out, codec_speed, device)
     simulation, outcomes = at_workers(wanted)
     if plan_out is not None:
         _save_plans(plan_out, simulation, outcomes)

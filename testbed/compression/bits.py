@@ -54,7 +54,8 @@ def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
     groups = padded.view(num_groups, 8)
     if by_words:
         words = (groups << _shifts(width, codes.device)).sum(1)  # disjoint bits: a sum is an or
-        return _bytes_of(words)[:, :width].reshape(-1)[:size]
+        # Of one byte a word the result would be a view with gaps.
+        return _bytes_of(words)[:, :width].reshape(-1)[:size].contiguous()
     out = torch.zeros(num_groups, width, dtype=torch.uint8, device=codes.device)
     for code in range(8):
         for byte, shift in _places(code, width):

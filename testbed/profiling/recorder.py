@@ -145,9 +145,10 @@ def record_trace(
     over. A few steps in between run without hooks; their totals stand in `Trace.extra` beside
     those with hooks and show what the hooks cost.
 
-    `Trace.extra` holds `recorded` (how, totals, what ran before the first layer, as loss and after
-    the last gradient; all three are part of the tensors' times), `activation_bytes` (output bytes
-    of each leaf module in one step) and `dag` (where the consumers come from).
+    `Trace.extra` holds `origin` (`measured`), `recorded` (how, totals, what ran before the first
+    layer, as loss and after the last gradient; all three are part of the tensors' times),
+    `activation_bytes` (output bytes of each leaf module in one step) and `dag` (where the consumers
+    come from).
 
     Args:
         model: in the mode in which it trains, without hooks that communicate.
@@ -178,12 +179,13 @@ def record_trace(
         dag = _find_dag(model, survey) if find_dag else Dag(None, "chain", "not looked for")
     return Trace(
         name=name,
-        device=device,
+        device=torch.cuda.get_device_name(place) if place.type == "cuda" else device,
         batch_size=batch_size,
         tensors=_tensors(survey, timed),
         consumers=dag.consumers,
         extra={
-            "recorded": _facts(timed, plain, warmup),
+            "origin": "measured",
+            "recorded": {**_facts(timed, plain, warmup), **_gpu_facts(place)},
             "activation_bytes": survey.activation_bytes,
             "dag": {"source": dag.source, "reason": dag.reason},
         },
@@ -306,6 +308,18 @@ def _find_dag(model: torch.nn.Module, survey: Survey) -> Dag:
         return Dag(None, "chain", "the loss never calls the model as a whole")
     arguments, keywords = survey.arguments
     return consumers_of(model, arguments, keywords, survey.names)
+
+
+def _gpu_facts(device: torch.device) -> dict[str, Any]:
+    """What decides how fast a GPU computes in float32, and with which libraries it did."""
+    if device.type != "cuda":
+        return {}
+    return {
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "tf32_convolutions": torch.backends.cudnn.allow_tf32,
+        "tf32_products": torch.backends.cuda.matmul.allow_tf32,
+    }
 
 
 def _facts(timed: list[_Halves], plain: list[_Halves], warmup: int) -> dict[str, Any]:

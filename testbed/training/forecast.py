@@ -206,6 +206,7 @@ def jointly(
     num_workers: int,
     budget_bytes: int | None,
     pricing: Pricing | None,
+    costs: Costs | None = None,
 ) -> tuple[Forecast, Plan | None]:
     """The forecast, and a schedule that is planned for it where there are times to plan from.
 
@@ -217,6 +218,7 @@ def jointly(
         num_workers: that exchange.
         budget_bytes: that a plan is to fit.
         pricing: plans and predicts the exchange; None: only the step's extra time counts.
+        costs: of moving.
 
     Raises:
         UsageError: see `forecast`.
@@ -224,7 +226,7 @@ def jointly(
 
     def alone(cost: IterationCost | None) -> Forecast:
         return forecast(
-            *(lifetimes, strategy, exchanged, compression, num_workers, budget_bytes),
+            *(lifetimes, strategy, exchanged, compression, num_workers, budget_bytes, costs),
             iteration_s=cost,
         )
 

@@ -15,7 +15,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
 from testbed.memory.planning.plan import MemoryPlan
-from testbed.memory.recording.calibrate import give_back_pages
+from testbed.memory.recording.calibrate import give_back_pages, moving_costs
 from testbed.memory.recording.tracker import (
     ResidentPeak,
     Tracker,
@@ -140,10 +140,11 @@ def foresee(
         def least() -> Forecast:
             other = dataclasses.replace(replica, strategy=least_strategy(compression))
             given = Exchanged.of(other, run.plan, workers, compression is not None)
-            return forecast(lifetimes, other.strategy, given, compression, workers)
+            return forecast(lifetimes, other.strategy, given, compression, workers, costs=costs)
 
         try:
             lifetimes = record_step(replica, batch_size, calibrated=True)
+            costs = moving_costs(replica.device)
             found, schedule = jointly(
                 lifetimes,
                 replica.strategy,
@@ -152,6 +153,7 @@ def foresee(
                 workers,
                 budget_bytes,
                 run.pricing,
+                costs,
             )
             refuse_excess(found, budget_bytes, least)
             mine = msgspec.json.encode((found.plan, schedule))

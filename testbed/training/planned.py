@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import UsageError
 from testbed.control.protocol import Control
-from testbed.memory.planning.lifetimes import Costs
 from testbed.memory.planning.plan import MemoryPlan
+from testbed.memory.recording.calibrate import moving_costs
 from testbed.memory.recording.record import record
 from testbed.memory.recording.storages import tensors_in
 from testbed.memory.running.engine import ActivationEngine
@@ -201,7 +201,10 @@ class PlannedModel:
         finally:
             self._is_planning = False
         release = self._strategy.release
-        costs = Costs(in_flight=None if release is None else release.in_flight)
+        costs = msgspec.structs.replace(
+            moving_costs(next(self._model.parameters()).device),
+            in_flight=None if release is None else release.in_flight,
+        )
         held_bytes = sum(tensor.nbytes for tensor in self._session.held_tensors())
         return chosen(self._strategy, lifetimes, Limits(None, costs, held_bytes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from testbed.backends.torch_groups.nccl import nccl_version
 from testbed.base.axes import BACKENDS, BackendFacts
 from testbed.base.errors import Unavailable
 from tests.harness.rank_agent import Setup
@@ -85,9 +87,15 @@ def _registered(name: str) -> Member:
     except Unavailable as error:
         return replace(member, quick=(1,), slow=(), reason=str(error))
     if "cpu" not in facts.device_types:
-        few = tuple(n for n in member.quick if n <= torch.cuda.device_count())
+        few = tuple(n for n in member.quick if n <= most_nccl_ranks())
         return replace(member, quick=few, slow=(), device="cuda")
     return replace(member, quick=(1, 2, 3, 4), slow=()) if facts.in_process else member
+
+
+def most_nccl_ranks() -> int:
+    """As many as there are GPUs; two on one, where NCCL was told to allow that."""
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and nccl_version() >= (2, 30)
+    return max(2 if shared else 0, torch.cuda.device_count())
 
 
 def _variant(member: Member) -> Member:

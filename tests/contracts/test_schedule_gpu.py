@@ -12,7 +12,7 @@ from testbed.base.trace import Trace, TraceTensor
 from testbed.scheduling.protocol import make_plan
 from tests.contracts.schedules import SPECS, TRAININGS, plan_of, setup_of
 from tests.contracts.session_models import reference
-from tests.contracts.specs import SCHEDULED, job_of
+from tests.contracts.specs import SCHEDULED, job_of, most_nccl_ranks
 from tests.harness.rank_pool import Job, PoolKeeper
 
 CASES = "tests.contracts.schedule_cases"
@@ -29,7 +29,7 @@ pytestmark = [
 def gpu_jobs() -> list[Any]:
     """Two ranks of every default backend whose ranks are processes; they may share a GPU."""
     able = [m for m in SCHEDULED if not m.reason and not m.facts.in_process]
-    enough = [m for m in able if "cpu" in m.facts.device_types or torch.cuda.device_count() > 1]
+    enough = [m for m in able if "cpu" in m.facts.device_types or most_nccl_ranks() > 1]
     jobs = [job_of(m, 2) for m in enough]
     return [
         pytest.param(Job(j.backend, j.num_ranks, j.setup, "cuda"), id=f"{j.backend}-cuda")

@@ -42,7 +42,9 @@ def test_selection_is_that_of_the_cpu(num_elements):
 def test_packed_bits_are_those_of_the_cpu(width):
     codes = torch.randint(1 << width, (1001,))
     packed = pack_codes(codes, width)
-    assert torch.equal(pack_codes(codes.cuda(), width).cpu(), packed)
+    there = pack_codes(codes.cuda(), width)
+    assert there.is_contiguous()
+    assert torch.equal(there.cpu(), packed)
     assert torch.equal(
         unpack_codes(packed.cuda(), 1001, width).cpu(), unpack_codes(packed, 1001, width)
     )

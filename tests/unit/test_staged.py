@@ -48,6 +48,24 @@ class RecordingCopier:
         self.steps.append(f"follow {token}")
 
 
+class OfNoValues:
+    """A device whose tensors have no values: nothing is copied, all else is as with the copier."""
+
+    def __init__(self, copier: RecordingCopier) -> None:
+        self._copier = copier
+        self.settle, self.follow = copier.settle, copier.follow
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        self._copier.steps.append("buffer")
+        return torch.zeros(like.shape, dtype=like.dtype)
+
+    def down(self, tensor: torch.Tensor, host: torch.Tensor) -> object:
+        return "down"
+
+    def up(self, host: torch.Tensor, tensor: torch.Tensor) -> object:
+        return "up"
+
+
 def make(copier: RecordingCopier) -> StagedBackend:
     group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
     inner = LOOPBACK.build(group, LOOPBACK.options())
@@ -64,6 +82,28 @@ def test_submitting_does_not_wait_for_the_copy() -> None:
     result = work.wait()
     assert result.tensor is tensor
     assert copier.steps == ["buffer", "up", "follow up"]
+    backend.close()
+
+
+def test_a_tensor_of_the_host_does_not_overtake_those_of_the_device() -> None:
+    """Ranks whose copies take differently long would exchange different tensors."""
+    copier = RecordingCopier()
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
+    inner = LOOPBACK.build(group, LOOPBACK.options())
+    backend = StagedBackend(inner, OfNoValues(copier), "meta", WAIT_S)
+    first = backend.submit(Request(Op.ALL_REDUCE, torch.empty(4, device="meta"), key="w"))
+    votes = torch.ones(3, dtype=torch.int32)
+    second = backend.submit(Request(Op.ALL_REDUCE, votes, key="votes"))
+    third = backend.submit(Request(Op.BARRIER))
+    assert not any(work.done() for work in (first, second, third))
+    copier.may_arrive.set()
+    assert second.wait().tensor is votes
+    third.wait()
+    starts_s = [work.event.started_s for work in (first, second, third)]
+    assert first.done()
+    assert starts_s == sorted(starts_s)
+    assert first.event.submitted_s <= starts_s[0] <= first.event.ended_s
+    assert copier.steps == ["buffer"]
     backend.close()
 
 

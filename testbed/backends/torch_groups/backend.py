@@ -146,7 +146,7 @@ class TorchBackend(ThreadedBackend):
             _make_stream(self._device) if device_type == "cuda" else None
             for _ in range(group.num_channels)
         ]
-        self._made: dict[int, torch.cuda.Event] = {}
+        self._made: dict[int, tuple[torch.cuda.Event, torch.cuda.Stream]] = {}
         for process_group in self._groups:
             self._settle(process_group.barrier(), None)
         capabilities = Capabilities(
@@ -162,9 +162,10 @@ class TorchBackend(ThreadedBackend):
         if any(t.is_cuda for t in (request.tensor, *request.parts) if t is not None):
             # The kernels that make this tensor are only queued: the channel's stream, on another
             # thread, must come after them.
+            theirs = torch.cuda.current_stream(self._device)
             made = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            made.record(torch.cuda.current_stream(self._device))
-            self._made[id(request)] = made
+            made.record(theirs)
+            self._made[id(request)] = made, theirs
         try:
             return super().submit(request)
         except UsageError:
@@ -182,10 +183,15 @@ class TorchBackend(ThreadedBackend):
         if stream is None:
             return self._exchange(request, None)
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            made = self._made.pop(id(request), None)
+            made, theirs = self._made.pop(id(request), (None, None))
             if made is not None:
                 stream.wait_event(made)
-            return self._exchange(request, stream)
+            result = self._exchange(request, stream)
+            stream.synchronize()
+            if theirs is not None:
+                for part in result.parts:  # of this stream's memory, to be read on the caller's
+                    part.record_stream(theirs)
+            return result
 
     def _exchange(self, request: Request, stream: torch.cuda.Stream | None) -> Result:
         group, tensor = self._groups[request.channel], request.tensor
@@ -222,7 +228,6 @@ class TorchBackend(ThreadedBackend):
         mine = torch.empty_like(shards[0])
         self._settle(group.reduce_scatter([mine], [shards]), stream)
         own.copy_(mine[: own.numel()])
-        stream.synchronize()
 
     def _spread(self, group: Any, flat: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         padded, own = self._sharded(flat)
@@ -236,8 +241,6 @@ class TorchBackend(ThreadedBackend):
             self._settle(group._allgather_base(padded, mine.clone()), stream)
         if padded is not flat:
             flat.copy_(padded[: flat.numel()])
-            if stream is not None:
-                stream.synchronize()
 
     def _sharded(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for the tensor in equal shards, as both halves take no others; its own shard.

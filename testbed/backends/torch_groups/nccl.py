@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -33,8 +34,15 @@ def open_nccl(group: Group) -> TorchBackend:
 
 
 def nccl_version() -> tuple[int, ...]:
-    """The version of NCCL that torch was built with."""
-    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    """The version of the NCCL that is loaded; torch tells the one that it was built with."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD)
+    except OSError:  # it is a part of torch's own library
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
+    major, rest = divmod(number.value, 10_000)
+    return major, rest // 100, rest % 100
 
 
 def probe_nccl() -> tuple[str, str] | None:

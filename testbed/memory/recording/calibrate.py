@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from testbed.memory.host import zeros_on_host
+from testbed.memory.planning.lifetimes import Costs
 from testbed.memory.recording.storages import allocated_bytes, tensors_in
 
 SMALL_BYTES: Final = 1 << 16
@@ -76,6 +78,16 @@ class OperatorSpec:
         """Of the tensors that it is given."""
         return sum(leaf.num_bytes for leaf in self._leaves if isinstance(leaf, TensorSpec))
 
+    @property
+    def has_seed(self) -> bool:
+        """Whether it is given a single integer in a tensor, as the seed of a GPU's attention.
+
+        Where that lies is not known of a recording: a kernel reads a seed on the host or on the
+        device, as the pass before has put it, and ends the process if it is not there.
+        """
+        specs = [leaf for leaf in self._leaves if isinstance(leaf, TensorSpec)]
+        return any(not s.shape and not s.dtype.is_floating_point for s in specs)
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of these forms."""
         leaves = [leaf.make() if isinstance(leaf, TensorSpec) else leaf for leaf in self._leaves]
@@ -118,10 +130,11 @@ def calibrate(
         >>> len(found), failed
         (1, ())
     """
-    distinct = {call.key: call for call in calls if call.num_bytes >= SMALL_BYTES}
+    large = {call.key: call for call in calls if call.num_bytes >= SMALL_BYTES}
+    distinct = {key: call for key, call in large.items() if not call.has_seed}
     random_state = torch.get_rng_state()
     found: dict[tuple[str, str], Measured] = {}
-    failed: dict[str, None] = {}
+    failed: dict[str, None] = {str(call.func): None for call in large.values() if call.has_seed}
     try:
         with torch.no_grad():
             for key, call in distinct.items():
@@ -162,6 +175,42 @@ def _measure(call: OperatorSpec) -> Measured | None:
             raise
         return None  # it depends on values: it keeps its estimate
     return Measured(min(times), max(0, held_bytes - made_bytes))
+
+
+MOVED_BYTES: Final = 64 << 20  # of a copy whose time tells the rate
+
+
+def moving_costs(device: torch.device) -> Costs:
+    """What moving between a device and the host takes here: measured on a GPU.
+
+        rate = bytes / max(time to the host, time back)
+
+    A GPU's copies through pinned memory are made by an engine of its own, so that computing loses
+    nothing to them. What a CPU's take is not measured.
+
+    Example:
+        >>> moving_costs(torch.device("cpu")) == Costs()
+        True
+    """
+    if device.type != "cuda":
+        return Costs()
+    here = torch.zeros(MOVED_BYTES, dtype=torch.uint8, device=device)
+    there = zeros_on_host(MOVED_BYTES, torch.uint8, device)
+    slowest_s = max(_copy_s(here, there), _copy_s(there, here))
+    return Costs(host_bytes_per_s=MOVED_BYTES / slowest_s, copy_share=0.0)
+
+
+def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
+    """Seconds of one copy on the device; the least of a few."""
+    found = []
+    for _ in range(4):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        found.append(float(begin.elapsed_time(end)) * 1e-3)
+    return min(found)
 
 
 # What is held at most from now on: of the device's allocator, or of the process.
