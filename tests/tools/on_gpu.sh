@@ -19,14 +19,14 @@ shared=(env NCCL_MULTI_RANK_GPU_ENABLE=1)
 limited() {
   local name=$1 limit_s=$2 began_s=$SECONDS
   shift 2
-  timeout -k 5 "$limit_s" "$@" >"$out/$name.log" 2>&1
+  timeout -s INT -k 15 "$limit_s" "$@" >"$out/$name.log" 2>&1
   echo "$name: rc $? after $((SECONDS - began_s)) s: $(tail -n 1 "$out/$name.log" | cut -c1-150)"
 }
 
 checked() {
   local name=$1
   shift
-  limited "tests-$name" "${TESTS_S:-150}" "$@" python3 -m pytest -q -p no:cacheprovider --durations 5
+  limited "tests-$name" "${TESTS_S:-150}" "$@" python3 -m pytest -q -p no:cacheprovider --durations 5 --timeout 60
 }
 
 tests() {

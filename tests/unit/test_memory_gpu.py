@@ -7,6 +7,7 @@ import torch
 
 from testbed.memory.planning.lifetimes import Costs
 from testbed.memory.planning.simulator import simulate
+from testbed.memory.recording.calibrate import asked_bytes
 from testbed.memory.recording.record import record
 from testbed.memory.running.engine import ActivationEngine
 from testbed.memory.strategy import Limits
@@ -55,12 +56,13 @@ def test_a_step_is_the_same_in_the_bytes_that_were_predicted(workload: str, memo
     model.zero_grad(set_to_none=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    beside_bytes = torch.cuda.memory_allocated() - step.weight_bytes - step.sample_bytes
+    device = torch.device("cuda")
+    beside_bytes = asked_bytes(device)[0] - step.weight_bytes - step.sample_bytes
     with engine.forward():
         value = loss(model, batch)
     value.backward()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
-    measured = torch.cuda.max_memory_allocated() - beside_bytes
+    measured = asked_bytes(device)[1] - beside_bytes
     predicted = simulate(step, plan.actions, Costs(with_workspace=True)).peak_bytes
     engine.close()
     assert predicted == pytest.approx(measured, rel=0.02)

@@ -118,6 +118,10 @@ def _pieces(shard: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return shard.chunk(max(1, min(NUM_PIECES, wanted)))
 
 
+def _nothing(group: Any) -> None:
+    """A group that ends when nobody holds it."""
+
+
 class TorchBackend(ThreadedBackend):
     """See `Backend`.
 
@@ -126,6 +130,7 @@ class TorchBackend(ThreadedBackend):
         name: `gloo` or `nccl`.
         device_type: where its tensors live.
         make: makes the process group of one channel.
+        end: lets go of one, when nothing is under way.
     """
 
     def __init__(
@@ -134,7 +139,9 @@ class TorchBackend(ThreadedBackend):
         name: str,
         device_type: str,
         make: Callable[[Group, Any], Any],
+        end: Callable[[Any], None] = _nothing,
     ) -> None:
+        self._end = end
         self._device = torch.device(group.device if device_type == "cuda" else "cpu")
         store = _open_store(group)
         self._store = store
@@ -176,7 +183,8 @@ class TorchBackend(ThreadedBackend):
         """See `Backend.close`."""
         super().close(timeout_s)
         if not any(thread.is_alive() for thread in self._threads):
-            self._groups.clear()
+            while self._groups:
+                self._end(self._groups.pop())
 
     def _perform(self, request: Request) -> Result:
         stream = self._streams[request.channel]

@@ -30,7 +30,7 @@ def open_nccl(group: Group) -> TorchBackend:
         if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
             raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
-    return TorchBackend(group, "nccl", "cuda", _make_nccl)
+    return TorchBackend(group, "nccl", "cuda", _make_nccl, _end_nccl)
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -57,4 +57,11 @@ def probe_nccl() -> tuple[str, str] | None:
 def _make_nccl(group: Group, store: Any) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = LIBRARY_TIMEOUT
-    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)
+    made = dist.ProcessGroupNCCL(store, group.rank, group.size, options)
+    made.bound_device_id = torch.device(group.device)  # else a barrier guesses one
+    return made
+
+
+def _end_nccl(made: Any) -> None:
+    """Local: what was exchanged has arrived, or a rank is lost, for which nobody waits."""
+    made.abort()

@@ -224,14 +224,24 @@ def _meter(device: torch.device) -> Callable[[], int]:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        return lambda: torch.cuda.max_memory_allocated(device) - before
+        before, _ = asked_bytes(device)
+        return lambda: asked_bytes(device)[1] - before
     if not _CLEAR.exists():
         return lambda: 0
     give_back_pages()  # so that what it needs is taken from the system anew
     _CLEAR.write_text("5")
     before = _status("VmRSS")
     return lambda: _status("VmHWM") - before
+
+
+def asked_bytes(device: torch.device) -> tuple[int, int]:
+    """What PyTorch's allocator was asked for on a GPU and holds: now, and at most since a reset.
+
+    What it has handed out (`torch.cuda.memory_allocated`) is more: a free block that is up to a
+    mebibyte larger than what is asked for is handed out whole, which depends on what came before.
+    """
+    found = torch.cuda.memory_stats(device)
+    return found["requested_bytes.all.current"], found["requested_bytes.all.peak"]
 
 
 def give_back_pages() -> None:
