@@ -88,7 +88,8 @@ def _registered(name: str) -> Member:
         return replace(member, quick=(1,), slow=(), reason=str(error))
     if "cpu" not in facts.device_types:
         few = tuple(n for n in member.quick if n <= most_nccl_ranks())
-        return replace(member, quick=few, slow=(), device="cuda")
+        channels = member.max_channels if max(few) <= torch.cuda.device_count() else 1
+        return replace(member, quick=few, slow=(), max_channels=channels, device="cuda")
     return replace(member, quick=(1, 2, 3, 4), slow=()) if facts.in_process else member
 
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import msgspec
 import psutil
 import pytest
+import torch
 
 from testbed.backends.protocol import Group
 from testbed.base.axes import BACKENDS
@@ -106,8 +107,11 @@ class RankPool:
 
         A case that asks a third party's backend for what that does not declare is skipped.
         """
+        setup = setup or self.job.setup
+        if setup.num_channels > 1 and shares_gpu(self.job):
+            pytest.skip("ranks that share a GPU have one channel of NCCL")
         for rank in range(self.job.num_ranks):
-            self.ranks.send(rank, Case(setup or self.job.setup, function, args))
+            self.ranks.send(rank, Case(setup, function, args))
         end_s = time.monotonic() + within_s
         found: list[Answer | None] = []
         for rank in range(self.job.num_ranks):
@@ -186,6 +190,11 @@ class RankPool:
         """End everything that belongs to the pool; it is not used again."""
         self.usable = False
         self.ranks.end()
+
+
+def shares_gpu(job: Job) -> bool:
+    """Whether ranks of NCCL share one."""
+    return job.backend == "nccl" and job.num_ranks > torch.cuda.device_count()
 
 
 def why_skipped(backend: str, found: Sequence[Answer | None]) -> str:

@@ -12,7 +12,8 @@ our own whose pieces and padding are not counted. An all-to-all sends each part 
 Limit of `nccl` on several channels: the order of requests is the same on all ranks within each
 channel only, so ranks may launch operations of different communicators in different orders. NCCL
 asks for one order across communicators: where operations of one need so much of the GPU that those
-of another cannot run beside them, ranks can wait for each other for ever. One channel is safe.
+of another cannot run beside them, ranks can wait for each other for ever. One channel is safe, and
+is all that ranks that share a GPU may have: there it was seen to happen.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _open_nccl(group: Group, options: object) -> Backend:
         options: none.
 
     Raises:
-        UsageError: an option is given; there are none.
+        UsageError: an option is given, there are none; or several channels, and ranks share a GPU.
         Unavailable: torch has no NCCL, no GPU is visible, or ranks share a GPU and NCCL refuses it.
         RankLost, DeadlineExceeded: of a request: a rank was lost, or is late.
 

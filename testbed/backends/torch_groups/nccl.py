@@ -10,7 +10,7 @@ import torch
 
 from testbed.backends.protocol import Group
 from testbed.backends.torch_groups.backend import LIBRARY_TIMEOUT, TorchBackend, dist
-from testbed.base.errors import Unavailable
+from testbed.base.errors import Unavailable, UsageError
 
 
 def open_nccl(group: Group) -> TorchBackend:
@@ -18,19 +18,43 @@ def open_nccl(group: Group) -> TorchBackend:
 
     Raises:
         Unavailable: ranks share a GPU and this NCCL refuses that.
+        UsageError: ranks share a GPU and several channels are asked for.
     """
     per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
     num_gpus = torch.cuda.device_count()
-    version = nccl_version()
     if per_host > num_gpus:
-        words = ".".join(map(str, version))
-        reason = f"{per_host} ranks share {num_gpus} GPU(s) and NCCL {words} refuses that"
-        if version < (2, 30):
-            raise Unavailable("backend", "nccl", reason, "use NCCL 2.30 or later, or fewer ranks")
-        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
-            remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
-            raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
+        allowed = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+        check_shared(f"{per_host} ranks share {num_gpus} GPU(s)", nccl_version(), allowed)
+        if group.num_channels > 1:
+            raise UsageError(
+                f"{per_host} ranks share {num_gpus} GPU(s), and backend 'nccl' was asked for "
+                f"{group.num_channels} channels; expected one, because a GPU computes for one rank "
+                "at a time and operations of two communicators then wait for each other for ever; "
+                "use a scheduler with one channel, or a GPU for each rank"
+            )
     return TorchBackend(group, "nccl", "cuda", _make_nccl, _end_nccl)
+
+
+def check_shared(what: str, version: tuple[int, ...], allowed: bool) -> None:
+    """Refuse ranks on one GPU where NCCL does.
+
+    Args:
+        what: of the ranks, in words.
+        version: of NCCL.
+        allowed: it was told to allow that.
+
+    Raises:
+        Unavailable: says what to do.
+
+    Example:
+        >>> check_shared("2 ranks share 1 GPU(s)", (2, 30, 7), allowed=True)
+    """
+    reason = f"{what} and NCCL {'.'.join(map(str, version))} refuses that"
+    if version < (2, 30):
+        raise Unavailable("backend", "nccl", reason, "use NCCL 2.30 or later, or fewer ranks")
+    if not allowed:
+        remedy = "set NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"
+        raise Unavailable("backend", "nccl", f"{reason} unless it is told to", remedy)
 
 
 def nccl_version() -> tuple[int, ...]:
