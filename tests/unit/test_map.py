@@ -197,10 +197,15 @@ def test_measured_stands_beside_predicted():
     forecast, drawn = foreseen(), cells.draw(7)
     seconds = {c.key: c.held_out_s for c in forecast.cells}
     sweep = cells.sweep_of(drawn)
-    ran = [
-        measured(config, 2 * seconds[cells.cell_key(config)], "2999-01-01T00:00:00+00:00")
+    ran = {
+        cells.cell_key(config): measured(
+            # As a run records them: filled up with what the workload has of its own.
+            msgspec.structs.replace(config, batch_size=32, learning_rate=0.1),
+            2 * seconds[cells.cell_key(config)],
+            "2999-01-01T00:00:00+00:00",
+        )
         for config in sweep.cells
-    ]
+    }
     text = cells.measured_text(forecast, drawn, 7, ran)
     assert "8 setups and a further codec for each, drawn with seed 7" in text
     assert text.count("| -50.0 % |") == 24
@@ -217,7 +222,8 @@ def test_measured_stands_beside_predicted():
 def test_cells_that_ran_before_the_forecast_do_not_count():
     forecast, drawn = foreseen(), cells.draw(7)
     config = cells.sweep_of(drawn).cells[0]
-    text = cells.measured_text(forecast, drawn, 7, [measured(config, 1.0, "1999-01-01T00:00:00Z")])
+    ran = {cells.cell_key(config): measured(config, 1.0, "1999-01-01T00:00:00Z")}
+    text = cells.measured_text(forecast, drawn, 7, ran)
     assert "began before it was written" in text
     assert "foreseen in 0 of 0 setups" in text
 

@@ -212,13 +212,13 @@ def _step_s(
 
 
 def measured_text(
-    forecast: Forecast, drawn: Sequence[Drawn], seed: int, cells: Iterable[Cell]
+    forecast: Forecast, drawn: Sequence[Drawn], seed: int, found: Mapping[str, Cell]
 ) -> str:
-    """The table of the cells that ran after the forecast; what it checks stands below it."""
-    ran = [cell for cell in cells if cell.status == "ok"]
-    held = compare(
-        forecast, [(cell_key(msgspec.structs.replace(c.config, repeat=0)), c) for c in ran]
-    )
+    """The table of the cells that ran after the forecast; what it checks stands below it.
+
+    A cell's key is that of its file: the settings in its record are filled up with the workload's.
+    """
+    held = compare(forecast, [(key, c) for key, c in found.items() if c.status == "ok"])
     measured = {row.name: row.measured_s for row in held.rows}
     predicted = {cell.name: cell.held_out_s for cell in forecast.cells}
     rows = [

@@ -132,7 +132,7 @@ def _measure(folder: Path, options: Options) -> Measured:
             status = carry_out(store, runner)
         if status == INTERRUPTED:
             return Measured({}, status)
-    found = read_cells(folder / CELLS).values()
+    found = read_cells(folder / CELLS)
     text = cells.measured_text(forecast, drawn, options.seed, found)
     return Measured({"map-emulated.md": text}, status)
 
