@@ -173,8 +173,7 @@ def _break_evens(configs: Sequence[RunConfig], cells: Sequence[ForecastCell]) ->
 
 def _place(dense: Mapping[float, float], own: Mapping[float, float]) -> str:
     rates = sorted(dense.keys() & own.keys())
-    pays, byte_s = break_even_between([(8 / rate, dense[rate], own[rate]) for rate in rates])
-    return pays_text(pays, None if byte_s is None else 8 / byte_s, (rates[0], rates[-1]))
+    return pays_text(*break_even_between(dense, own), (rates[0], rates[-1]))
 
 
 def _time(time_s: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -92,30 +92,33 @@ def _bisected(gain: Callable[[float], float], without: float, with_gain: float) 
 
 
 def break_even_between(
-    points: Sequence[tuple[float, float, float]],
+    without_s: Mapping[float, float], with_s: Mapping[float, float]
 ) -> tuple[Pays, float | None]:
-    """At which of some rates something gains 1 % or more, and the time per byte where that begins.
+    """At which of some rates something gains 1 % or more, and below which rate, if below one.
 
-    Both times are taken to be linear in the time per byte between two points.
+    Both times are taken to be linear in the time per byte between two rates.
 
     Args:
-        points: (seconds per byte, seconds without, seconds with it); at least one.
+        without_s: rate in bit/s -> seconds without it; at least one rate is in both.
+        with_s: likewise with it.
 
     Returns:
-        `below` one rate, with its time per byte; else None: at `every` rate, at `none`, or
-        `unclear`: above a rate, or gain and loss take turns.
+        `below` one rate, and that in bit/s; else None: at `every` rate, at `none`, or `unclear`:
+        above a rate, or gain and loss take turns.
 
     Example:
-        >>> break_even_between([(1.0, 1.0, 1.0), (2.0, 1.02, 1.0), (3.0, 3.0, 1.0)])
-        ('below', 1.5)
-        >>> break_even_between([(1.0, 3.0, 1.0), (2.0, 3.0, 1.0)])
+        >>> pays, bits_per_s = break_even_between({8: 1.0, 4: 1.02, 2: 3.0}, {8: 1, 4: 1, 2: 1})
+        >>> pays, round(bits_per_s, 2)
+        ('below', 5.33)
+        >>> break_even_between({8: 3.0, 4: 3.0}, {8: 1.0, 4: 1.0})
         ('every', None)
     """
-    excess = [(byte_s, a - (1 + MIN_GAIN) * b) for byte_s, a, b in sorted(points)]
+    rates = sorted(without_s.keys() & with_s.keys(), reverse=True)
+    excess = [(8 / rate, without_s[rate] - (1 + MIN_GAIN) * with_s[rate]) for rate in rates]
     changes = [(one, two) for one, two in pairwise(excess) if (one[1] < 0) != (two[1] < 0)]
     if not changes:
         return ("none" if excess[-1][1] < 0 else "every"), None
     if len(changes) > 1 or excess[-1][1] < 0:
         return "unclear", None
     (start_s, short), (end_s, over) = changes[0]
-    return "below", start_s + (end_s - start_s) * -short / (over - short)
+    return "below", 8 / (start_s + (end_s - start_s) * -short / (over - short))

@@ -288,6 +288,8 @@ class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
         measured_bits_per_s: below which; null elsewhere.
         predicted: as `measured`.
         predicted_bits_per_s: the same from the cells' predicted step times.
+        foreseen: as `measured`; null: no forecast of all these cells was given.
+        foreseen_bits_per_s: the same from a forecast's held-out step times.
     """
 
     compressor: str
@@ -300,6 +302,8 @@ class CompressorBreakEven(msgspec.Struct, frozen=True, kw_only=True):
     predicted_bits_per_s: float | None
     measured: Pays | None = None
     predicted: Pays | None = None
+    foreseen: Pays | None = None
+    foreseen_bits_per_s: float | None = None
 
 
 class Report(msgspec.Struct, kw_only=True):

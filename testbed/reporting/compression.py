@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from testbed.base.axes import COMPRESSORS, SCHEDULERS
+from testbed.base.config import RunConfig
 from testbed.prediction.break_even import MIN_GAIN, Pays, break_even_between, highest_break_even
 from testbed.records.report import CompressionVerdict, CompressorBreakEven, ReportCell
 from testbed.records.text import rate_text
@@ -193,9 +194,10 @@ def _wire_bytes(cell: ReportCell) -> float:
     return max(cell.wire_bytes_per_step or 0.0, cell.received_bytes_per_step or 0.0)
 
 
-# From which emulated rate down compressors pay: measured, and as predicted cell by cell.
+# From which emulated rate down compressors pay: measured, as predicted cell by cell, as foreseen.
 
 _LINK_KEYS = ("up_bps", "down_bps")
+_Time = Callable[[ReportCell], float | None]
 
 
 @dataclass(frozen=True)
@@ -209,12 +211,18 @@ class _Where:
     work: str
 
 
-def break_evens(cells: Sequence[ReportCell]) -> list[CompressorBreakEven]:
+def break_evens(
+    cells: Sequence[ReportCell], held_out_s: Mapping[RunConfig, float]
+) -> list[CompressorBreakEven]:
     """One for each compressor whose cells, and dense ones, ran at two rates or more.
 
     At each rate the fastest scheduler counts, of dense and of compressed cells alike. A step is
     taken to be linear in the time of a byte between two rates that were measured. Clusters count
     whose links are all alike.
+
+    Args:
+        cells: `Report.cells`.
+        held_out_s: step times of a forecast, see `reporting.forecast.Compared`; empty: none.
     """
     found: dict[_Where, dict[str, dict[float, list[ReportCell]]]] = {}
     for cell in map(undilated, cells):
@@ -224,7 +232,7 @@ def break_evens(cells: Sequence[ReportCell]) -> list[CompressorBreakEven]:
             by_rate = by_compressor.setdefault(cell.config.compressor, {})
             by_rate.setdefault(rate, []).append(cell)
     return [
-        _break_even(where, compressor, by_compressor[COMPRESSORS.default], by_rate)
+        _break_even(where, compressor, by_compressor[COMPRESSORS.default], by_rate, held_out_s)
         for where, by_compressor in found.items()
         if COMPRESSORS.default in by_compressor
         for compressor, by_rate in by_compressor.items()
@@ -243,13 +251,20 @@ def _break_even_line(each: CompressorBreakEven) -> str:
         f"{each.workload}/{each.backend}/{each.num_workers}: {each.compressor} pays "
         f"{pays_text(each.measured, each.measured_bits_per_s, each.rates_bits_per_s)} as measured, "
         f"{pays_text(each.predicted, each.predicted_bits_per_s, each.rates_bits_per_s)} "
-        "as predicted"
+        f"as predicted{_off(each.predicted_bits_per_s, each.measured_bits_per_s)}"
     )
-    if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
+    if each.foreseen is None:
         return words
-    return f"{words}, {each.predicted_bits_per_s / each.measured_bits_per_s - 1:+.1%}".replace(
-        "%", " %"
+    return (
+        f"{words}, {pays_text(each.foreseen, each.foreseen_bits_per_s, each.rates_bits_per_s)} "
+        f"as the forecast has it{_off(each.foreseen_bits_per_s, each.measured_bits_per_s)}"
     )
+
+
+def _off(told: float | None, measured: float | None) -> str:
+    if told is None or measured is None:
+        return ""
+    return f" ({told / measured - 1:+.1%})".replace("%", " %")
 
 
 def pays_text(pays: Pays | None, bits_per_s: float | None, rates: tuple[float, float]) -> str:
@@ -275,19 +290,22 @@ def _break_even(
     compressor: str,
     dense: Mapping[float, list[ReportCell]],
     own: Mapping[float, list[ReportCell]],
+    held_out_s: Mapping[RunConfig, float],
 ) -> CompressorBreakEven:
     rates = sorted(dense.keys() & own.keys())
 
-    def place(name: str) -> tuple[Pays | None, float | None]:
-        points = [(rate, _least(dense[rate], name), _least(own[rate], name)) for rate in rates]
-        known = [(8 / rate, a, b) for rate, a, b in points if a is not None and b is not None]
-        pays, byte_s = break_even_between(known) if known else (None, None)
-        if byte_s is not None:
-            return pays, 8 / byte_s
-        return pays if len(known) == len(points) else None, None
+    def place(time_s: _Time) -> tuple[Pays | None, float | None]:
+        sides = [_least(dense, time_s), _least(own, time_s)]
+        known = sides[0].keys() & sides[1].keys()
+        pays, bits_per_s = break_even_between(*sides) if known else (None, None)
+        return (pays if bits_per_s or len(known) == len(rates) else None), bits_per_s
 
-    measured, measured_bits_per_s = place("step_time_s")
-    predicted, predicted_bits_per_s = place("predicted_step_time_s")
+    def foresee(cell: ReportCell) -> float | None:  # dilated; a factor of all times moves no rate
+        return held_out_s.get(msgspec.structs.replace(cell.config, repeat=0))
+
+    measured, measured_bits_per_s = place(lambda cell: cell.step_time_s)
+    predicted, predicted_bits_per_s = place(lambda cell: cell.predicted_step_time_s)
+    foreseen, foreseen_bits_per_s = place(foresee)
     return CompressorBreakEven(
         compressor=compressor,
         workload=where.workload,
@@ -299,11 +317,15 @@ def _break_even(
         measured_bits_per_s=measured_bits_per_s,
         predicted=predicted,
         predicted_bits_per_s=predicted_bits_per_s,
+        foreseen=foreseen,
+        foreseen_bits_per_s=foreseen_bits_per_s,
     )
 
 
-def _least(cells: Iterable[ReportCell], name: str) -> float | None:
-    return min((time_s for c in cells if (time_s := getattr(c, name)) is not None), default=None)
+def _least(cells: Mapping[float, list[ReportCell]], time_s: _Time) -> dict[float, float]:
+    """Of the cells at each rate the least time that is known."""
+    known = [(rate, t) for rate, of in cells.items() for c in of if (t := time_s(c)) is not None]
+    return {rate: min(t for r, t in known if r == rate) for rate, _ in known}
 
 
 def _where(cell: ReportCell) -> _Where:

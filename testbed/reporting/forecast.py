@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
+from testbed.base.config import RunConfig
 from testbed.noise.steal_time import TOO_MUCH, stolen_of
 from testbed.records.cell import Cell
 from testbed.records.forecast import Forecast, ForecastCell
@@ -36,10 +39,12 @@ class Compared:
     Attributes:
         rows: one for each cell that began after the forecast was written.
         notes: what was checked, and which cells are left out for which reason.
+        held_out_s: the foreseen step of each of these cells, by the settings in its record.
     """
 
     rows: tuple[ForecastRow, ...]
     notes: tuple[str, ...]
+    held_out_s: Mapping[RunConfig, float] = field(default_factory=dict)
 
 
 def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
@@ -69,6 +74,12 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
         elif cell.step_time_s:
             groups.setdefault(key, []).append(cell)
     rows = [row for key, cells in groups.items() if (row := _row(foreseen[key], cells))]
+    held_out_s = {
+        msgspec.structs.replace(cell.config, repeat=0): time_s
+        for key, cells in groups.items()
+        for cell in cells
+        if (time_s := foreseen[key].held_out_s) is not None
+    }
     notes = [
         f"forecast {forecast.digest} of {forecast.name}, written {forecast.written}: unchanged "
         f"since, and older than each of the {len(rows)} cells that it is held against"
@@ -98,7 +109,7 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
     notes += [f"not foreseen: {cell.name}: {cell.why_not}" for cell in silent]
     lacking = sum(cell.held_out_s is not None for cell in forecast.cells) - len(rows)
     notes += [f"{lacking} foreseen cells have not run after it"] if lacking > 0 else []
-    return Compared(tuple(rows), tuple(notes))
+    return Compared(tuple(rows), tuple(notes), held_out_s)
 
 
 def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:

@@ -55,7 +55,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     ]
     errors = prediction_errors(cells)
     verdicts = compression_verdicts(cells)
-    evens = break_evens(cells)
+    evens = break_evens(cells, {} if compared is None else compared.held_out_s)
     runs = [found.cell for found in collected.cells]
     rows = () if compared is None else compared.rows
     forecast = scores(rows)

@@ -124,10 +124,18 @@ def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
             return f"< {rate_text(bits_per_s)}"
         return PAYS_TEXTS.get(pays or "", "")
 
+    forecast = any(each.foreseen is not None for each in found)
+
+    def expected(each: CompressorBreakEven) -> tuple[Pays | None, float | None]:
+        if forecast:
+            return each.foreseen, each.foreseen_bits_per_s
+        return each.predicted, each.predicted_bits_per_s
+
     def error(each: CompressorBreakEven) -> str:
-        if each.measured_bits_per_s is None or each.predicted_bits_per_s is None:
+        _, bits_per_s = expected(each)
+        if each.measured_bits_per_s is None or bits_per_s is None:
             return ""
-        return rounded(100 * (each.predicted_bits_per_s / each.measured_bits_per_s - 1))
+        return rounded(100 * (bits_per_s / each.measured_bits_per_s - 1))
 
     columns = [
         Column("workload", lambda each: short_text(each.workload), numeric=False),
@@ -137,7 +145,7 @@ def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:
         Column("rates from", lambda each: rate_text(each.rates_bits_per_s[0])),
         Column("to", lambda each: rate_text(each.rates_bits_per_s[1])),
         Column("pays", lambda each: rate(each.measured, each.measured_bits_per_s)),
-        Column("predicted", lambda each: rate(each.predicted, each.predicted_bits_per_s)),
+        Column("forecast" if forecast else "predicted", lambda each: rate(*expected(each))),
         Column("error %", error),
     ]
     return [table_of("Compressors, where they pay", columns, found)] if found else []

@@ -198,11 +198,14 @@ def ratio_of(
 ) -> Ratio | None:
     """The ratio of two cells' times and its interval, from runs that were paired by their round.
 
-        d_i = ln(m_i / m'_i),   exp(mean d -+ t(n - 1) s_d / sqrt(n))        over n common rounds
+        d_i = ln(m_i / m'_i),   exp(mean d -+ t(n - 1) s_d / sqrt(n))              over n rounds
 
-    With fewer than two common rounds the runs count as independent and Welch's interval is taken:
+    Where they did not run in the same rounds, two or more, the runs count as independent and
+    Welch's interval is taken:
 
         exp(mean x - mean x' -+ t(df) sqrt(s^2 / n + s'^2 / n')),   df by Satterthwaite
+
+    Either way the ratio is that of the two cells' times, each over all its runs.
 
     Args:
         runs: number of the round -> median step of the first cell's run in it, above 0.
@@ -226,12 +229,8 @@ def ratio_of(
     """
     if not runs or not others:
         return None
-    common = sorted(runs.keys() & others.keys())
-    paired = len(common) > 1
-    order = (common, common) if paired else (runs, others)
-    sides = (
-        _logs([side[i] for i in keys]) for side, keys in zip((runs, others), order, strict=True)
-    )
+    paired = runs.keys() == others.keys() and len(runs) > 1
+    sides = (_logs([side[i] for i in sorted(side)]) for side in (runs, others))
     found = difference_of(*sides, paired=paired)
     ends = found.interval(confidence)
     low, high = (None, None) if ends is None else map(math.exp, ends)

@@ -14,6 +14,7 @@ from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult, StepSamples
 from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.compression import Bulk, describe_break_evens
+from testbed.reporting.forecast import Compared
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text
@@ -177,18 +178,25 @@ def at_rate(mbit, compressor, step_ms, predicted_ms, **changes):
     link = {"node": 1, "up_bps": mbit * 1e6, "down_bps": mbit * 1e6}
     cluster = {"spec": f"nodes=2,rate={mbit}mbit", "links": [link, link], **changes}
     stages_ms = None if compressor == "none" else (1.0, 1.0, 1.0)
-    return cell(
+    found = cell(
         compressor,
         step_ms,
         stages_ms=stages_ms,
         cluster=cluster,
         predicted_step_time_s=predicted_ms * 1e-3,
     )
+    found.config = msgspec.structs.replace(found.config, cluster=cluster["spec"])
+    return found
 
 
-def found_break_evens(cells):
+def found_break_evens(cells, held_out_s=None):
+    compared = None if held_out_s is None else Compared((), (), held_out_s)
+    return reported(cells, compared).break_evens
+
+
+def reported(cells, compared=None):
     apart = tuple(Found("folder", str(number), each) for number, each in enumerate(cells))
-    return make_report(Collected(apart, ())).break_evens
+    return make_report(Collected(apart, ()), compared)
 
 
 def test_break_evens_are_found_between_rates_as_measured_and_as_predicted():
@@ -204,6 +212,28 @@ def test_break_evens_are_found_between_rates_as_measured_and_as_predicted():
     assert found.predicted_bits_per_s == pytest.approx(1e9 / 53.52)
     assert found.rates_bits_per_s == (2e6, 20e6)
     assert found.cluster == "nodes=2"
+
+
+def test_break_evens_of_a_forecast_stand_beside_the_measured_ones():
+    # Dense 100 + x ms, x = 1 ms / (Gbit/s); measured 202 (x = 104.02), by the forecast 152 (53.52),
+    # all of its times ten times as long, as those of a cluster of dilation 10 are.
+    rates = [2, 4, 8, 20]
+    cells = [at_rate(mbit, "none", 100 + 1000 / mbit, 1) for mbit in rates]
+    cells += [at_rate(mbit, "qsgd", 202, 9) for mbit in rates]
+    foreseen = [*((100 + 1000 / mbit) / 100 for mbit in rates), *([1.52] * 4)]
+    held_out_s = dict(zip((each.config for each in cells), foreseen, strict=True))
+    (found,) = found_break_evens(cells, held_out_s)
+    assert found.foreseen == "below"
+    assert found.foreseen_bits_per_s == pytest.approx(1e9 / 53.52)
+    (line,) = describe_break_evens([found])
+    assert line.endswith("below 18.7 Mbit/s as the forecast has it (+94.4 %)")
+    texts = [to_text(reported(cells, Compared((), (), h))) for h in (held_out_s, {})]
+    heads = [next(h.split() for h in t.splitlines() if " pays " in h) for t in texts]
+    assert ("forecast" in heads[0], "predicted" in heads[0]) == (True, False)
+    assert ("forecast" in heads[1], "predicted" in heads[1]) == (False, True)
+    held_out_s.pop(cells[-1].config)
+    (found,) = found_break_evens(cells, held_out_s)
+    assert (found.foreseen, found.foreseen_bits_per_s) == (None, None)
 
 
 @pytest.mark.parametrize(

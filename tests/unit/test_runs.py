@@ -174,6 +174,14 @@ def test_a_paired_ratio_sees_through_rounds_that_differ():
     assert apart.high > 0.95
 
 
+def test_cells_of_unequal_rounds_are_not_paired_and_their_ratio_is_that_of_their_times():
+    few, many = {0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.6}
+    found = ratio_of(few, many)
+    own = estimate(list(few.values())).time, estimate(list(many.values())).time
+    assert found.num_pairs == 0
+    assert found.ratio == pytest.approx(own[0] / own[1])
+
+
 def test_a_ratio_of_single_runs_has_no_interval_and_of_none_is_none():
     assert ratio_of({0: 2.0}, {0: 4.0}) == Ratio(0.5, None, None, 0)
     assert ratio_of({0: 2.0, 1: 2.0}, {0: 4.0}).low is None
