@@ -224,8 +224,7 @@ class RequestQueue:
         """The backend's thread cannot go on: all that waits, now and later, gets the error."""
         with self._lock:
             self._failure = self._failure or error
-            live = list(self._live)
-            self._live.clear()
+            live, self._live = self._live, set()
         for work in live:
             work.fail(error)
 
@@ -244,9 +243,15 @@ class RequestQueue:
         return bool(self._live)
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Take no more requests; after a loss, also one that this rank reported, end all.
+
+        A rank's own report calls the others' listeners, and not its own: without this a request
+        that the others will never pick would keep the thread of the rank that failed.
+        """
         with self._lock:
             self._closed = True
+        if self._group.control.loss is not None:
+            self._on_loss(self._group.control.loss)
 
     def _on_choices(self, announcement: bytes) -> None:
         self._follow(msgspec.msgpack.decode(announcement, type=list[_Choice]))
@@ -260,8 +265,7 @@ class RequestQueue:
     def _on_loss(self, loss: Loss) -> None:
         with self._lock:
             self._loss = loss
-            live = list(self._live)
-            self._live.clear()
+            live, self._live = self._live, set()
         for work in live:
             work.fail(_loss_error(loss, work))
         self._wake()

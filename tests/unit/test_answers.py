@@ -218,12 +218,14 @@ def test_frameworks_alone_are_tied(tmp_path):
 
 
 def test_two_plans_on_a_link_are_tied_and_a_third_is_the_next(tmp_path):
+    """Of the rounds of one day; those of two days differ by more than what is called stable."""
     folder = ROOT / "runs" / "tables" / "emulated"
     schedulers = ("optimal", "bucket")
     cells = subset(
         tmp_path,
         folder,
         lambda r: r["backend"] in ("mpi-ring", "none", "ddp") and r["dilation"] == 10
+        and r["config"]["repeat"] >= 2
         and r["scheduler"] in (*schedulers, "wfbp", "ddp", "torch's buckets"),
     )  # fmt: skip
     (answer,) = held_against_the_records(cells)

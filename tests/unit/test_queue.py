@@ -9,10 +9,11 @@ import msgspec
 import pytest
 import torch
 
-from testbed.backends.protocol import Group
+from testbed.backends.protocol import Backend, Group
 from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.base.types import Op, Request, Result
 from testbed.control.inproc import InprocHub
+from tests.harness.two_ranks import on_ranks
 
 BYTES = 40
 
@@ -150,3 +151,30 @@ def test_submitting_and_taking_at_once_neither_loses_nor_blocks():
     server.join()
     assert order == ranks.announced
     assert sorted(order) == sorted(f"m{number}" for number in range(count))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_waits_on_a_rank_that_reports_its_own_failure_ends_when_it_closes(rank):
+    """Its own report reaches the others alone, and nobody will pick what it still waits for."""
+    ranks = Ranks(credit_bytes=1)
+    for key in ("a", "b"):
+        ranks.submit(rank, key, priority=0)
+    ranks.hub.member(rank).report_failure("the codec's table is upside down")
+    assert ranks.queues[rank].busy
+    ranks.queues[rank].close()
+    assert ranks.queues[rank].lost
+    assert not ranks.queues[rank].busy
+
+
+def test_a_backend_whose_rank_failed_leaves_no_thread():
+    """Here a request that rank 0 never has, so that its turn never comes."""
+
+    def body(backend: Backend, group: Group) -> None:
+        if group.rank == 1:
+            backend.submit(Request(Op.ALL_REDUCE, torch.zeros(2), key="only here"))
+            raise ArithmeticError("rank 1 gives up")
+
+    before = threading.active_count()
+    with pytest.raises(ArithmeticError, match="gives up"):
+        on_ranks(body, order="priority")
+    assert threading.active_count() == before

@@ -104,8 +104,7 @@ class ZmqPsBackend:
             self._closed = True
         end_s = time.monotonic() + timeout_s
         self._queue.close()
-        lost = self._queue.lost or self._group.control.loss is not None
-        in_order = not lost and not self._queue.busy
+        in_order = not self._queue.lost and not self._queue.busy
         if self._queue.busy:
             self._queue.fail_all(UsageError("the backend was closed before this request was done"))
         if in_order and self._own is not None:
