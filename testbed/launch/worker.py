@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
 from testbed.launch.progress import freeze_long_lived, progress_of
 from testbed.launch.timeline import clock_of, describe_timeline, hand_in, make_timeline
+from testbed.memory.recording.calibrate import give_back_pages
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.progress import RunProgress
@@ -236,6 +238,11 @@ def _work(
     freeze_long_lived()
     with clock_of(group):
         outcome = train(run, workload)
+    settled, data = _resolved(config, workload), workload.data
+    del workload, run  # rank 0 may still train alone, beside ranks that only wait for it
+    gc.unfreeze()
+    gc.collect()
+    give_back_pages()
     outcome.started = how_started()
     group.control.state = "waiting for the other ranks to finish"
     packed = msgspec.json.encode(outcome)
@@ -246,14 +253,14 @@ def _work(
         return None
     outcomes = [msgspec.json.decode(o, type=Outcome) for o in everybody]
     cell = make_cell(
-        _resolved(config, workload),
+        settled,
         outcomes,
         plan=planned.plan,
         predicted_s=predicted_s,
         unrehearsed_s=unrehearsed_s,
         prediction="" if predicted_s is None else planned.kind,
         link=planned.link,
-        data=workload.data,
+        data=data,
         consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
         num_machines=len({*group.hosts, *group.server_hosts}) or 1,

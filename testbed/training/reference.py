@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -95,18 +96,17 @@ class Verification(Observer):
         run, compressing = self._run, self._compressing
         run.control.state = "training alone, to compare"
         random_state = torch.get_rng_state()
-        num_workers, means = run.backend.size, set_means
+        num_workers, made = run.backend.size, None
         if compressing is not None:
             made = CompressedMeans(
                 *(compressing.compression, run.backend.capabilities, num_workers, self._plans)
             )
-            means = made.set
-        reference = reference_of(run.build(), run.config, num_workers, self._num_steps, means)
+        reference = reference_of(run.build(), run.config, num_workers, self._num_steps, made)
         theirs = reference.parameters
         outcome.reference_contents = [content.value for content in reference.contents]
         outcome.reference_buffers = reference.buffers
         torch.set_rng_state(random_state)
-        if compressing is not None:
+        if compressing is not None and made is not None:
             outcome.reference_slack = max(compressing.slack, made.slack)
         outcome.reference_steps = self._num_steps
         errors = relative_errors(self._copies, theirs)
@@ -143,8 +143,42 @@ def worker_seed(seed: int, rank: int) -> int:
 Gradients = Sequence[torch.Tensor | None]
 """Of one worker, in the order of the model's parameters."""
 
-SetMeans = Callable[[Replica, Sequence[Gradients], int], None]
-"""Gives the replica's parameters the means of all workers' gradients in a step."""
+
+class Means(Protocol):
+    """Gives a replica's parameters the means of all workers' gradients, one step after another."""
+
+    def add(self, gradients: Gradients) -> None:
+        """What the next worker, in rank order, computed in this step."""
+        ...
+
+    def set(self, replica: Replica, step: int) -> None:
+        """Give the parameters the means of what was added, and forget it."""
+        ...
+
+
+class SummedMeans:
+    """See `Means`: sums in rank order over n; beside them one worker's gradients are held."""
+
+    def __init__(self) -> None:
+        self._num_workers = 0
+        self._sums: list[torch.Tensor | None] = []
+
+    def add(self, gradients: Gradients) -> None:
+        """See `Means.add`."""
+        self._num_workers += 1
+        self._sums = self._sums or [None] * len(gradients)
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                total = self._sums[i]
+                if total is None:
+                    total = self._sums[i] = torch.zeros_like(gradient)
+                total += gradient
+
+    def set(self, replica: Replica, step: int) -> None:
+        """See `Means.set`."""
+        for parameter, total in zip(replica.model.parameters(), self._sums, strict=True):
+            parameter.grad = None if total is None else total.div_(float(self._num_workers))
+        self._num_workers, self._sums = 0, []
 
 
 @dataclass(frozen=True)
@@ -174,7 +208,7 @@ def reference_of(
     config: RunConfig,
     num_workers: int,
     steps: int,
-    means: SetMeans | None = None,
+    means: Means | None = None,
 ) -> Reference:
     """What `num_workers` workers arrive at after `steps` steps.
 
@@ -194,34 +228,20 @@ def reference_of(
     workers = [_VirtualWorker(replica.model, rank, config.seed) for rank in range(num_workers)]
     contents = [ContentDigest() for _ in workers]
     buffers: list[Sketch] = []
+    means = means or SummedMeans()
     for step in range(steps):
-        gradients = []
         for worker, cursor, content in zip(workers, cursors, contents, strict=True):
             worker.enter(replica.model)
             backward(replica, cursor.indices(step), config.accumulate, see=content.see)
             if step == 0:
                 buffers.append(sketch_of(replica.model))
             worker.leave(replica.model)
-            gradients.append([p.grad for p in replica.model.parameters()])
+            means.add([p.grad for p in replica.model.parameters()])
             replica.optimizer.zero_grad(set_to_none=True)
-        (means or set_means)(replica, gradients, step)
+        means.set(replica, step)
         update(replica, config.clip_norm)
     parameters = [p.detach().cpu().clone() for p in replica.model.parameters()]
     return Reference(parameters, buffers, contents)
-
-
-def set_means(replica: Replica, gradients: Sequence[Gradients], step: int) -> None:
-    """Sums in rank order, divided; see `SetMeans`."""
-    for parameter, ranks in zip(
-        replica.model.parameters(), zip(*gradients, strict=True), strict=True
-    ):
-        if all(g is None for g in ranks):
-            continue
-        total = torch.zeros_like(parameter)
-        for gradient in ranks:
-            if gradient is not None:
-                total += gradient
-        parameter.grad = total.div_(float(len(ranks)))
 
 
 # Means that a compressor makes.
@@ -247,7 +267,7 @@ class Compressing:
 
 
 class CompressedMeans:
-    """See `SetMeans`: the run's messages, exchanged in one thread.
+    """See `Means`: the run's messages, exchanged in one thread.
 
     Args:
         compression: the compressor.
@@ -270,6 +290,7 @@ class CompressedMeans:
         self._num_workers = num_workers
         self._plans = plans
         self._plan: Plan | None = None
+        self._gradients: list[Gradients] = []
         self._jobs: list[Lockstep] = []
         self._servers: MergingServers | None = None
         if Op.MERGE in capabilities.ops:
@@ -281,15 +302,20 @@ class CompressedMeans:
         dtypes = {dtype for job in self._jobs for dtype in job.sum_dtypes}
         return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
 
-    def set(self, replica: Replica, gradients: Sequence[Gradients], step: int) -> None:
-        """See `SetMeans`."""
+    def add(self, gradients: Gradients) -> None:
+        """See `Means.add`."""
+        self._gradients.append(gradients)
+
+    def set(self, replica: Replica, step: int) -> None:
+        """See `Means.set`."""
         named = dict(replica.model.named_parameters())
         plan = self._plans[step]
         tensors = [named[name] for name in plan.names]
         if plan != self._plan:
             self._adopt(plan, tensors)
         place = {name: i for i, name in enumerate(named)}
-        given = [[of_rank[place[name]] for name in plan.names] for of_rank in gradients]
+        given = [[of_rank[place[name]] for name in plan.names] for of_rank in self._gradients]
+        self._gradients = []
         means = [torch.zeros(t.numel(), dtype=t.dtype, device=t.device) for t in tensors]
         rates = {float(group["lr"]) for group in replica.optimizer.param_groups}
         rate = rates.pop() if len(rates) == 1 else None
