@@ -112,4 +112,4 @@ def _broken(text: str, width: int) -> list[str]:
         if len((lines[-1] + piece).rstrip()) > width:
             lines.append("")
         lines[-1] += piece
-    return [line for line in lines if line] or [""]
+    return [line.rstrip() for line in lines if line] or [""]
