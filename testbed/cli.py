@@ -97,3 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TestbedError as error:
         sys.stderr.write(f"testbed: {type(error).__name__}: {error}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:
+        if error.filename is None or isinstance(error.filename, int):
+            raise
+        sys.stderr.write(f"testbed: {_file_trouble(error)}\n")
+        sys.exit(2)
+
+
+def _file_trouble(error: OSError) -> str:
+    """A file or folder that cannot be used, and why, in words."""
+    named = os.fsdecode(error.filename)
+    return (
+        f"{type(error).__name__}: {named!r} cannot be used ({error.strerror}); name another, or "
+        "change what stands in its way"
+    )

@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 407
-MAX_CODE_LINES = 45_802
+MAX_FILES = 408
+MAX_CODE_LINES = 46_391
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`

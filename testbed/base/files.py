@@ -1,12 +1,17 @@
-"""Records, traces and links as JSON; of traces and links keys that are not known here survive."""
+"""Files, written whole or not at all; records, traces and links as JSON.
+
+Of traces and links keys that are not known here survive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -24,6 +29,87 @@ def to_json(value: Any) -> bytes:
         b'{\n "a": 1\n}\n'
     """
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def go_on(point: str) -> None:
+    """The default at every named point of a write: nothing happens there."""
+
+
+def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = go_on) -> None:
+    """Write a file that others see whole or not at all, even if the machine loses power.
+
+    A link stays, and what it leads to is replaced. What is no regular file (a device, a pipe) and
+    what this process has open already (/dev/stdout) is written into.
+
+    Args:
+        path: the file; its folder exists.
+        data: all of its content.
+        at: called with the name of each point that is passed; a test ends the process there.
+
+    Raises:
+        OSError: it cannot be written; names `path`. What the file held before is still there.
+    """
+    try:
+        stream = _stream(path)
+        if stream is None:
+            _replace(Path(os.path.realpath(path)), data, at)
+            return
+        with stream:
+            stream.write(data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _stream(path: Path) -> BinaryIO | None:
+    """Where to write what cannot be replaced by another file; None: it can, or is not there."""
+    if not os.path.exists(path):
+        return None
+    number = _opened_as(path)
+    if number is not None:
+        return os.fdopen(os.dup(number), "wb")
+    return None if os.path.isfile(path) else path.open("wb")
+
+
+def _opened_as(path: Path) -> int | None:
+    """The descriptor of this process that an existing path stands for, as /dev/stdout does."""
+    own = os.path.realpath("/proc/self/fd")
+    while os.path.realpath(path.parent) != own:
+        if not os.path.islink(path):
+            return None
+        path = path.parent / os.readlink(path)
+    return int(path.name)
+
+
+def _replace(path: Path, data: bytes, at: Callable[[str], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with temporary.open("wb") as file:
+            at("opened")
+            file.write(data[: len(data) // 2])
+            file.flush()
+            at("half-written")
+            file.write(data[len(data) // 2 :])
+            file.flush()
+            at("written")
+            os.fsync(file.fileno())
+        at("synced")
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    at("renamed")
+    sync_folder(path.parent)
+    at("done")
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder outlive a loss of power."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def read_file(path: str | Path) -> bytes:
@@ -84,8 +170,8 @@ def encode_trace(trace: Trace) -> bytes:
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write a `testbed.trace/1` file."""
-    Path(path).write_bytes(encode_trace(trace))
+    """Write a `testbed.trace/1` file, see `write_atomically`."""
+    write_atomically(Path(path), encode_trace(trace))
 
 
 def load_link(path: str | Path) -> Link:
@@ -120,8 +206,8 @@ def encode_link(link: Link) -> bytes:
 
 
 def save_link(link: Link, path: str | Path) -> None:
-    """Write a `testbed.link/1` file."""
-    Path(path).write_bytes(encode_link(link))
+    """Write a `testbed.link/1` file, see `write_atomically`."""
+    write_atomically(Path(path), encode_link(link))
 
 
 def _convert(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from statistics import median
 
 import msgspec
 
@@ -13,11 +12,12 @@ from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Plan
-from testbed.base.trace import Trace, TraceTensor
+from testbed.base.trace import Trace
 from testbed.causes.explain import Explanation
 from testbed.causes.summary import Advice
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import at_bandwidth, each_piece
+from testbed.records.step_trace import computed_in, trace_of
 from testbed.records.timeline import Timeline
 from testbed.scheduling.protocol import make_plan
 
@@ -39,7 +39,14 @@ def schedulers(backend: str) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def advise(timeline: Timeline, found: Explanation, specs: Sequence[str]) -> list[Advice]:
+def advise(
+    timeline: Timeline,
+    found: Explanation,
+    specs: Sequence[str],
+    make: Callable[[str, Trace, Link], Plan] = make_plan,
+    *,
+    whole: bool = False,
+) -> list[Advice]:
     """Changes with their simulated gains, the largest first; the link is told in any case.
 
     The step is simulated as it was, from its gradients' times and its plan on the link as the
@@ -49,32 +56,39 @@ def advise(timeline: Timeline, found: Explanation, specs: Sequence[str]) -> list
         timeline: that was explained.
         found: what was found.
         specs: schedulers that could be used instead.
+        make: what the run would plan with one of them.
+        whole: every step of the run waits for the whole mean gradient, whatever plans allow.
     """
     plan, link = timeline.plan, link_of(timeline, found)
     if plan is None or link is None:
         return []
     late = found.lateness.late
-    trace = trace_of(plan, found, range(timeline.num_workers))
+    steps = [played.step for played in found.rounds]
     least_s = max(LEAST_S, LEAST_SHARE * found.exposed_s)
     most_s = max(sum(of.values()) for of in found.by_rank_s)
     most_s += sum(found.lateness.late_s[rank] for rank in late)
+    step_s = partial(_step_s, whole=whole)
 
-    def against(now_s: float, other: Plan, on: Link = link, of: Trace = trace) -> float:
+    def against(now_s: float, other: Plan, on: Link, of: Trace) -> float:
         """The gain; no change gains more than ranks stood still, and a late one its own time."""
-        gained = min(now_s - predict(other, of, on).iteration_s, most_s)
+        gained = min(now_s - step_s(other, on, of), most_s)
         return gained if gained >= least_s else 0.0
 
-    if timeline.compressor not in ("", COMPRESSORS.default):
-        return _without_compressor(timeline, found, plan, against)
     try:
-        now_s = predict(plan, trace, link).iteration_s
+        trace = trace_of(plan, computed_in(timeline, steps, range(timeline.num_workers)))
+        if timeline.compressor not in ("", COMPRESSORS.default):
+            return _without_compressor(timeline, found, plan, trace, against)
+        now_s = step_s(plan, link, trace)
     except UsageError:
         return []  # it runs and cannot be simulated: priorities or halves on several channels
-    gain_s = partial(against, now_s)
+
+    def gain_s(other: Plan, on: Link = link, of: Trace = trace) -> float:
+        return against(now_s, other, on, of)
+
     told = []
     for spec in specs:
         try:
-            gained = gain_s(make_plan(spec, trace, link))
+            gained = gain_s(make(spec, trace, link))
         except UsageError:
             continue  # not for this model, or not to be simulated
         told.append(Advice(change=f"scheduler={spec}", gain_s=gained, options={"scheduler": spec}))
@@ -91,67 +105,32 @@ def advise(timeline: Timeline, found: Explanation, specs: Sequence[str]) -> list
     if late:
         rest = [r for r in range(timeline.num_workers) if r not in late]
         names = ", ".join(map(str, sorted(late)))
-        gained = gain_s(plan, of=trace_of(plan, found, rest))
+        gained = gain_s(plan, of=trace_of(plan, computed_in(timeline, steps, rest)))
         others.append(Advice(change=f"rank {names} as fast as the others", gain_s=gained))
     return sorted([*best, *others], key=lambda a: -a.gain_s)
 
 
+def _step_s(plan: Plan, link: Link, trace: Trace, *, whole: bool) -> float:
+    """The simulated step; as a whole, no message travels in the next forward pass."""
+    if whole:
+        plan = msgspec.structs.replace(plan, crosses_iteration=False)
+    return predict(plan, trace, link).iteration_s
+
+
 def _without_compressor(
-    timeline: Timeline, found: Explanation, plan: Plan, against: Callable[..., float]
+    timeline: Timeline,
+    found: Explanation,
+    plan: Plan,
+    trace: Trace,
+    against: Callable[[float, Plan, Link, Trace], float],
 ) -> list[Advice]:
     """What the same plan of dense messages would gain, on a link that was measured with such."""
     if timeline.link is None:
         return []
-    everyone = range(timeline.num_workers)
-    now_s = found.exposed_s + median(max(r.own_s) for r in found.rounds)
-    gained = against(
-        now_s,
-        plan,
-        timeline.link,
-        trace_of(plan, found, everyone),
-    )
+    now_s = found.exposed_s + trace.forward_s + trace.backward_s
+    gained = against(now_s, plan, timeline.link, trace)
     options = {"compressor": COMPRESSORS.default}
     return [Advice(change="no compressor", gain_s=gained, options=options)]
-
-
-def trace_of(plan: Plan, found: Explanation, ranks: Sequence[int] | range) -> Trace:
-    """The step's compute times from its events: when the last of these ranks had each gradient.
-
-    The forward pass is what the ranks computed besides; where layers' own times are not known it
-    is divided among tensors as the backward pass is.
-    """
-    ready: dict[str, list[float]] = {}
-    own = []
-    for played in found.rounds:
-        begin_s = min(x.ready_s[rank] for x in played.exchanges if x.turn == 0 for rank in ranks)
-        moments: dict[str, float] = {}
-        for x in (x for x in played.exchanges if x.turn == 0):
-            parts = plan.messages[x.message].parts
-            known = [m for m, _ in x.parts_s] or [x.ready_s] * len(parts)
-            for part, of_ranks in zip(parts, known, strict=True):
-                name = plan.names[part.tensor]
-                at = max(of_ranks[r] for r in ranks) - begin_s
-                moments[name] = max(at, moments.get(name, 0.0))
-        for name, at in moments.items():
-            ready.setdefault(name, []).append(at)
-        own.append(max(played.own_s[r] for r in ranks))
-    times = {name: median(found_s) for name, found_s in ready.items()}
-    backward_s = max(times.values())
-    forward_s = max(0.0, median(own) - backward_s)
-    rows = zip(plan.names, plan.num_elements, plan.dtypes, strict=True)
-    plain = tuple(
-        TraceTensor(name=n, num_elements=e, dtype=d, forward_s=0.0, backward_s=0.0)
-        for n, e, d in rows
-    )
-    trace = Trace(name="recorded", device="", batch_size=1, tensors=plain).delayed(times)
-    shares = [t.backward_s / backward_s if backward_s else 1 / len(plain) for t in trace.tensors]
-    return msgspec.structs.replace(
-        trace,
-        tensors=tuple(
-            msgspec.structs.replace(t, forward_s=share * forward_s)
-            for t, share in zip(trace.tensors, shares, strict=True)
-        ),
-    )
 
 
 def link_of(timeline: Timeline, found: Explanation) -> Link | None:

@@ -20,16 +20,29 @@ AWAITED = 0.25  # share of the step that a rank waits for a core, where there ar
 
 
 @dataclass(frozen=True)
+class Busy:
+    """By what a rank's host is known to be busy with something else.
+
+    Attributes:
+        share: of its cores that others took, or of its time.
+        awaited: it is the share of its time in which its computing thread waited for a core.
+    """
+
+    share: float
+    awaited: bool = False
+
+
+@dataclass(frozen=True)
 class Lateness:
     """What is wrong with ranks in some steps.
 
     Attributes:
         late_s: rank -> median time by which it is late, of ranks that compute longer than others.
-        busy: rank -> share of its cores that others took, or of its time that it waited for one.
+        busy: rank -> by what its host is known to be busy.
     """
 
     late_s: dict[int, float]
-    busy: dict[int, float]
+    busy: dict[int, Busy]
 
     @property
     def late(self) -> frozenset[int]:
@@ -92,16 +105,16 @@ def _longer_s(played: Round, rank: int) -> float:
     return played.own_s[rank] - sorted(played.own_s)[(len(played.own_s) - 1) // 2]
 
 
-def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) -> dict[int, float]:
+def _busy(timeline: Timeline, steps: Collection[int], usual: Collection[int]) -> dict[int, Busy]:
     found = {}
     for rank in range(timeline.num_workers):
         taken, more_taken = _taken(timeline, rank, steps, usual)
         awaited = _awaited(timeline, rank, steps)
         more_awaited = awaited - _awaited(timeline, rank, usual)
         if more_taken >= TAKEN:
-            found[rank] = taken
+            found[rank] = Busy(taken)
         elif more_taken >= SOME and more_awaited >= (TAKEN if usual else AWAITED):
-            found[rank] = awaited
+            found[rank] = Busy(awaited, awaited=True)
     return found
 
 

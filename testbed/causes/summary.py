@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Final, Literal
 
@@ -12,6 +12,7 @@ import msgspec
 from testbed.causes.costs import Costs, identity
 from testbed.causes.exchanges import Exchange, Round
 from testbed.causes.explain import HOST, LATE, LINK, STARTUP, Explanation, explain
+from testbed.causes.lateness import Busy
 from testbed.records.timeline import Timeline
 
 WHY_SCHEMA: Final = "testbed.why/1"
@@ -188,9 +189,7 @@ def _note(cause: str, found: Explanation, usual: Explanation | None) -> str:
             f"rank {r} by {lateness.late_s[r] * 1e3:.3g} ms" for r in sorted(lateness.late)
         )
     if cause == HOST and lateness.busy:
-        worst = sorted(lateness.busy.items(), key=lambda item: -item[1])[:MOST_RANKS]
-        ranks = ", ".join(f"rank {rank} {share:.0%}" for rank, share in worst)
-        return f"of the time without a core: {ranks}"
+        return _busy_note(lateness.busy)
     if cause not in (LINK, STARTUP):
         return ""
     base = found.costs if usual is None else usual.costs
@@ -209,6 +208,16 @@ def _note(cause: str, found: Explanation, usual: Explanation | None) -> str:
         return ""
     what = "bytes take" if cause == LINK else "start-ups take"
     return f"{what} {now_s / then_s:.2g} x what they take {against}"
+
+
+def _busy_note(busy: Mapping[int, Busy]) -> str:
+    """The ranks whose hosts were busiest, each by the share that tells it."""
+    worst = sorted(busy.items(), key=lambda item: -item[1].share)[:MOST_RANKS]
+    told = []
+    for awaited, what in ((False, "cores taken by others"), (True, "time waiting for a core")):
+        ranks = [f"rank {r} {b.share:.0%}" for r, b in worst if b.awaited is awaited]
+        told += [f"{what}: {', '.join(ranks)}"] * bool(ranks)
+    return "; ".join(told)
 
 
 def _part_s(costs: Costs, cause: str, key: tuple[int, int]) -> float:

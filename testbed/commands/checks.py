@@ -1,4 +1,4 @@
-"""What `testbed run` is given, checked before any process is started."""
+"""What a command is given, checked before any process is started."""
 
 from __future__ import annotations
 
@@ -26,18 +26,41 @@ def check_files(json: Path | None, hostfile: Path | None, timeline: Path | None 
         UsageError: names the option and the path.
     """
     for name, file in (("--json", json), ("--timeline", timeline)):
-        if file is not None and not file.resolve().parent.is_dir():
-            raise UsageError(
-                f"{name} is {str(file)!r}, but there is no folder {str(file.parent)!r}"
-            )
-        if file is not None and not os.access(file.resolve().parent, os.W_OK):
-            raise UsageError(
-                f"{name} is {str(file)!r}, in a folder that must not be written to; name another"
-            )
+        if file is not None:
+            check_output(name, file)
     if json is not None and timeline is not None and json.resolve() == timeline.resolve():
         raise UsageError(f"--json and --timeline are both {str(json)!r}; expected two files")
     if hostfile is not None and not hostfile.is_file():
         raise UsageError(f"--hostfile is {str(hostfile)!r}, but there is no such file")
+
+
+def check_output(option: str, path: Path, *, makes_folder: bool = False) -> None:
+    """Fail before any work if a file that is to hold its result cannot be written.
+
+    What is there and no regular file (a device, a pipe) is written into, see `write_atomically`.
+
+    Args:
+        option: as it is written on the command line.
+        path: that was given with it.
+        makes_folder: the command makes the folder if it is not there.
+
+    Raises:
+        UsageError: names the option and the path.
+    """
+    given = f"{option} is {str(path)!r}"
+    if os.path.isdir(path):
+        raise UsageError(f"{given}, a folder; expected the name of a file")
+    if os.path.exists(path) and not os.path.isfile(path):
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{given}, which must not be written to; name another")
+        return
+    folder = (Path(os.path.realpath(path)) if os.path.islink(path) else path).parent
+    while makes_folder and not os.path.exists(folder):
+        folder = folder.parent
+    if not os.path.isdir(folder):
+        raise UsageError(f"{given}, but there is no folder {str(folder)!r}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{given}, in a folder that must not be written to; name another")
 
 
 def check_inputs(config: RunConfig, num_workers: int | None) -> None:

@@ -15,11 +15,17 @@ import typer
 
 from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
+from testbed.base.files import to_json, write_atomically
 from testbed.base.spec import split_specs
 from testbed.base.units import parse_bytes, parse_seconds
 from testbed.cluster.facts import find_facts
-from testbed.commands.checks import check_one_place, check_places, cluster_text
+from testbed.commands.checks import (
+    check_files,
+    check_one_place,
+    check_output,
+    check_places,
+    cluster_text,
+)
 from testbed.commands.comm_fit import check_fit, fit_arguments, fit_member
 from testbed.launch import processes
 from testbed.launch.allocation import run_in_cluster
@@ -30,7 +36,6 @@ from testbed.microbench.config import reproduce, to_arguments
 from testbed.microbench.contestants import Contestant, bus_factor_of, comparable, resolve, together
 from testbed.records.comm import CommConfig, CommRecord, CommResult
 from testbed.records.environment import describe_environment
-from testbed.records.store import write_atomically
 
 
 class Format(StrEnum):
@@ -179,6 +184,9 @@ def comm(
     check_fit(config, output, fit)
     if fit and (per_iteration or format is not Format.TABLE):
         raise UsageError("--fit prints a fit, not exchanges; leave out -I and --format")
+    identity = who_am_i()
+    if identity.rank == 0:  # which writes
+        _check_outputs(json, output, hostfile, fit=fit)
     as_member = (
         partial(fit_member, output=output)
         if fit
@@ -188,7 +196,6 @@ def comm(
     if inside is not None and here is None:
         again = _arguments(config, interface, json, more)
         raise typer.Exit(run_in_cluster(inside, processes.own_command(*again), config.deadline))
-    identity = who_am_i()
     if identity.launcher != "alone":
         role = assign_role(identity, whole, workers)
         config = with_workers(config, role.num_workers)
@@ -201,6 +208,24 @@ def comm(
     if here is not None:
         hostfile = hostfile or Path(here.hostfile)
     raise typer.Exit(_start(config, role, hostfile, interface, json, more))
+
+
+def _check_outputs(
+    json: Path | None, output: Path | None, hostfile: Path | None, *, fit: bool
+) -> None:
+    """Refuse files that cannot be read or written, before any process is started.
+
+    Raises:
+        UsageError: names the option and the path; or --json with --fit, which times no exchanges.
+    """
+    if fit and json is not None:
+        raise UsageError(
+            f"--json is {str(json)!r}, but --fit measures a link, no exchanges; write the link "
+            "with -o, or leave out --fit"
+        )
+    check_files(json, hostfile)
+    if output is not None:
+        check_output("-o", output)
 
 
 def make_config(given: dict[str, Any], workers: int | None) -> CommConfig:
@@ -302,7 +327,7 @@ def _arguments(
     """The command line that starts this measurement again."""
     arguments = ["comm", *to_arguments(config), *more]
     arguments += ["--interface", interface] if interface else []
-    return arguments + (["--json", str(json.resolve())] if json else [])
+    return arguments + (["--json", str(json.absolute())] if json else [])
 
 
 def _start(

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from testbed.base.files import to_json
+from testbed.commands.checks import check_output
 from testbed.records.store import write_atomically
 from testbed.reporting.diff import diff as compare
 from testbed.reporting.diff_text import to_markdown, to_text
@@ -38,7 +39,8 @@ def diff(
     ] = None,
     format: Annotated[Format, typer.Option(help="how to write it")] = Format.TEXT,
     output: Annotated[
-        Path | None, typer.Option(help="write to this file instead of the terminal")
+        Path | None,
+        typer.Option("--output", "-o", help="write to this file instead of the terminal"),
     ] = None,
 ) -> None:
     """Compare two sets of cells, run by run: what differs, how surely, and what is tied.
@@ -54,6 +56,8 @@ def diff(
 
         testbed diff runs/results/quick-1:0123 runs/results/quick-1:89ab
     """
+    if output is not None:
+        check_output("--output", output, makes_folder=True)
     limits = [parse_limit(text) for text in fail_if or ()]
     found = compare(read_side(a), read_side(b))
     found = msgspec.structs.replace(found, gated=gate(found, limits))

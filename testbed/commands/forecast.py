@@ -15,17 +15,22 @@ import typer
 from testbed.base.axes import BACKENDS, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.files import encode_link
 from testbed.base.link import Link
 from testbed.cluster.spec import parse_cluster
+from testbed.commands.checks import check_output
 from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
-from testbed.commands.simulate import check_output
 from testbed.prediction.break_even import break_even_between
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs
 from testbed.prediction.nominal import parse_nominal, read_link
 from testbed.records.environment import source_commit
-from testbed.records.forecast import Forecast, ForecastCell, encode_forecast, sealed
+from testbed.records.forecast import (
+    Forecast,
+    ForecastCell,
+    encode_forecast,
+    link_digest,
+    sealed,
+)
 from testbed.records.store import write_atomically
 from testbed.records.text import aligned, time_text
 from testbed.reporting.compression import pays_text
@@ -109,7 +114,7 @@ def forecast(
             name=wanted.name,
             written=datetime.now(UTC).isoformat(timespec="milliseconds"),
             commit=source_commit(),
-            links={name: _digest(encode_link(one)) for name, one in links.items()},
+            links={name: link_digest(one) for name, one in links.items()},
             codecs={name or "all": _digest(encode_codecs(each)) for name, each in costs.items()},
             cells=tuple(cells),
         )

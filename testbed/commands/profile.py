@@ -13,6 +13,7 @@ from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import read_file, save_trace
 from testbed.base.trace import Trace
+from testbed.commands.checks import check_output
 from testbed.profiling.kineto import read_kineto
 from testbed.profiling.table import imported_table, trace_table
 
@@ -71,8 +72,8 @@ def profile(
         raise UsageError(
             f"--precision is {precision!r}; expected one of {', '.join(get_args(Precision))}"
         )
-    if output is not None and not output.absolute().parent.is_dir():
-        raise UsageError(f"-o is {output}, in a folder that does not exist; make it first")
+    if output is not None:
+        check_output("-o", output)
     given: dict[str, Any] = {"precision": precision}
     config = RunConfig(
         workload=workload or WORKLOADS.default,

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from testbed.commands.checks import check_output
 from testbed.records.archive import as_folder
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.forecast import load_forecast
@@ -19,7 +20,7 @@ from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.memory import MemorySimulation, decode_memory
 from testbed.records.report import Report, encode_report
 from testbed.records.store import Store, cell_key, write_atomically
-from testbed.records.timeline import SUFFIX, decode_timeline
+from testbed.records.timeline import SUFFIX, decode_timeline, of_another_run
 from testbed.reporting.aggregate import collect_cells, sweeps_in
 from testbed.reporting.forecast import compare
 from testbed.reporting.formats import FORMATS
@@ -57,8 +58,22 @@ def runs_of(directories: Sequence[Path]) -> Iterator[tuple[str, Cell]]:
                 yield cell_key(msgspec.structs.replace(plan.cells[index], repeat=0)), cells[key]
 
 
+def links_of(directories: Sequence[Path]) -> dict[str, frozenset[str]]:
+    """Digests of the link files of sweeps when these began, by name; older ones have none.
+
+    Raises:
+        UsageError: a folder is no sweep's.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for directory in dict.fromkeys(directories):
+        with as_folder(directory) as folder:
+            for name, digest in Store(folder).read_plan().links.items():
+                found[name] = found.get(name, frozenset()) | {digest}
+    return found
+
+
 def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
-    """The timelines beside the cells of sweeps' folders.
+    """The timelines beside the cells of sweeps' folders; those of other runs are told and left out.
 
     Raises:
         UsageError: a file is no timeline.
@@ -68,14 +83,17 @@ def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
             folder = root / "cells" if (root / "cells").is_dir() else root
             for path in sorted(folder.glob(f"*{SUFFIX}")):
                 beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
-                if beside.is_file():
-                    config = decode_cell(beside.read_bytes()).config
-                    yield Recorded(
-                        path,
-                        str(directory),
-                        msgspec.structs.replace(config, repeat=0),
-                        decode_timeline(path.read_bytes(), str(path)),
-                    )
+                if not beside.is_file():
+                    continue
+                cell = decode_cell(beside.read_bytes())
+                timeline = decode_timeline(path.read_bytes(), str(path))
+                other = of_another_run(timeline, cell)
+                if cell.status != "ok" or other:
+                    why = other or "its cell failed"
+                    sys.stderr.write(f"testbed: {path} is left out, of another run: {why}\n")
+                    continue
+                config = msgspec.structs.replace(cell.config, repeat=0)
+                yield Recorded(path, str(directory), config, timeline)
 
 
 def memory_of(directories: Sequence[Path]) -> Iterator[MemorySimulation]:
@@ -126,12 +144,17 @@ def report(
 
         testbed report runs/results/emulated-* --forecast forecast.json
     """
+    if output is not None:
+        check_output("--output", output, makes_folder=True)
     foreseen = None if forecast is None else load_forecast(forecast)
     title = ", ".join(dict.fromkeys(path.resolve().name for path in directories))
     directories = sweeps_in(directories)
     collected = collect_cells(directories)
     made = make_report(
-        collected, None if foreseen is None else compare(foreseen, runs_of(directories))
+        collected,
+        None
+        if foreseen is None
+        else compare(foreseen, runs_of(directories), links_of(directories)),
     )
     if format is Format.HTML:
         text = to_html(made, title, list(timelines_of(directories)), list(memory_of(directories)))

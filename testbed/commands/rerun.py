@@ -12,13 +12,14 @@ import typer
 
 from testbed.base.config import reproduce
 from testbed.base.errors import RunFailed, UsageError
+from testbed.base.files import write_atomically
 from testbed.base.units import format_seconds
 from testbed.commands.checks import check_files
 from testbed.launch.join import who_am_i
 from testbed.records.cell import encode_cell
-from testbed.records.store import write_atomically
+from testbed.records.store import cell_files
 from testbed.reporting.rerun import describe, rows_of, status_of, to_run
-from testbed.reporting.sides import read_run
+from testbed.reporting.sides import find_place, read_run
 from testbed.sweeping.executor import ProcessRunner, run_command
 
 
@@ -45,6 +46,8 @@ def rerun(
     if (launcher := who_am_i().launcher) != "alone":
         raise UsageError(f"rerun starts its ranks itself; this is a rank that {launcher} started")
     stored, repeats = read_run(cell)
+    if json is not None:
+        _check_new(json, cell)
     config, changes = to_run(stored)
     trained_s = stored.training_time_s
     took = f" (it trained for {format_seconds(trained_s)})" if trained_s else ""
@@ -62,3 +65,19 @@ def rerun(
         raise RunFailed(f"run again, it failed: {now.error}")
     sys.stdout.write(describe(stored, now, repeats, changes))
     raise typer.Exit(status_of(rows_of(stored, now)))
+
+
+def _check_new(json: Path, cell: str) -> None:
+    """Refuse to write the new run over a stored one.
+
+    Raises:
+        UsageError: the file is the cell that is run again, or another one of its sweep.
+    """
+    place, _ = find_place(cell)
+    folder = place / "cells" if (place / "cells").is_dir() else place
+    stored = cell_files(folder) if folder.is_dir() else [place]
+    if json.resolve() in {file.resolve() for file in stored}:
+        raise UsageError(
+            f"--json is {str(json)!r}, which holds a stored run and would be replaced by the new "
+            "one; name another file"
+        )

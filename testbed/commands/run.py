@@ -148,8 +148,8 @@ def _arguments(config: RunConfig, files: _Files) -> list[str]:
     arguments = ["run", *to_arguments(config)]
     arguments += ["--interface", files.interface] if files.interface else []
     arguments += ["--quiet"] if files.quiet else []
-    arguments += ["--json", str(files.json.resolve())] if files.json else []
-    return arguments + (["--timeline", str(files.timeline.resolve())] if files.timeline else [])
+    arguments += ["--json", str(files.json.absolute())] if files.json else []
+    return arguments + (["--timeline", str(files.timeline.absolute())] if files.timeline else [])
 
 
 def _start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -14,7 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
-from testbed.commands.checks import check_device
+from testbed.commands.checks import check_device, check_output
 from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
@@ -291,21 +290,6 @@ def check_plot(path: Path | None) -> None:
     if path.suffix not in (".html", ".svg"):
         raise UsageError(f"--plot is {path}; expected a name that ends in .html or .svg")
     check_output("--plot", path)
-
-
-def check_output(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: its folder is not there or not writable, or it is a folder itself.
-    """
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} is {path}, in a folder that does not exist; make it first")
-    if path.is_dir():
-        raise UsageError(f"{option} is {path}, a folder; expected the name of a file")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{option} is {path}, in a folder that cannot be written to")
 
 
 def _save_plans(path: Path, simulation: Simulation, outcomes: list[tuple[Plan, Timeline]]) -> None:

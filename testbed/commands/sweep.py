@@ -14,8 +14,9 @@ import msgspec
 import typer
 
 from testbed.base.axes import BACKENDS, STUDIES
-from testbed.base.config import RunConfig
+from testbed.base.config import RunConfig, option
 from testbed.base.errors import Unavailable, UsageError
+from testbed.commands.checks import check_files
 from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
 from testbed.commands.tuning import tuned_cell
@@ -34,6 +35,7 @@ from testbed.sweeping.run import (
     INTERRUPTED,
     begin,
     carry_out,
+    keep_plan,
     make_plan,
     process_runner,
     to_hostfile,
@@ -101,7 +103,11 @@ def sweep(
         float | None, typer.Option(help="seconds that one run of a cell may take")
     ] = None,
     hostfile: Annotated[
-        Path | None, typer.Option(help="hosts to run on, one `host slots=N` per line")
+        Path | None,
+        typer.Option(
+            help="hosts to run on, one `host slots=N` per line; with --resume in place of those of "
+            "before"
+        ),
     ] = None,
     submit: Annotated[
         str | None,
@@ -158,30 +164,36 @@ def sweep(
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
     again = {"max_again": max_again, "again_within_min": again_within_min}
     changes = {"repeats": repeats, "seed": order_seed, **again, "name": name}
+    _check_json(json, output)
     study = find_study(recipe)
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
         others |= {"submit": submit, "share": share, "tune": tune, "timeline": timeline or None}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
-    recipe, folder = _sort_out(recipe, folder or (output if resume else None), resume)
+    recipe, folder = _sort_out(recipe, folder, output, resume)
     changes |= {"tune": tune}
     wanted = wanted_sweep(recipe, axes, {k: v for k, v in changes.items() if v is not None})
+    hosts = _hostfile_text(hostfile, context)
     if resume:
-        store = _store_to_resume(wanted, folder, name, again)
+        if wanted is None:
+            _refuse_alone({"repeats": repeats, "order_seed": order_seed, "tune": tune})
+        store = _store_to_resume(wanted, folder, name, timeline=timeline)
+        _check_hosts(store.read_plan(), hosts, context)
+        anew = {k: v for k, v in {**again, "hostfile": hosts or None}.items() if v is not None}
         if dry_run:
-            _print_commands(store.read_plan())
+            _print_commands(_decided_anew(store.read_plan(), anew))
             return
-        if submit is not None:
+        if anew or submit is not None:
             with store.locked():
-                store.write_plan(_shared_out(store.read_plan(), tasks))
+                plan = _decided_anew(store.read_plan(), anew)
+                keep_plan(store, plan if submit is None else _shared_out(plan, tasks))
     else:
         if wanted is None:
             raise UsageError(
                 f"nothing to sweep; give a recipe ({', '.join((*recipe_names(), *STUDIES))}), a "
                 "TOML file, or axes such as --backend none,gloo"
             )
-        hosts = _hostfile_text(hostfile, context)
         plan = make_plan(wanted, hosts, sys.argv, timeline=timeline)
         if dry_run:
             _print_commands(plan)
@@ -194,8 +206,16 @@ def sweep(
     raise typer.Exit(status)
 
 
+def _check_json(json: Path | None, output: Path | None) -> None:
+    """Fail before anything runs if the report cannot be written; folders on the way are made."""
+    folder = None if json is None else json.resolve().parent
+    if folder and output and not folder.exists() and output.resolve().is_relative_to(folder):
+        return
+    check_files(json, None)
+
+
 def _sort_out(
-    recipe: str | None, folder: Path | None, resume: bool
+    recipe: str | None, folder: Path | None, output: Path | None, resume: bool
 ) -> tuple[str | None, Path | None]:
     """Which of the two words is the recipe and which the folder to go on in."""
     if not resume:
@@ -204,20 +224,30 @@ def _sort_out(
         return recipe, None
     if recipe is not None and "/" in recipe and not Path(recipe).exists():
         raise UsageError(f"there is no {recipe}; give the folder of a sweep to go on with")
+    folders = [each for each in (folder, output) if each is not None]
     if recipe is not None and (Path(recipe) / PLAN).is_file():
-        if folder is not None:
-            raise UsageError(f"two folders to go on in: {recipe} and {folder}; give one of them")
-        return None, Path(recipe)
-    return recipe, folder
+        folders.insert(0, Path(recipe))
+        recipe = None
+    if len(folders) > 1:
+        words = " and ".join(map(str, folders))
+        raise UsageError(f"{len(folders)} folders to go on in: {words}; give one of them")
+    return recipe, folders[0] if folders else None
+
+
+def _refuse_alone(given: Mapping[str, Any]) -> None:
+    """Refuse what describes a sweep only together with a recipe or axes."""
+    words = [f"{option(name)} {value}" for name, value in given.items() if value is not None]
+    if words:
+        raise UsageError(
+            f"{' '.join(words)} beside --resume, which goes on with the sweep as it was begun; "
+            "leave them out, or start a new sweep without --resume"
+        )
 
 
 def _store_to_resume(
-    wanted: Sweep | None, folder: Path | None, name: str | None, again: Mapping[str, float | None]
+    wanted: Sweep | None, folder: Path | None, name: str | None, *, timeline: bool
 ) -> Store:
-    """The store to go on in; what the command line describes must be what was begun there.
-
-    But how many runs may be run again can be decided anew.
-    """
+    """The store to go on in; what the command line describes must be what was begun there."""
     store = Store(folder) if folder else newest_store(wanted.name if wanted else name)
     plan = store.read_plan()
     if wanted is not None and make_plan(wanted).order != plan.order:
@@ -225,21 +255,50 @@ def _store_to_resume(
             f"{store.path} was begun with other cells, repeats or order; go on with "
             f"`testbed sweep --resume {store.path}` alone, or start a new sweep without --resume"
         )
-    if given := {name: value for name, value in again.items() if value is not None}:
-        with store.locked():
-            plan = msgspec.structs.replace(store.read_plan(), **given)
-            check_again(plan.max_again, plan.again_within_min)
-            store.write_plan(plan)
+    if name not in (None, plan.name):
+        raise UsageError(
+            f"--name is {name}, but {store.path} holds {plan.name}; leave --name out, or give the "
+            "folder of the sweep that you mean"
+        )
+    if timeline and not plan.timeline:
+        raise UsageError(
+            f"--timeline, but the sweep in {store.path} was begun without: its runs would not be "
+            "alike; leave it out, or start a new sweep without --resume"
+        )
     return store
+
+
+def _check_hosts(plan: SweepPlan, hosts: str, context: typer.Context) -> None:
+    """Refuse hosts, or a launcher that tells none, that a begun sweep cannot go on with."""
+    if hosts and plan.tasks > 1:
+        raise UsageError(
+            "--hostfile, or a launcher's hosts, for a sweep that --submit shared out: a task runs "
+            "on the node that Slurm gives it; leave them out"
+        )
+    if plan.hostfile and not hosts and "hosts" in _given(context):
+        raise UsageError(
+            "the sweep was begun on other hosts, and this launcher tells of none but this one; say "
+            "with --hostfile where to go on"
+        )
+
+
+def _decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
+    """The plan with what may change once it was begun: hosts, how many runs may be run again."""
+    plan = msgspec.structs.replace(plan, **given)
+    check_again(plan.max_again, plan.again_within_min)
+    return plan
 
 
 def _hostfile_text(hostfile: Path | None, context: typer.Context) -> str:
     """The hosts to run on: the user's file, else those of the launcher that started the sweep."""
     if hostfile is not None:
         try:
-            return hostfile.read_text()
+            text = hostfile.read_text()
         except OSError as error:
             raise UsageError(f"--hostfile is {hostfile}: {error.strerror}") from error
+        if not text.strip():
+            raise UsageError(f"--hostfile is {hostfile}, which is empty; expected `host slots=N`")
+        return text
     return to_hostfile(_given(context).get("hosts") or ())
 
 

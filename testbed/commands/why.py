@@ -9,15 +9,22 @@ from typing import Annotated
 import msgspec
 import typer
 
+from testbed.base.axes import AXES, COMPRESSORS, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import TestbedError, UsageError
 from testbed.base.files import read_file, to_json
+from testbed.base.link import Link
+from testbed.base.plan import Plan
+from testbed.base.trace import Trace
 from testbed.causes.advice import advise, schedulers
-from testbed.causes.summary import Why
+from testbed.causes.summary import Adviser, Why
 from testbed.causes.summary import why as find_why
-from testbed.launch.plan_options import parts_of
+from testbed.launch.plan_options import parts_of, plan_for, why_whole
+from testbed.records.cell import Cell, decode_cell
+from testbed.records.store import timeline_of
 from testbed.records.text import aligned, time_text
-from testbed.records.timeline import SUFFIX, Timeline, decode_timeline, undilated
+from testbed.records.timeline import SUFFIX, Timeline, decode_timeline, of_another_run, undilated
+from testbed.sweeping.progress import last_line
 
 MOST_TENSORS = 20
 
@@ -60,11 +67,10 @@ def why(
 
         testbed why cell.json --json
     """
-    recorded = _load(cell)
+    recorded, config = _load(cell)
     timeline = undilated(recorded)
     wanted = None if steps is None else parse_steps(steps)
-    specs = tuple(s for s in schedulers(timeline.backend) if _is_possible(timeline, s))
-    found = find_why(timeline, wanted, lambda explained: advise(timeline, explained, specs))
+    found = find_why(timeline, wanted, _adviser(timeline, config))
     if recorded.dilation != 1:
         slower = (
             f"times are the emulated cluster's; real ones are {recorded.dilation:g} times as long"
@@ -98,20 +104,71 @@ def parse_steps(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _load(path: Path) -> Timeline:
-    beside = path if path.name.endswith(SUFFIX) else path.with_name(path.stem + SUFFIX)
-    if path.is_dir() or (path.exists() and not beside.exists()):
+def _load(path: Path) -> tuple[Timeline, RunConfig]:
+    """The timeline, and the settings of its run; a timeline alone tells its backend only."""
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder; expected the record of one run with its *{SUFFIX} beside it, as "
+            "cells/KEY.json of a sweep with --timeline; name that file"
+        )
+    if path.name.endswith(SUFFIX):
+        timeline = decode_timeline(read_file(path), str(path))
+        return timeline, RunConfig(backend=timeline.backend)
+    cell, beside = _finished(path), timeline_of(path)
+    if not beside.exists():
         raise UsageError(
             f"{path} has no {beside.name} beside it; expected the record of a run with --timeline, "
             "or the timeline's own file; run again with --timeline"
         )
-    return decode_timeline(read_file(beside), str(beside))
+    timeline = decode_timeline(read_file(beside), str(beside))
+    if differs := of_another_run(timeline, cell):
+        raise UsageError(
+            f"{beside} is of another run than {path} ({differs}); expected what the same run "
+            f"wrote; run again with --timeline, or give {beside.name} alone"
+        )
+    return timeline, msgspec.structs.replace(cell.config, plan=None, tune=None)
 
 
-def _is_possible(timeline: Timeline, scheduler: str) -> bool:
-    """Whether `testbed run` would take the scheduler on this backend."""
+def _finished(path: Path) -> Cell:
+    """The record of a run that finished."""
+    data = read_file(path)
     try:
-        parts_of(RunConfig(backend=timeline.backend, scheduler=scheduler))
+        cell = decode_cell(data)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{path} is no record of a run ({error}); expected what `testbed run --json` or a "
+            f"sweep wrote, or a *{SUFFIX}"
+        ) from error
+    if cell.status != "ok":
+        reason = last_line(cell.error) or "no reason recorded"
+        raise UsageError(
+            f"the run of {path} failed ({reason}): there is nothing to explain; expected a run "
+            "that finished; run it again with --timeline"
+        )
+    return cell
+
+
+def _adviser(timeline: Timeline, config: RunConfig) -> Adviser:
+    """What may be advised to this run: schedulers that it takes, planned as it would plan them."""
+    specs: list[str] = []
+    if COMPRESSORS.is_default(config):  # else none is advised, and asking would load torch
+        specs = [s for s in schedulers(timeline.backend) if _is_possible(config, s)]
+
+    def make(spec: str, trace: Trace, link: Link) -> Plan:
+        return plan_for(msgspec.structs.replace(config, scheduler=spec), trace, link)
+
+    whole = bool(why_whole(config))
+    return lambda found: advise(timeline, found, specs, make, whole=whole)
+
+
+def _is_possible(config: RunConfig, scheduler: str) -> bool:
+    """Whether `testbed run` would take the scheduler in this run.
+
+    Its workload is not asked: that may be a file of another machine.
+    """
+    axes = [axis for axis in AXES if axis is not WORKLOADS]
+    try:
+        parts_of(msgspec.structs.replace(config, scheduler=scheduler), axes)
     except TestbedError:
         return False
     return True

@@ -31,7 +31,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
-from testbed.prediction.nominal import kind_of, link_among, read_link
+from testbed.prediction.nominal import kind_of, link_among, read_link, seen_in_run
 from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
@@ -168,9 +168,16 @@ def _prepare(
         why_whole(config),
         role,
         codec,
-        kind_of(link) if config.link else "calibrated",
+        _kind(config, link),
         isinstance(workload.recorded, Trace),
     )
+
+
+def _kind(config: RunConfig, link: Link) -> str:
+    if config.link is None:
+        return "calibrated"
+    kind = kind_of(link)
+    return "calibrated" if kind == "held-out" and seen_in_run(config) else kind
 
 
 def _agree_on_plan(

@@ -14,6 +14,7 @@ from testbed.base.link import Link
 from testbed.base.recorder import Asked, Raw, Recorder, Shown, event_cost_s, shown_events
 from testbed.base.units import format_seconds
 from testbed.control.clocks import ClockBursts
+from testbed.launch.plan_options import why_whole
 from testbed.records.cell import Cell
 from testbed.records.timeline import ClockLine, Timeline, TimelineEvent
 from testbed.statistics.clock_line import FittedClock, fit_clock
@@ -136,6 +137,8 @@ def make_timeline(
     zero_s = begun[0][steps[0]] if steps else 0.0
     plan = recorder.plan
     numbers = {} if plan is None else {k: n for n, k in enumerate(describe_messages(plan))}
+    if plan is not None and why_whole(cell.config):  # what was done, not what the plan allows
+        plan = msgspec.structs.replace(plan, crosses_iteration=False)
     lines = {each.rank: _line(each) for each in recorded}
     wanted = set(steps)
     events = [

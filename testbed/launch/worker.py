@@ -273,6 +273,7 @@ def _work(
             torch_threads=torch.get_num_threads(),
             seed=config.seed,
             device=_device_name(config.device),
+            sets=role.backend.facts.sets,
         ),
     )
     if recorder is not None and settings.timeline is not None:

@@ -13,7 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from testbed.base.axes import BACKENDS
+from testbed.base.axes import BACKENDS, COMPRESSORS, WORKLOADS
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import load_link
 from testbed.base.link import Link
@@ -179,8 +180,26 @@ def link_among(link: Link, num_workers: int, backend: str) -> Link:
 def kind_of(link: Link) -> Literal["null", "held-out"]:
     """What a prediction on a given link is: `null` where nothing of it was measured.
 
+    A run that measures another part of its own prediction is not held out, see `seen_in_run`.
+
     Example:
         >>> kind_of(Nominal("10gbit", "50us").link("gloo", 2))
         'null'
     """
     return "null" if NOMINAL in link.extra else "held-out"
+
+
+def seen_in_run(config: RunConfig) -> bool:
+    """Whether a run that predicts measures its own compute (no trace) or its compressor's cost.
+
+    Example:
+        >>> configs = [{}, {"trace": "resnet50-v100"}, {"workload": "replay:resnet50-v100"}]
+        >>> [seen_in_run(RunConfig(**config)) for config in configs]
+        [True, False, False]
+        >>> seen_in_run(RunConfig(workload="replay:resnet50-v100", compressor="fp16"))
+        True
+    """
+    workload = WORKLOADS.find(config.workload)
+    replayed = workload is not None and workload.facts.stretches
+    profiled = not replayed and config.trace is None
+    return profiled or not COMPRESSORS.is_default(config)

@@ -15,7 +15,9 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
         place: of its cell in `Report.cells`.
         step_time_s: the cluster's.
         gain: its step over that of the answer's method, less 1: how much faster that one is.
-        low: lower end of its 95 % interval, runs paired by their round; null: too few runs.
+        low: lower end of its 95 % interval: of two that are ranked, Tukey's, which holds for all
+            pairs at once; else that of the runs, in pairs where they ran in the same rounds, and of
+            the fastest of several lossy methods wider by Bonferroni's rule; null: too few runs.
         high: upper end; null: likewise.
         differs: whether the difference is significant; null: the runs cannot tell.
         test_accuracy: of the method, in the end.

@@ -16,7 +16,7 @@ import re
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
@@ -25,15 +25,17 @@ import msgspec
 
 from testbed.base.errors import UsageError
 from testbed.base.files import to_json
+from testbed.records.cell import CELL_SCHEMA
 from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.store import PLAN
+from testbed.records.timeline import SUFFIX as OF_TIMELINE
 
 PACK_SCHEMA: Final = "testbed.pack/1"
 SUFFIX: Final = ".tar.gz"
 MAX_BYTES: Final = 1 << 28  # of all files together, unpacked
 MANIFEST: Final = "manifest.json"
 _PACKED: Final = (PLAN, f"*{OF_MEMORY}", "cells/*.json", "cells/*.csv", "again/*.json")
-_NAME: Final = r"[A-Za-z0-9_-][\w.-]*"
+_NAME: Final = r"(?!\.)[ -.0-\[\]-~]+"  # ASCII that can be printed, but neither slash nor backslash
 _MEMBER: Final = re.compile(
     rf"{re.escape(PLAN)}|{_NAME}{re.escape(OF_MEMORY)}|(cells|again)/{_NAME}", re.ASCII
 )
@@ -63,8 +65,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, Packed]
 
 
-def pack(folder: Path) -> tuple[bytes, Manifest]:
-    """An archive of a sweep's folder, or of a folder of cells, and what it holds.
+def pack(folder: Path, *, timelines: bool = True) -> tuple[bytes, Manifest, dict[str, str]]:
+    """An archive of a sweep's folder, or of a folder of cells.
+
+    Args:
+        folder: that is packed.
+        timelines: with what the ranks of each run did, where that was recorded.
+
+    Returns:
+        The archive; what it holds; files beside these that were left out -> why.
 
     Raises:
         UsageError: there is no such folder, it holds no cells, or more than an archive may.
@@ -73,11 +82,15 @@ def pack(folder: Path) -> tuple[bytes, Manifest]:
         raise UsageError(
             f"no folder {folder}; give the folder of a sweep, as runs/results/quick-..."
         )
-    files, masked = _collect(folder)
-    if not any(name.startswith("cells/") for name in files):
-        raise UsageError(f"{folder} holds no cells; give the folder of a sweep that has run")
-    if (size := sum(map(len, files.values()))) > MAX_BYTES:
-        raise UsageError(f"{folder} holds {size} bytes of records; expected at most {MAX_BYTES}")
+    found, left_out = _collect(folder, timelines)
+    if not any(name.startswith("cells/") and _names_cell(name) for name in found):
+        raise UsageError(_no_cells(folder, left_out))
+    files: dict[str, bytes] = {}
+    masked = 0
+    for path, data in found.items():
+        files[path], count = _portable(data) if path.endswith(".json") else (data, 0)
+        masked += count
+    _check_size(folder, files)
     listed = {n: Packed(hashlib.sha256(data).hexdigest(), len(data)) for n, data in files.items()}
     name = re.sub(r"[^\w.-]", "_", folder.resolve().name, flags=re.ASCII).lstrip(".") or "sweep"
     manifest = Manifest(name=name, masked=masked, files=listed)
@@ -90,31 +103,86 @@ def pack(folder: Path) -> tuple[bytes, Manifest]:
                 tar.addfile(member, io.BytesIO(data))
             except ValueError as error:
                 raise UsageError(f"{folder}: {path} cannot be packed: {error}; rename it") from None
-    return gzip.compress(plain.getvalue(), 9, mtime=0), manifest
+    return gzip.compress(plain.getvalue(), 9, mtime=0), manifest, left_out
 
 
-def _collect(folder: Path) -> tuple[dict[str, bytes], int]:
-    """The files to pack, and how many paths in them were cut."""
+def _collect(folder: Path, timelines: bool) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The files to pack by their names in the archive, and those left out with the reason."""
     found = {path for pattern in _PACKED for path in folder.glob(pattern)}
     if not (folder / "cells").is_dir():  # a folder of cells alone
         found |= set(folder.glob("*.json"))
-    files, masked = {}, 0
+    files: dict[str, bytes] = {}
+    left_out: dict[str, str] = {}
     for path in sorted(found):
-        name = path.relative_to(folder).as_posix()
+        own = name = path.relative_to(folder).as_posix()
         in_root = name == PLAN or name.endswith(OF_MEMORY)
         name = name if "/" in name or in_root else f"cells/{name}"
-        if not (_MEMBER.fullmatch(name) and path.is_file()) or _is_linked(folder, path):
+        if name.endswith(OF_TIMELINE) and not timelines:
             continue
-        data = path.read_bytes()
-        if path.suffix == ".json":
-            data, count = _portable(data)
-            masked += count
-        files[name] = data
-    return files, masked
+        why = _objection(folder, path, name)
+        data = b"" if why else path.read_bytes()
+        if why or (_names_cell(name) and not _is_cell(data)):
+            left_out[own] = why or f"it is no whole {CELL_SCHEMA}"
+        else:
+            files[name] = data
+    return files, left_out
 
 
-def _is_linked(folder: Path, path: Path) -> bool:
-    return path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
+def _objection(folder: Path, path: Path, name: str) -> str:
+    """Why a file is not even read; empty: nothing speaks against it."""
+    if path.is_symlink() or (path.parent != folder and path.parent.is_symlink()):
+        return "it is a link, or in one; copy it"
+    if not path.is_file():
+        return "it is no file"
+    if not _MEMBER.fullmatch(name):
+        return "its name begins with a dot or has other signs than ASCII's; rename it"
+    return ""
+
+
+def _names_cell(name: str) -> bool:
+    """Whether a file of an archive is a cell by its name."""
+    in_folder = name.startswith(("cells/", "again/")) and name.endswith(".json")
+    return in_folder and not name.endswith((OF_MEMORY, OF_TIMELINE))
+
+
+class _Head(msgspec.Struct):
+    """What is read of a file to know what it is."""
+
+    schema: str = ""
+
+
+def _is_cell(data: bytes) -> bool:
+    try:
+        return msgspec.json.decode(data, type=_Head).schema.startswith("testbed.cell/")
+    except msgspec.DecodeError:
+        return False
+
+
+def _no_cells(folder: Path, left_out: Mapping[str, str]) -> str:
+    """What to tell of a folder without cells of its own."""
+    sweeps = sorted(path.parent for path in folder.rglob(PLAN) if path.parent != folder)
+    if sweeps:
+        names = ", ".join(map(str, sweeps[:3])) + (", ..." if len(sweeps) > 3 else "")
+        return (
+            f"{folder} holds no cells of its own, but {len(sweeps)} sweep(s): {names}; pack each "
+            f"by itself, as testbed pack {sweeps[0]}"
+        )
+    told = "".join(f"; {name} is left out: {why}" for name, why in list(left_out.items())[:3])
+    return f"{folder} holds no cells{told}; give the folder of a sweep that has run"
+
+
+def _check_size(folder: Path, files: Mapping[str, bytes]) -> None:
+    size = sum(map(len, files.values()))
+    if size <= MAX_BYTES:
+        return
+    of_timelines = sum(len(data) for name, data in files.items() if name.endswith(OF_TIMELINE))
+    remedy = "copy the folder as it is, which report, diff and rerun read as well"
+    if size - of_timelines <= MAX_BYTES:
+        remedy = "leave the timelines out with --no-timelines"
+    raise UsageError(
+        f"{folder} holds {size} bytes of records, {of_timelines} of them timelines; expected at "
+        f"most {MAX_BYTES}; {remedy}"
+    )
 
 
 def _portable(data: bytes) -> tuple[bytes, int]:

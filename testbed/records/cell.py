@@ -206,9 +206,9 @@ class Cell(msgspec.Struct, kw_only=True):
             link (null: nothing was added). Under plans by priority or in halves the link stays
             fitted to messages of such steps, so that less is taken away than rehearsing gave.
         prediction: what kind it is: `null` (nominal rate and latency), `held-out` (a link that was
-            fitted before, nothing of this cell seen), `calibrated` (a link measured in this very
-            cell, with `--rehearse` in steps of its plan); empty without one, and in records of
-            before (see `reporting.prediction.kind_of`).
+            fitted before, nothing of this cell seen), `calibrated` (its link, compute or compressor
+            measured in this very cell, with `--rehearse` in steps of its plan); empty without one,
+            and in records of before (see `reporting.prediction.kind_of`).
         link: the link that it was predicted with: start-up, time per byte, pieces, slow-down of
             concurrent messages, in the time of the emulated cluster (null: no profile was made);
             missing_s: of each rehearsed step, what its start-up was raised by (their median);

@@ -109,6 +109,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         cells: that both have.
         only_a: cells without a counterpart, each with what the nearest of B differs in.
         only_b: the same of B.
+        runs_only_a: finished runs of each cell in `only_a`.
         environment: what differs between the sides' environments -> values of A, values of B.
         gated: one entry for each limit and cell.
         notes: what else has to be known.
@@ -121,6 +122,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[CellDiff, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    runs_only_a: tuple[int, ...] = ()
     environment: dict[str, tuple[str, str]]
     gated: tuple[Gated, ...] = ()
     notes: tuple[str, ...] = ()

@@ -27,6 +27,9 @@ PREFIXES = (
     "CUDA_VISIBLE",
 )
 
+# Key of what a backend set for itself in that run, in words; not there in older records.
+SETS = "sets"
+
 # An absolute path: a slash at the beginning of a word (so not of 10.0.0.0/24, and/or, tcp://host).
 _PATH = re.compile(r"(?<![\w./])/(?=[\w.])[^\s:,;=\"'()\[\]]*")
 
@@ -56,6 +59,16 @@ def describe_environment(variables: Mapping[str, str] | None = None, **more: Any
         },
         **more,
     }
+
+
+def program_of(environment: Mapping[str, Any]) -> tuple[str, str]:
+    """Commit and platform of a record: runs that differ in them were not made alike.
+
+    Example:
+        >>> program_of({"commit": "abc-dirty", "platform": "Linux-6.1"})
+        ('abc-dirty', 'Linux-6.1')
+    """
+    return str(environment.get("commit") or ""), str(environment.get("platform") or "")
 
 
 def without_machine_paths(text: str, working_dir: str) -> str:

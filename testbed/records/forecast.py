@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.base.files import read_file, read_object, to_json
+from testbed.base.files import encode_link, read_file, read_object, to_json
+from testbed.base.link import Link
+from testbed.prediction.nominal import parse_nominal, read_link
 
 FORECAST_SCHEMA: Final = "testbed.forecast/1"
 FEW, MANY, OVERTAKING = "few messages", "a message per tensor", "priority and halves"
@@ -47,7 +50,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         name: of the sweep.
         written: when, UTC, as ISO 8601 has it.
         commit: of the source tree.
-        links: digest of each link that times are of, by the name of its file.
+        links: `link_digest` of each link that times are of, by the name of its file.
         codecs: digest of the costs of compressors, by the backend that they are for; `all`: every
             other one.
         cells: one for each of the sweep.
@@ -78,6 +81,39 @@ def digest_of(forecast: Forecast) -> str:
     if not forecast.codecs:
         del content["codecs"]
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
+
+
+def link_digest(link: Link) -> str:
+    """SHA-256 of what a link says, however its file is laid out, 32 hexadecimal digits.
+
+    Example:
+        >>> one = Link(backend="gloo", num_workers=2, latency_s=1e-4, seconds_per_byte=1e-9)
+        >>> link_digest(one) == link_digest(msgspec.structs.replace(one, latency_s=2e-4))
+        False
+    """
+    return hashlib.sha256(encode_link(link)).hexdigest()[:32]
+
+
+def link_digests(named: Iterable[str | None]) -> dict[str, str]:
+    """The digest of each link that is a file, by its name as given, as `Forecast.links` has it.
+
+    Nominal numbers have none, nor has a file that cannot be read: the run that needs it says why.
+
+    Args:
+        named: links as `RunConfig.link` names them; None: no link.
+
+    Example:
+        >>> link_digests(["rate=10gbit,latency=50us", "no-such-file.json", None])
+        {}
+    """
+    found = {}
+    for name in dict.fromkeys(each for each in named if each is not None):
+        try:
+            if parse_nominal(name) is None:
+                found[name] = link_digest(read_link(name))
+        except UsageError:
+            continue
+    return found
 
 
 def sealed(forecast: Forecast) -> Forecast:

@@ -22,7 +22,6 @@ import datetime
 import fcntl
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ import msgspec
 
 from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
+from testbed.base.files import go_on, sync_folder, to_json
+from testbed.base.files import write_atomically as write_atomically
 from testbed.records.cell import Cell, decode_cell, encode_cell
 from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.timeline import SUFFIX as OF_TIMELINE
@@ -62,6 +62,8 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         command: shell command that started it.
         tasks: how many tasks of a Slurm array share the runs.
         timeline: each run records what its ranks do.
+        links: digest of each link file that cells name, by its name there, when the sweep began, as
+            `Forecast.links` has it; empty: no cell names one, or they were not recorded yet.
     """
 
     schema: Literal["testbed.sweep/1"] = SWEEP_SCHEMA
@@ -78,16 +80,13 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     command: str = ""
     tasks: int = 1
     timeline: bool = False
+    links: dict[str, str] = {}
 
     def runs(self, share: int | None = None) -> Iterator[tuple[str, RunConfig]]:
         """Key and configuration of each run, in order; of one task's share: every so many-th."""
         own = self.order if share is None else self.order[share :: self.tasks]
         for key, index, repeat in own:
             yield key, msgspec.structs.replace(self.cells[index], repeat=repeat)
-
-
-def _go_on(point: str) -> None:
-    """The default at every named point of a write: nothing happens there."""
 
 
 def cell_key(config: RunConfig) -> str:
@@ -100,39 +99,6 @@ def cell_key(config: RunConfig) -> str:
     return hashlib.sha256(msgspec.json.encode(identity(config))).hexdigest()[:KEY_LENGTH]
 
 
-def write_atomically(path: Path, data: bytes, *, at: Callable[[str], None] = _go_on) -> None:
-    """Write a file that others see whole or not at all, even if the machine loses power.
-
-    Args:
-        path: the file; its folder exists.
-        data: all of its content.
-        at: called with the name of each point that is passed; a test ends the process there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with temporary.open("wb") as file:
-        at("opened")
-        file.write(data[: len(data) // 2])
-        file.flush()
-        at("half-written")
-        file.write(data[len(data) // 2 :])
-        file.flush()
-        at("written")
-        os.fsync(file.fileno())
-    at("synced")
-    temporary.replace(path)
-    at("renamed")
-    _sync_folder(path.parent)
-    at("done")
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 @dataclass(frozen=True)
 class Store:
     """One sweep's folder.
@@ -143,7 +109,7 @@ class Store:
     """
 
     path: Path
-    at: Callable[[str], None] = _go_on
+    at: Callable[[str], None] = go_on
 
     @property
     def cells(self) -> Path:
@@ -201,7 +167,7 @@ class Store:
     def make_others(self) -> None:
         """The folder for `write_pair`."""
         self.others.mkdir(exist_ok=True)
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
     def write_pair(self, key: str, counting: Cell, other: Cell) -> None:
         """Keep both runs of a cell that was run again: the other one first, so that none is lost.
@@ -214,7 +180,8 @@ class Store:
     def keep_timeline(self, key: str, result: Path, folder: Path) -> None:
         """Put what a run's ranks did, if they recorded it, where its cell is.
 
-        A run that is killed before that leaves a cell without a timeline, never with another's.
+        A run that is killed before that, or records none, leaves a cell without a timeline, never
+        with another's.
 
         Args:
             key: of the cell.
@@ -222,8 +189,11 @@ class Store:
             folder: `cells` or `others`.
         """
         made = timeline_of(result)
+        kept = folder / f"{key}{OF_TIMELINE}"
         if made.exists():
-            made.replace(folder / f"{key}{OF_TIMELINE}")
+            made.replace(kept)
+        elif made != kept:
+            kept.unlink(missing_ok=True)
 
     def repeated(self) -> set[str]:
         """Keys of the cells of which both runs are there and can be read."""

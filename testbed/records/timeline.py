@@ -11,9 +11,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Plan, to_builtins
+from testbed.records.cell import Cell
 
 TIMELINE_SCHEMA: Final = "testbed.timeline/1"
 SUFFIX: Final = ".timeline.json"  # of the file beside a cell's
@@ -240,7 +242,12 @@ def encode_timeline(timeline: Timeline) -> bytes:
         if event.kind == "send":
             drawn[-1]["args"] = {"num_bytes": event.num_bytes}
     named = [
-        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _process(timeline, rank)}}
+        {
+            "ph": "M",
+            "name": "process_name",
+            "pid": rank,
+            "args": {"name": process_of(timeline, rank)},
+        }
         for rank in sorted({rank for rank, _ in threads})
     ]
     named += [
@@ -298,6 +305,24 @@ def _title(kind: str) -> str:
     return "" if kind in ("step", "compute", "update") else f"{kind} "
 
 
-def _process(timeline: Timeline, rank: int) -> str:
+def process_of(timeline: Timeline, rank: int) -> str:
+    """What a rank or server is called, as `server 0`."""
     servers = rank - timeline.num_workers
     return f"rank {rank}" if servers < 0 else f"server {servers}"
+
+
+def of_another_run(timeline: Timeline, cell: Cell) -> str:
+    """What shows that a timeline and a cell are of two runs, in words; empty: nothing does.
+
+    What one of them does not tell is not compared. Nor are plans: one that sizes alone decide is
+    made anew after the first step, and the cell has the digest of the first.
+    """
+    told = {
+        "began": (cell.environment.get("began"), timeline.environment.get("began")),
+        "backend": (BACKENDS.today(cell.backend), BACKENDS.today(timeline.backend)),
+        "scheduler": (cell.scheduler, timeline.scheduler),
+        "compressor": (cell.config.compressor, timeline.compressor),
+        "workers": (cell.num_workers, timeline.num_workers),
+    }
+    differ = {what: pair for what, pair in told.items() if all(pair) and pair[0] != pair[1]}
+    return ", ".join(f"{what} {a} in the cell, {b} there" for what, (a, b) in differ.items())

@@ -22,7 +22,7 @@ from testbed.reporting.work import (
     is_exact,
     is_upper_bound,
 )
-from testbed.statistics.runs import Comparison, compare
+from testbed.statistics.runs import LEVEL, Comparison, Ratio, compare
 
 Cells = Mapping[int, ReportCell]  # by place
 
@@ -86,12 +86,13 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
     others = [p for p in places[1:] if p not in tied]
     if ranked:
         others = [p for p in others if not _depends(methods[p])]
-    usual = _usual(methods)
+    usual, lossy = _usual(methods), _lossy(cells, methods)
 
     def beside(place: int | None) -> Beside | None:
         if place is None or place == first:
             return None
-        return _beside(cells[place], best, place, setting.names[place], found, first)
+        rivals = len(lossy) if place in lossy else 1
+        return _beside(cells[place], best, place, setting.names[place], found, first, rivals)
 
     low_s, high_s = range_of(best)
     share = best.efficiency
@@ -123,7 +124,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
         if predicted is None
         else (methods[predicted].predicted_step_time_s or 0.0) / best.dilation,
         unranked=_may_be_faster(every, methods, found, first, setting),
-        compressed=beside(_fastest_lossy(cells, methods)),
+        compressed=beside(next(iter(lossy), None)),
         memory=memory,
         cheapest=cheapest,
     )
@@ -162,17 +163,32 @@ def _usual(methods: Cells) -> int | None:
 
 
 def _beside(
-    cell: ReportCell, best: ReportCell, place: int, name: str, found: Comparison, first: int
+    cell: ReportCell,
+    best: ReportCell,
+    place: int,
+    name: str,
+    found: Comparison,
+    first: int,
+    num_candidates: int = 1,
 ) -> Beside:
-    ratio = runs_ratio(cell, best)
+    """Of two that are ranked, the interval that the ranks go by; else that of their runs.
+
+    That one holds for a pair that was chosen before: of the fastest of several candidates it is
+    as much wider as Bonferroni asks for.
+    """
+    both_ranked = {str(place), str(first)} <= found.ranks.keys()
+    if both_ranked:
+        ratio: Ratio | None = found.ratio(str(place), str(first))
+    else:
+        ratio = runs_ratio(cell, best, 1 - LEVEL / num_candidates)
     assert ratio is not None  # both have a step time, so both have runs
-    sure = min(len(cell.run_medians_s), len(best.run_medians_s)) >= SURE_RUNS
+    sure = both_ranked or min(len(c.run_medians_s) for c in (cell, best)) >= SURE_RUNS
     low, high = (
         (ratio.low - 1, ratio.high - 1)
         if sure and ratio.low is not None and ratio.high is not None
         else (None, None)
     )
-    if str(place) in found.ranks and str(first) in found.ranks:
+    if both_ranked:
         differs: bool | None = str(place) not in found.tied[str(first)]
     else:
         differs = None if low is None or high is None else not low <= 0 <= high
@@ -219,14 +235,15 @@ def _overlap(cell: ReportCell, best: ReportCell) -> bool:
     return min(cell.run_medians_s) <= max(best.run_medians_s)
 
 
-def _fastest_lossy(cells: Cells, methods: Cells) -> int | None:
+def _lossy(cells: Cells, methods: Cells) -> list[int]:
+    """The places of lossy methods, the fastest first."""
     lossy = [
         place
         for place, cell in cells.items()
         if place not in methods and compresses(cell) and is_compared(cell)
     ]
     lossy = [p for p in lossy if cells[p].config.memory == MEMORY.default] or lossy
-    return min(lossy, key=lambda place: step_s(cells[place]), default=None)
+    return sorted(lossy, key=lambda place: step_s(cells[place]))
 
 
 def peak_bytes(cell: ReportCell) -> int | None:

@@ -122,6 +122,7 @@ def diff(a: Side, b: Side) -> Diff:
         cells=tuple(cells),
         only_a=tuple(_alone(one, only_b) for one in only_a),
         only_b=tuple(_alone(one, only_a) for one in only_b),
+        runs_only_a=tuple(len(one.ok) for one in only_a),
         environment=environment_differences(runs_a, runs_b),
         notes=(*(f"A: {note}" for note in a.notes), *(f"B: {note}" for note in b.notes)),
     )

@@ -23,41 +23,49 @@ UNRANKED: Final = frozenset(get_args(Verdict)) - {""}  # verdicts of cells that 
 
 
 def dilation_verdict(
-    num_messages: int, times_s: Mapping[float, float], cores_busy: float | None = None
+    num_messages: int, times_s: Mapping[float, float], at: float, cores_busy: float | None = None
 ) -> Verdict:
-    """What the times of one cell at several dilations tell; empty: they are the cluster's.
+    """What a cell's times at several dilations tell of one of them; empty: it is the cluster's.
 
     With dilation D the network and the replayed compute take D times as long, the work of the hosts
-    for a message does not: it seems to take 1 / D. A plan of few messages has little of it, unless
-    its bytes keep the cores busy. One of more than 32 a step, or whose cores were busy for 75 % of
-    the time or more, is held to
+    for a message does not: it seems to take 1 / D. So a time is the cluster's if it lies between
+    two dilations that agree:
 
-        |T(D') / T(D) - 1| < 5 %,   D the smallest dilation, D' the smallest of at least 4 D
+        |T(D2) / T(D1) - 1| < 5 %,   D1 <= D <= D2,   D2 >= 4 D1
+
+    Where there are no two such dilations, a plan of more than 32 messages a step, or one whose
+    cores were busy for 75 % of the time or more, is not checked; one of few messages has little of
+    that work unless its bytes keep the cores busy, and is taken as it is.
 
     Args:
         num_messages: of a step.
         times_s: dilation -> step in the emulated cluster's seconds.
+        at: the dilation of the cell, D.
         cores_busy: share of the time in which the cores were; None: not recorded.
 
     Example:
-        >>> dilation_verdict(200, {10.0: 0.193, 40.0: 0.1445})
+        >>> dilation_verdict(200, {10.0: 0.193, 40.0: 0.1445}, 40.0)
         'depends on dilation'
-        >>> dilation_verdict(200, {10.0: 0.145, 40.0: 0.1445}), dilation_verdict(3, {10.0: 0.2})
-        ('', '')
-        >>> dilation_verdict(200, {10.0: 0.193})
-        'dilation not checked'
-        >>> dilation_verdict(8, {10.0: 0.2}, cores_busy=0.78)
+        >>> dilation_verdict(200, {10.0: 0.193, 20.0: 0.146, 80.0: 0.1445}, 40.0)
+        ''
+        >>> dilation_verdict(200, {10.0: 0.193}, 10.0), dilation_verdict(3, {10.0: 0.2}, 10.0)
+        ('dilation not checked', '')
+        >>> dilation_verdict(8, {10.0: 0.2}, 10.0, cores_busy=0.78)
         'cores busy'
     """
-    many = num_messages > MANY_MESSAGES
-    if not (many or (cores_busy or 0.0) >= BUSY_CORES) or set(times_s) == {1.0}:
+    if set(times_s) == {1.0}:
         return ""
-    least = min(times_s)
-    apart = [dilation for dilation in times_s if dilation >= APART * least]
-    if not apart:
-        return "dilation not checked" if many else "cores busy"
-    ratio = times_s[min(apart)] / times_s[least]
-    return "" if abs(ratio - 1) < AGREE else "depends on dilation"
+    around = [
+        abs(times_s[more] / times_s[less] - 1)
+        for less in times_s
+        for more in times_s
+        if less <= at <= more and more >= APART * less
+    ]
+    if around:
+        return "" if min(around) < AGREE else "depends on dilation"
+    if num_messages > MANY_MESSAGES:
+        return "dilation not checked"
+    return "cores busy" if (cores_busy or 0.0) >= BUSY_CORES else ""
 
 
 def dilation_verdicts(cells: Sequence[ReportCell]) -> list[Verdict]:
@@ -73,7 +81,7 @@ def dilation_verdicts(cells: Sequence[ReportCell]) -> list[Verdict]:
     return [
         ""
         if key not in measured
-        else dilation_verdict(cell.num_messages or 0, measured[key], cell.cores_busy)
+        else dilation_verdict(cell.num_messages or 0, measured[key], cell.dilation, cell.cores_busy)
         for key, cell in zip(keys, cells, strict=True)
     ]
 
@@ -85,10 +93,9 @@ def describe_dilation(cells: Sequence[ReportCell]) -> list[str]:
     notes = []
     if any(cell.rank_note == "depends on dilation" for cell in cells):
         notes.append(
-            f"depends on dilation: of {held}, and of others that {busy}; steps at two dilations, "
-            f"one at least {APART:g} times the other, differ by {100 * AGREE:.0f} % or more: part "
-            "of the time is the work of this machine's cores, not the network's, and the cell is "
-            "not ranked"
+            f"depends on dilation: steps at two dilations around it, one at least {APART:g} times "
+            f"the other, differ by {100 * AGREE:.0f} % or more: part of the time is the work of "
+            "this machine's cores, not the network's, and the cell is not ranked"
         )
     if any(cell.rank_note == "dilation not checked" for cell in cells):
         notes.append(

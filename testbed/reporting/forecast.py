@@ -8,27 +8,30 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.noise.steal_time import TOO_MUCH, stolen_of
 from testbed.records.cell import Cell
+from testbed.records.environment import program_of
 from testbed.records.forecast import Forecast, ForecastCell
 from testbed.records.report import ForecastRow, ForecastScore
 from testbed.reporting.cores import BUSY, is_core_bound
+from testbed.statistics.runs import pooled_spread
 from testbed.statistics.summary import quantile
 
 BEGAN = "began"  # key of a cell's environment
 RESAMPLES = 2000
-LEAST_CELLS = 3  # fewer say nothing of an interval
+LEAST_CELLS = 10  # fewer have too few resamples for an interval
 MISS_SPREADS = 3.0  # a miss of more than so many times the cell's own spread is named
 
 FORMULA = (
     "error = |predicted / measured - 1|; skill = 1 - sum |ln(held-out / measured)| / "
     "sum |ln(null / measured)| over the cells that have both: 1 = no error, 0 = no better than "
-    "nominal numbers, [95 % bootstrap over cells]; spread = standard deviation of ln(median step) "
-    "over the runs of a cell"
+    "nominal numbers, [95 % bootstrap over cells, from 10 on]; spread = standard deviation of "
+    "ln(median step) over the runs of a cell, pooled within each program and machine that made them"
 )
 
 
@@ -47,7 +50,11 @@ class Compared:
     held_out_s: Mapping[RunConfig, float] = field(default_factory=dict)
 
 
-def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
+def compare(
+    forecast: Forecast,
+    runs: Iterable[tuple[str, Cell]],
+    links: Mapping[str, frozenset[str]] = MappingProxyType({}),
+) -> Compared:
     """The cells that a forecast speaks of, beside it.
 
     Cells that began before it was written, or do not tell when they did, are left out and told; so
@@ -56,6 +63,7 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
     Args:
         forecast: with a digest that was checked (`load_forecast`).
         runs: key without a repeat and record of each finished run.
+        links: digests of each link file when the sweeps began, by its name.
     """
     foreseen = {cell.key: cell for cell in forecast.cells}
     written = datetime.fromisoformat(forecast.written)
@@ -84,6 +92,7 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
         f"forecast {forecast.digest} of {forecast.name}, written {forecast.written}: unchanged "
         f"since, and older than each of the {len(rows)} cells that it is held against"
     ]
+    notes += _of_links(forecast, links)
     left_out = {
         "began before it was written": early,
         "do not tell when they began": undated,
@@ -95,15 +104,12 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
         if names
     ]
     others = [
-        _name(cell)
-        for key, cells in groups.items()
-        for cell in cells[:1]
-        if cell.plan_digest and cell.plan_digest != foreseen[key].plan_digest
+        _name(cells[0]) for key, cells in groups.items() if _of_other_plan(foreseen[key], cells)
     ]
     if others:
         notes.append(
-            f"{len(others)} cells ran another plan than the one that the forecast is of (they "
-            f"planned on a link of their own): {_listed(others)}"
+            f"{len(others)} cells ran another plan than the one that the forecast is of: "
+            f"{_listed(others)}"
         )
     silent = [cell for cell in forecast.cells if cell.held_out_s is None]
     notes += [f"not foreseen: {cell.name}: {cell.why_not}" for cell in silent]
@@ -112,10 +118,36 @@ def compare(forecast: Forecast, runs: Iterable[tuple[str, Cell]]) -> Compared:
     return Compared(tuple(rows), tuple(notes), held_out_s)
 
 
+def _of_links(forecast: Forecast, links: Mapping[str, frozenset[str]]) -> list[str]:
+    """Whether the cells had the links that the forecast is of, and what cannot be told of it."""
+    told = []
+    if (forecast.commit or "").endswith("-dirty"):
+        told.append(
+            f"the forecast was written by {forecast.commit}: with changes that no commit holds"
+        )
+    common = forecast.links.keys() & links.keys()
+    changed = sorted(name for name in common if links[name] != {forecast.links[name]})
+    if changed:
+        told.append(
+            f"links that changed between the forecast and its cells: {', '.join(changed)}: what it "
+            "foresees is of other links"
+        )
+    elif common:
+        told.append(f"the {len(common)} links that cells name are those of the forecast (digests)")
+    elif forecast.links:
+        told.append(
+            "whether cells had the forecast's links cannot be told: their sweep keeps no digests"
+        )
+    return told
+
+
 def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
     if foreseen.held_out_s is None:
         return None
     logs = [math.log(cell.step_time_s) for cell in cells if cell.step_time_s]
+    alike: dict[object, list[float]] = {}
+    for cell in cells:
+        alike.setdefault(program_of(cell.environment), []).append(cell.step_time_s or 0.0)
     return ForecastRow(
         name=foreseen.name,
         backend=foreseen.backend,
@@ -124,7 +156,7 @@ def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
         null_s=foreseen.null_s,
         measured_s=math.exp(statistics.fmean(logs)),
         num_runs=len(logs),
-        spread=statistics.stdev(logs) if len(logs) > 1 else None,
+        spread=pooled_spread(alike.values()),
         why=_why(foreseen, cells),
     )
 
@@ -135,7 +167,7 @@ def _why(foreseen: ForecastCell, cells: Sequence[Cell]) -> str:
     What only makes steps longer explains no step that was shorter than foreseen.
     """
     told = []
-    if any(cell.plan_digest and cell.plan_digest != foreseen.plan_digest for cell in cells):
+    if _of_other_plan(foreseen, cells):
         told.append("another plan was carried out")
     slower = all((cell.step_time_s or 0.0) > (foreseen.held_out_s or 0.0) for cell in cells)
     if slower and all(map(is_core_bound, cells)):
@@ -143,6 +175,20 @@ def _why(foreseen: ForecastCell, cells: Sequence[Cell]) -> str:
     if slower and statistics.median(stolen_of(cell) or 0.0 for cell in cells) >= TOO_MUCH:
         told.append(f"the host took {100 * TOO_MUCH:.0f} % or more of the cores' time")
     return ", ".join(told)
+
+
+def _of_other_plan(foreseen: ForecastCell, cells: Sequence[Cell]) -> bool:
+    """Whether plans differ by more than the rounding of what decided about them.
+
+    One whose own prediction is the forecast's tells no other step than it.
+    """
+
+    def as_foreseen(cell: Cell) -> bool:
+        own_s, held_out_s = cell.predicted_step_time_s, foreseen.held_out_s
+        return own_s is not None and held_out_s is not None and math.isclose(own_s, held_out_s)
+
+    digests = {cell.plan_digest for cell in cells if not as_foreseen(cell)} - {""}
+    return bool(foreseen.plan_digest and digests - {foreseen.plan_digest})
 
 
 def scores(rows: Sequence[ForecastRow]) -> list[ForecastScore]:

@@ -77,14 +77,15 @@ def gate(found: Diff, limits: Sequence[Limit]) -> tuple[Gated, ...]:
     Breached: the difference is significant and beyond the limit; or a cell that finished in A
     failed in B. Undecided: not breached, and the runs could not have told a difference of the
     limit's size (the interval reaches beyond it), did other work, failed more often in B, or are
-    not there; or no cell of A finished. A limit of 0 allows no significant difference at all;
-    whatever is not significant holds it.
+    not there; or no cell of A finished. What failed in A guards nothing, whether B has it or not. A
+    limit of 0 allows no significant difference at all; whatever is not significant holds it.
     """
     gated = [_gate(cell, limit) for limit in limits for cell in found.cells]
     missing = [
         Gated(limit=limit.text, cell=cell, verdict="undecided", why="B has no such cell")
         for limit in limits
-        for cell in found.only_a
+        for cell, runs in zip(found.only_a, found.runs_only_a, strict=True)
+        if runs
     ]
     judged = (*(each for each in gated if each is not None), *missing)
     return judged or tuple(

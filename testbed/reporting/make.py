@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from testbed.records.environment import program_of
 from testbed.records.report import Report, ReportCell
-from testbed.reporting.aggregate import Collected, aggregate
+from testbed.reporting.aggregate import Collected, Found, aggregate
 from testbed.reporting.answer import answers
 from testbed.reporting.compression import (
     break_evens,
@@ -60,7 +62,8 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     rows = () if compared is None else compared.rows
     forecast = scores(rows)
     foreseen = [*(() if compared is None else compared.notes), *describe(rows, forecast)]
-    busy, rest = describe_cores(runs), [*describe_again(runs), *collected.notes]
+    busy = [*_programs(collected.cells), *describe_cores(runs)]
+    rest = [*describe_again(runs), *collected.notes]
     return Report(
         cells=cells,
         answers=answers(cells),
@@ -90,6 +93,25 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
         cautions=[*foreseen, *busy, *rest],
         provenance=provenance(run.environment for run in runs),
     )
+
+
+def _programs(found: Iterable[Found]) -> list[str]:
+    """A note where repeats of one cell were made by different programs or machines."""
+    repeats: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    for each in found:
+        if each.cell.status == "ok":
+            made_by = program_of(each.cell.environment)
+            repeats.setdefault((each.source, each.group), Counter())[made_by] += 1
+    mixed = [counts for counts in repeats.values() if len(counts) > 1]
+    if not mixed:
+        return []
+    total = sum(mixed, Counter[tuple[str, str]]())
+    told = [f"{runs} by commit {commit} on {where}" for (commit, where), runs in total.items()]
+    return [
+        f"repeats of {len(mixed)} cells were made by different programs or machines "
+        f"({', '.join(told)}): what changed between them is in their spread and intervals, and in "
+        "what is called significant"
+    ]
 
 
 def _notes(cells: Sequence[ReportCell]) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
-from testbed.base.parts import Axis
+from testbed.base.parts import OURS, RECONSTRUCTION, Axis
 from testbed.records.cell import Cell
 
 
@@ -70,6 +71,30 @@ def marks_of(cell: Cell) -> str:
         if marks:
             told.append(f"{part.text}: {marks}")
     return "; ".join(told)
+
+
+def marks_text(cells: Iterable[Cell]) -> str:
+    """The methods of a table that are no published rules, were tuned or could have been.
+
+    Example:
+        >>> from testbed.base.config import RunConfig
+        >>> configs = [RunConfig(scheduler=name) for name in ("wfbp", "pace", "optimal:channels=2")]
+        >>> marks_text(Cell(backend="gloo", workload="w", num_workers=2, config=c) for c in configs)
+        'reconstruction: pace; ours: optimal; set by hand: optimal:channels=2; untuned: pace'
+    """
+    named: dict[str, dict[str, None]] = {mark: {} for mark in (RECONSTRUCTION, OURS)}
+    tuned: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        axis = _method_axis(cell)
+        part = axis.find(axis.of(cell.config))
+        if part is None:
+            continue
+        for link in part.links:
+            named.get(link.part.origin, {})[link.name] = None
+        if (tuning := tuning_of(cell)) != "-":
+            tuned.setdefault(tuning, {})[short_text(part.text)] = None
+    each = {**named, **dict(sorted(tuned.items()))}
+    return "; ".join(f"{mark}: {', '.join(names)}" for mark, names in each.items() if names)
 
 
 def tuning_of(cell: Cell) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from testbed.prediction.nominal import seen_in_run
 from testbed.records.cell import Cell, MemoryResult
 from testbed.records.report import PredictionError, ReportCell
 
@@ -16,7 +17,8 @@ BEFORE = "those plans before rehearsing"
 def kind_of(cell: Cell) -> str:
     """`null`, `held-out` or `calibrated`, see `Cell.prediction`; empty without a prediction.
 
-    Records of before do not say. Without `--link` they measured the link in the cell itself.
+    Records of before do not say, or called those held-out that timed their own compressor or
+    profiled their own compute. Without `--link` they measured the link in the cell itself.
 
     Example:
         >>> from testbed.base.config import RunConfig
@@ -26,14 +28,22 @@ def kind_of(cell: Cell) -> str:
     """
     if cell.predicted_step_time_s is None:
         return ""
-    return cell.prediction or ("calibrated" if cell.config.link is None else "held-out")
+    told = cell.prediction or ("calibrated" if cell.config.link is None else "held-out")
+    return "calibrated" if told == "held-out" and seen_in_run(cell.config) else told
 
 
 KINDS: Final = {
-    "null": "nominal rate and latency, nothing measured",
+    "null": "nominal rate and latency, no link measured",
     "held-out": "on links that were fitted before, nothing of the cells seen",
-    "calibrated": "on links that were measured in the cells themselves: no forecasts",
+    "calibrated": "with links, compute or compressors measured in the cells themselves: no "
+    "forecasts",
 }
+
+
+def kinds_text(cells: Iterable[Cell]) -> str:
+    """Of which kinds the predictions of a table are; empty: it has none."""
+    found = dict.fromkeys(filter(None, map(kind_of, cells)))
+    return f"pred.: {', '.join(found)}" if found else ""
 
 
 def describe_kinds(cells: Iterable[Cell]) -> list[str]:

@@ -20,9 +20,10 @@ from testbed.reporting.answer import (
     why_not_ranked,
 )
 from testbed.reporting.answer_text import SURE_RUNS
-from testbed.reporting.naming import part_of, short_text
+from testbed.reporting.naming import marks_text, part_of, short_text
+from testbed.reporting.prediction import kinds_text
 from testbed.reporting.ranking import is_compared
-from testbed.reporting.ratios import name_of
+from testbed.reporting.ratios import alike_text, name_of
 from testbed.reporting.setting import Setting, differing, method_names
 from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of
 from testbed.reporting.work import apart_from_memory, compresses, is_upper_bound, undilated
@@ -52,8 +53,8 @@ def tables_of(report: Report, setting: Setting, answer: Answer) -> list[Table]:
     bounds = {p: c for p, c in cells.items() if is_upper_bound(c) and p not in methods}
     plain = {p: cells[p] for p in methods}
     found = [
-        *_methods(plain, _one_bound(bounds, plain), marks, answer),
-        *_compressors(report, cells, plain),
+        *_methods(plain, _one_bound(bounds, plain), marks, answer, setting),
+        *_compressors(report, cells, plain, setting),
         *_memory(cells),
     ]
     return [table for table in found if len(table.rows) > 1]
@@ -132,13 +133,18 @@ def _one_bound(bounds: Cells, methods: Cells) -> Cells:
 
 
 def _method_columns(
-    cells: Cells, marks: Mapping[int, str], best: ReportCell, usual: ReportCell | None
+    cells: Cells,
+    marks: Mapping[int, str],
+    best: ReportCell,
+    usual: ReportCell | None,
+    setting: Setting,
 ) -> list[Column]:
     def scheduler(place: int) -> str:
         framework = name_of(cells[place]) == part_of(cells[place], BACKENDS)
         if is_upper_bound(cells[place]):
             return ""
-        return "its own" if framework else part_of(cells[place], SCHEDULERS)
+        name = "its own" if framework else part_of(cells[place], SCHEDULERS)
+        return setting.row(name, place)
 
     def backend(place: int) -> str:
         name = short_text(part_of(cells[place], BACKENDS))
@@ -159,7 +165,13 @@ def _method_columns(
     ]
 
 
-def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answer) -> list[Table]:
+def _methods(
+    cells: Cells,
+    bound: Cells,
+    marks: Mapping[int, str],
+    answer: Answer,
+    setting: Setting,
+) -> list[Table]:
     """Each backend with its fastest scheduler; then each scheduler on each backend."""
     if not cells:
         return []
@@ -171,31 +183,39 @@ def _methods(cells: Cells, bound: Cells, marks: Mapping[int, str], answer: Answe
     best = cells[places[0]]
     usual = cells.get(-1 if answer.usual is None else answer.usual.place)
     every = {**bound, **cells}
-    columns = _method_columns(every, marks, best, usual)
+    columns = _method_columns(every, marks, best, usual, setting)
     if answer.usual is not None:
         columns = [
             replace(c, heading=c.heading.replace("usual", answer.usual.name)) for c in columns
         ]
     if len(fastest) == 1:
-        return [table_of("Schedulers", columns, [*bound, *places], _legend(marks, places, cells))]
+        below = _below(cells, marks, places)
+        return [table_of("Schedulers", columns, [*bound, *places], below)]
     title = "Backends" if one_each else "Backends, each with its fastest scheduler"
     shown = list(fastest.values())
-    tables = [table_of(title, columns, [*bound, *shown], _legend(marks, shown, cells))]
+    below = "; ".join(filter(None, [_below(cells, marks, shown), alike_text(cells.values())]))
+    tables = [table_of(title, columns, [*bound, *shown], below)]
     if one_each:
         return tables
     planned = [p for p in places if name_of(cells[p]) != part_of(cells[p], BACKENDS)]
     if len({part_of(cells[p], BACKENDS) for p in planned}) == 1:
-        legend = _legend(marks, planned, cells)
-        return [*tables, table_of("Schedulers", columns, planned, legend)]
-    return [*tables, _matrix(cells, marks)]
+        return [*tables, table_of("Schedulers", columns, planned, _below(cells, marks, planned))]
+    return [*tables, _matrix(cells, marks, setting)]
 
 
-def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
+def _below(cells: Cells, marks: Mapping[int, str], places: Sequence[int]) -> str:
+    """What the marks of some rows mean, and what is to be known of their methods and figures."""
+    shown = [cells[place] for place in places]
+    told = (_legend(marks, places, cells), marks_text(shown), kinds_text(shown))
+    return "; ".join(filter(None, told))
+
+
+def _matrix(cells: Cells, marks: Mapping[int, str], setting: Setting) -> Table:
     """Rows of schedulers, a column for each backend that carries out plans."""
     grid: dict[str, dict[str, int]] = {}
     for place, cell in cells.items():
         if name_of(cell) != part_of(cell, BACKENDS):
-            row = grid.setdefault(part_of(cell, SCHEDULERS), {})
+            row = grid.setdefault(setting.row(part_of(cell, SCHEDULERS), place), {})
             row.setdefault(part_of(cell, BACKENDS), place)
     backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
     forecast = 2 * len(backends) < MOST_COLUMNS and any(
@@ -208,7 +228,7 @@ def _matrix(cells: Cells, marks: Mapping[int, str]) -> Table:
             columns.append(_predicted(backend, cells, grid))
     used = [place for row in grid.values() for place in row.values()]
     title = "Schedulers on each backend, step in ms" + (" and as predicted" if forecast else "")
-    return table_of(title, columns, list(grid), _legend(marks, used, cells))
+    return table_of(title, columns, list(grid), _below(cells, marks, used))
 
 
 def _of_backend(
@@ -241,7 +261,7 @@ def _forecast(cells: Cells, place: int) -> str:
     return _marked(_ms(known[place]), "*" if known[place] == min(known.values()) else "", "*")
 
 
-def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
+def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -> list[Table]:
     """Each compressor beside dense messages, with its fastest scheduler.
 
     On several backends: a column for each, the other figures are of the fastest.
@@ -253,7 +273,7 @@ def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
         return []
     grid: dict[str, dict[str, int]] = {}
     for place in sorted({*lossy, *dense}, key=lambda place: cells[place].step_time_s or 0.0):
-        row = grid.setdefault(cells[place].config.compressor, {})
+        row = grid.setdefault(setting.row(cells[place].config.compressor, place), {})
         row.setdefault(part_of(cells[place], BACKENDS), place)
     used = [place for row in grid.values() for place in row.values()]
     marks = {p: _MARKS.get(cells[p].rank_note, "").strip("=") for p in used}
@@ -267,7 +287,9 @@ def _compressors(report: Report, cells: Cells, dense: Cells) -> list[Table]:
         return cells[next(iter(grid[row].values()))]
 
     def plain(row: str) -> ReportCell | None:
-        own = grid.get(COMPRESSORS.default, {}).get(part_of(best(row), BACKENDS))
+        alike = setting.row(COMPRESSORS.default, next(iter(grid[row].values())))
+        rows = grid.get(alike) or grid.get(COMPRESSORS.default) or {}
+        own = rows.get(part_of(best(row), BACKENDS))
         return None if own is None else cells[own]
 
     def codec(row: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from testbed.base.axes import BACKENDS
 from testbed.records.report import Family, ReportCell
 from testbed.reporting.dilation import describe_dilation, dilation_verdicts
 from testbed.reporting.work import is_upper_bound, step_key
@@ -16,8 +17,9 @@ from testbed.statistics.runs import STABLE, Comparison, compare
 def rank(cells: Sequence[ReportCell]) -> tuple[list[ReportCell], list[Family]]:
     """The cells with `family`, `rank` and `rank_note`, and the families.
 
-    A family is the methods of one backend on the same work, measured in one sweep, whose runs are
-    interleaved. Where every backend has one method, the backends are the family. Whoever did other
+    A family is the methods of one backend, whatever its options, on the same work, measured in one
+    sweep, whose runs are interleaved. Where every backend, with its options, has one method, these
+    are the family. Whoever did other
     work, exchanged nothing, failed or took what its dilation makes of it (`dilation`) is not
     compared; one cell alone is no family.
     """
@@ -97,9 +99,13 @@ def _families(cells: Sequence[ReportCell]) -> list[list[int]]:
             backends.setdefault(cell.backend, []).append(place)
     families: list[list[int]] = []
     for backends in alike.values():
-        alone = all(len(places) == 1 for places in backends.values())
-        together = [list(itertools.chain.from_iterable(backends.values()))]
-        families += together if alone else backends.values()
+        if all(len(places) == 1 for places in backends.values()):
+            families.append(list(itertools.chain.from_iterable(backends.values())))
+            continue
+        by_name: dict[str, list[int]] = {}
+        for backend, places in backends.items():
+            by_name.setdefault(BACKENDS.links(backend)[0].name, []).extend(places)
+        families += by_name.values()
     return [places for places in families if len(places) > 1]
 
 
@@ -111,8 +117,9 @@ def is_compared(cell: ReportCell) -> bool:
 
 def _family(number: int, members: Mapping[str, ReportCell], found: Comparison) -> Family:
     first = next(iter(members.values()))
-    of_one = len({cell.backend for cell in members.values()}) == 1
-    backend = first.backend if of_one else "backends"
+    texts = {cell.backend for cell in members.values()}
+    names = {BACKENDS.links(text)[0].name for text in texts}
+    backend = texts.pop() if len(texts) == 1 else names.pop() if len(names) == 1 else "backends"
     name = f"{first.workload}, {backend}, {first.num_workers} workers"
     if first.config.cluster is not None:
         name += f" on {first.config.cluster}"

@@ -8,11 +8,12 @@ import msgspec
 
 from testbed.base.axes import BACKENDS, COMPRESSORS, SCHEDULERS, BackendFacts
 from testbed.records.cell import Cell
+from testbed.records.environment import SETS
 from testbed.records.report import RatioLine, ReportCell
 from testbed.reporting.naming import part_of, short_text, tuning_of
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.work import step_key
-from testbed.statistics.runs import Ratio, ratio_of
+from testbed.statistics.runs import CONFIDENCE, Ratio, ratio_of
 
 
 def transport_of(cell: Cell) -> str:
@@ -63,6 +64,24 @@ def compare_with_frameworks(
                     ratio_to=name_of(fastest),
                 )
     return placed, lines
+
+
+def alike_text(cells: Iterable[ReportCell]) -> str:
+    """Of each transport with a framework: its fastest method beside its fastest framework.
+
+    Args:
+        cells: of one setting, the fastest first, with their ratios (`compare_with_frameworks`).
+    """
+    told: dict[str, str] = {}
+    for cell in cells:
+        if cell.ratio is not None and not is_framework(cell):
+            ratio = _ratio_text(cell.ratio, cell.ratio_low, cell.ratio_high)
+            told.setdefault(
+                cell.transport,
+                f"over {cell.transport} alone {short_name_of(cell)} takes {ratio} times the step "
+                f"of {short_text(cell.ratio_to)}",
+            )
+    return "; ".join(told.values())
 
 
 def describe_ratios(lines: Sequence[RatioLine]) -> list[str]:
@@ -169,7 +188,9 @@ def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
     )
 
 
-def runs_ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
+def runs_ratio(
+    method: ReportCell, framework: ReportCell, confidence: float = CONFIDENCE
+) -> Ratio | None:
     """Of their steps, paired by the rounds of the sweep.
 
     Cells whose rounds are not known have none in common.
@@ -180,12 +201,17 @@ def runs_ratio(method: ReportCell, framework: ReportCell) -> Ratio | None:
     for side, cell in enumerate(both):
         numbers = cell.run_rounds if known else range(side, 2 * len(cell.run_medians_s), 2)
         sides.append(dict(zip(numbers, cell.run_medians_s, strict=True)))
-    return ratio_of(sides[0], sides[1])
+    return ratio_of(sides[0], sides[1], confidence)
 
 
 def _words(line: RatioLine) -> str:
-    text = f"{line.method} {line.ratio:.3f}"
-    return text if line.low is None else f"{text} [{line.low:.3f}, {line.high:.3f}]"
+    return f"{line.method} {_ratio_text(line.ratio, line.low, line.high)}"
+
+
+def _ratio_text(ratio: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"{ratio:.3f}"
+    return f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _given(cell: ReportCell) -> list[str]:
@@ -196,8 +222,8 @@ def _given(cell: ReportCell) -> list[str]:
         told.append(f"{path.rpartition('/')[2]} {_plain(value)}")
     variables = cell.environment.get("variables", {})
     told += [f"{name}={variables[name]}" for name in facts.variables if name in variables]
-    if facts.sets:
-        told.append(f"{cell.backend}: {facts.sets}")
+    if sets := cell.environment.get(SETS):  # of this run; what it sets today may be another thing
+        told.append(f"{cell.backend}: {sets}")
     return told
 
 

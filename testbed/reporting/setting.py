@@ -29,16 +29,22 @@ class Setting:
             report's other settings.
         places: of its finished cells in `Report.cells`.
         names: of the method of each, by place.
+        apart: of methods that share a name, the settings in which they differ, by place.
     """
 
     parts: tuple[str, ...]
     places: tuple[int, ...]
     names: Mapping[int, str]
+    apart: Mapping[int, str]
 
     @property
     def heading(self) -> str:
         """The parts in a line."""
         return ", ".join(self.parts)
+
+    def row(self, text: str, place: int) -> str:
+        """What a row is called, with the settings that tell it from others of the same method."""
+        return f"{text} ({self.apart[place]})" if place in self.apart else text
 
 
 def settings_of(cells: Sequence[ReportCell]) -> list[Setting]:
@@ -53,7 +59,7 @@ def settings_of(cells: Sequence[ReportCell]) -> list[Setting]:
             groups.setdefault((cell.source, setting_key(cell)), []).append(place)
     more = _apart_from_others(groups)
     found = [
-        Setting(_parts(cells[places[0]], words), tuple(places), _names(cells, places))
+        Setting(_parts(cells[places[0]], words), tuple(places), *_names(cells, places))
         for places, words in zip(groups.values(), more, strict=True)
     ]
     return sorted(found, key=lambda setting: _natural(setting.heading))
@@ -118,17 +124,34 @@ def method_names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int
     return names
 
 
-def _names(cells: Sequence[ReportCell], places: Sequence[int]) -> dict[int, str]:
-    """The methods' names; of those that share one, with the settings that differ."""
-    names = method_names(cells, places)
+def _names(
+    cells: Sequence[ReportCell], places: Sequence[int]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """The methods' names; of those that share one, with the settings that differ; these alone."""
+    names, apart = method_names(cells, places), dict[int, str]()
     groups: dict[str, list[int]] = {}
     for place, name in names.items():
         groups.setdefault(name, []).append(place)
     for alike in groups.values():
         differs = differing([cells[place].config for place in alike])
         for place in alike if differs else ():
-            names[place] += f" ({settings(cells[place].config, differs)})"
-    return names
+            apart[place] = settings(cells[place].config, differs)
+            names[place] += f" ({apart[place]})"
+    return names, apart
+
+
+def full_names(cells: Sequence[ReportCell]) -> list[str]:
+    """Of every cell, finished or not: its method, and what tells its setting from the others'."""
+    names = method_names(cells, range(len(cells)))
+    settings = [
+        _parts(msgspec.structs.replace(cell, num_workers=cell.config.workers, batch_size=0), ())
+        for cell in cells
+    ]
+    told = []
+    for place, parts in enumerate(settings):
+        own = [part for part in parts if not all(part in others for others in settings)]
+        told.append(", ".join([names[place], *own]))
+    return told
 
 
 def differing(configs: Sequence[RunConfig]) -> list[str]:

@@ -17,12 +17,13 @@ from testbed.reporting.formats import latex_table, latex_text, markdown_row, mar
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
 from testbed.reporting.questions import scaling, tables_of
-from testbed.reporting.ratios import short_name_of
-from testbed.reporting.setting import Setting, settings_of
+from testbed.reporting.setting import Setting, full_names, settings_of
 from testbed.reporting.table import Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
+from testbed.sweeping.progress import last_line
 
 _NOTE_LINES = 3
+NO_REASON = "no reason recorded"
 MORE = "everything, for each cell: --full; all columns for programs: --format csv or json"
 
 
@@ -155,19 +156,19 @@ def _notes(report: Report) -> list[str]:
     """Failures by their reason, what is not compared, then what `make_report` warns of."""
     failed: dict[str, dict[str, None]] = {}
     other: dict[str, dict[str, None]] = {}
-    for cell in report.cells:
-        name = short_name_of(cell)
+    for cell, name in zip(report.cells, full_names(report.cells), strict=True):
         if cell.status == "failed":
-            failed.setdefault(f"failed: {_reason(cell.error)}", {})[name] = None
+            failed.setdefault(f"failed: {last_line(cell.error) or NO_REASON}", {})[name] = None
         elif cell.failed_repeats:
             total = cell.repeats + cell.failed_repeats
-            words = f"{cell.failed_repeats} of {total} repeats failed: {_reason(cell.error)}"
+            why = last_line(cell.error) or NO_REASON
+            words = f"{cell.failed_repeats} of {total} repeats failed: {why}"
             failed.setdefault(words, {})[name] = None
         verdict, why = same_work(cell)
         if verdict == "no" and not is_upper_bound(cell):
             other.setdefault(f"not compared, other work: {why}", {})[name] = None
     none = [] if report.answers else ["no cell finished: no method is the fastest"]
-    notes = none + [f"{', '.join(names)}: {words}" for words, names in (failed | other).items()]
+    notes = none + [f"{'; '.join(names)}: {words}" for words, names in (failed | other).items()]
     ok = [cell for cell in report.cells if cell.status == "ok" and not is_upper_bound(cell)]
     unchecked = [cell for cell in ok if same_work(cell)[0] == "not checked"]
     if unchecked:
@@ -196,11 +197,6 @@ def _emulated(cells: Iterable[ReportCell]) -> list[str]:
         return []
     times = " and ".join(f"{dilation:g}" for dilation in dilations)
     return [f"emulated: times are the cluster's; real ones are {times} times as long (dilation)"]
-
-
-def _reason(error: str) -> str:
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason recorded"
 
 
 # As text.

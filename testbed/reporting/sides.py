@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError, closest
 from testbed.base.units import format_bytes
+from testbed.records.archive import MASK
 from testbed.records.cell import Cell
 from testbed.records.store import PLAN
 from testbed.reporting.aggregate import Found, collect_cells
-from testbed.reporting.work import settings_of
+from testbed.reporting.work import files_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Runs:
     """All runs of one cell on one side.
 
     Attributes:
-        settings: those that the cell is known by (see `settings_of`).
+        settings: those that the cell is known by (see `settings_of`); with the folders of its files
+            where a side that is compared holds another one of the same settings.
         source: where they were read from.
         ok: the finished ones, by number of the repeat, or in the order in which they began.
         failed: the others.
@@ -34,6 +37,11 @@ class Runs:
     source: str
     ok: Mapping[int, Cell]
     failed: tuple[Cell, ...]
+
+    @property
+    def full(self) -> RunConfig:
+        """Its settings with the folders of files."""
+        return settings_of(_known([*self.ok.values(), *self.failed]), folders=True)
 
 
 @dataclass(frozen=True)
@@ -140,28 +148,35 @@ def pick(found: Sequence[Found], key: str, where: Path) -> Found:
 
 
 def grouped(found: Iterable[Found]) -> list[Runs]:
-    """The runs put together by cell."""
+    """The runs put together by cell; cells that differ in the folders of their files stay apart."""
     groups: dict[str, list[Cell]] = {}
     sources: dict[str, str] = {}
     for each in found:
         groups.setdefault(each.group, []).append(each.cell)
         sources[each.group] = each.source
-    cells: dict[RunConfig, list[Cell]] = {}
-    source_of: dict[RunConfig, str] = {}
+    cells: dict[tuple[RunConfig, str], list[Cell]] = {}
+    source_of: dict[tuple[RunConfig, str], str] = {}
     for group, runs in groups.items():
-        known = next((cell for cell in runs if cell.status == "ok"), runs[0])
-        settings = settings_of(known)
-        cells.setdefault(settings, []).extend(runs)
-        source_of[settings] = sources[group]
+        full = settings_of(_known(runs), folders=True)
+        # folders that were cut when they were packed may have been others
+        is_cut = any(MASK in text for text in files_of(full).values())
+        key = full, group if is_cut else ""
+        cells.setdefault(key, []).extend(runs)
+        source_of[key] = sources[group]
     return [
         Runs(
-            settings,
-            source_of[settings],
+            settings_of(_known(runs)),
+            source_of[key],
             _numbered([cell for cell in runs if cell.status == "ok"]),
             tuple(cell for cell in runs if cell.status == "failed"),
         )
-        for settings, runs in cells.items()
+        for key, runs in cells.items()
     ]
+
+
+def _known(runs: Sequence[Cell]) -> Cell:
+    """The run that knows most of its settings: a failed one may not have learnt all."""
+    return next((cell for cell in runs if cell.status == "ok"), runs[0])
 
 
 def _numbered(runs: Sequence[Cell]) -> dict[int, Cell]:
@@ -207,30 +222,70 @@ def _began(cell: Cell) -> float | None:
 def match(a: Side, b: Side) -> tuple[list[tuple[Runs, Runs]], list[Runs], list[Runs]]:
     """Cells of the same settings, and those of each side that have no counterpart.
 
-    A failed cell may not have learnt all its settings: it belongs to the only one that has those
-    that it knows. The only cells of both sides belong together whatever they are.
+    Cells of one side that differ in the folders of their files alone belong to those with the same
+    folders. A failed cell may not have learnt all its settings: it belongs to the only one that has
+    those that it knows. The only cells of both sides belong together whatever they are.
+
+    Raises:
+        UsageError: nothing tells which of such cells belong together.
     """
     if len(a.cells) == len(b.cells) == 1:
         return [(a.cells[0], b.cells[0])], [], []
-    others = {each.settings: each for each in b.cells}
-    pairs = [(each, others.pop(each.settings)) for each in a.cells if each.settings in others]
-    left_a = [each for each in a.cells if not any(each is one for one, _ in pairs)]
-    left_b = list(others.values())
+    ones, left_b = _told_apart(a, b)
+    others = {each.settings: each for each in left_b}
+    pairs = [(each, others[each.settings]) for each in ones if each.settings in others]
+    left_a = [each for each in ones if not any(each is one for one, _ in pairs)]
+    left_b = [each for each in left_b if not any(each is other for _, other in pairs)]
     for one in list(left_a):
         possible = [other for other in left_b if _may_be(one, other)]
         if len(possible) == 1:
             pairs.append((one, possible[0]))
             left_a.remove(one)
             left_b.remove(possible[0])
-    order = {id(each): place for place, each in enumerate(a.cells)}
+    order = {id(each): place for place, each in enumerate(ones)}
     return sorted(pairs, key=lambda pair: order[id(pair[0])]), left_a, left_b
+
+
+def _told_apart(a: Side, b: Side) -> tuple[list[Runs], list[Runs]]:
+    """The cells of both sides; where one has several of the same settings, with their folders."""
+    alike: dict[RunConfig, tuple[list[Runs], list[Runs]]] = {}
+    for place, side in enumerate((a, b)):
+        for each in side.cells:
+            alike.setdefault(each.settings, ([], []))[place].append(each)
+    several = {key: both for key, both in alike.items() if max(map(len, both)) > 1}
+    for ones, others in several.values():
+        full, theirs = {each.full for each in ones}, {each.full for each in others}
+        is_cut = len(full) < len(ones) or len(theirs) < len(others)
+        if ones and others and (is_cut or (full - theirs and theirs - full)):
+            told = "; ".join(
+                f"{side.name} has {' and '.join(_folders(each) for each in cells)}"
+                for side, cells in ((a, ones), (b, others))
+            )
+            raise UsageError(
+                f"cells that differ in the folders of their files alone cannot be matched: {told}; "
+                "expected the same folders on both sides; name one cell of each, as FOLDER:KEY"
+            )
+    found = (
+        [
+            dataclasses.replace(each, settings=each.full) if each.settings in several else each
+            for each in side.cells
+        ]
+        for side in (a, b)
+    )
+    return next(found), next(found)
+
+
+def _folders(one: Runs) -> str:
+    files = files_of(one.full).items()
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in files)
 
 
 def _may_be(one: Runs, other: Runs) -> bool:
     """Whether they differ in nothing but what a side that failed never came to know."""
     if one.ok and other.ok:
         return False
-    return all(None in values for values in differing(one.settings, other.settings).values())
+    pairs = ((one.settings, other.settings), (one.full, other.full))
+    return any(all(None in v for v in differing(*pair).values()) for pair in pairs)
 
 
 def differing(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -298,14 +298,25 @@ def _same_parameters(cell: ReportCell, plain: ReportCell | None) -> str:
     return f"not the same bits {what}: {cell.final_digest[:8]}, not {plain.final_digest[:8]}"
 
 
-def settings_of(cell: Cell) -> RunConfig:
+def settings_of(cell: Cell, *, folders: bool = False) -> RunConfig:
     """A cell's settings without what changes neither its work nor its time.
 
-    Files are named without their folders, so that checkouts in two places have the same cells.
+    Files are named without their folders, so that checkouts in two places have the same cells; with
+    them where a side holds cells that differ in these alone.
     """
     found = _without(cell, (*_RECORD, "deadline", "start_deadline"))
-    names = {n: _without_folder(text) for n in _FILES if (text := getattr(found, n))}
-    return msgspec.structs.replace(found, **names)
+    short = {name: _without_folder(text) for name, text in files_of(found).items()}
+    return found if folders else msgspec.structs.replace(found, **short)
+
+
+def files_of(settings: RunConfig) -> dict[str, str]:
+    """The settings that may name a file, with its folder.
+
+    Example:
+        >>> files_of(RunConfig(workload="old/net.py:build", link="link.json"))
+        {'workload': 'old/net.py:build', 'link': 'link.json'}
+    """
+    return {name: text for name in _FILES if (text := getattr(settings, name))}
 
 
 def _without_folder(text: str) -> str:

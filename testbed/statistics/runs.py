@@ -11,11 +11,9 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
-
-import numpy as np
 
 CONFIDENCE: Final = 0.95
 LEVEL: Final = 0.05  # the chance of finding a difference where there is none
@@ -87,6 +85,23 @@ def estimate(medians: Sequence[float], confidence: float = CONFIDENCE) -> Estima
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """The time of one cell over that of another.
+
+    Attributes:
+        ratio: below 1 where the first is faster.
+        low: lower end of its interval; None: too few runs.
+        high: upper end; None: likewise.
+        num_pairs: runs of both that were paired; 0: they were not.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """What the runs of a family of cells tell of their order.
 
@@ -98,6 +113,8 @@ class Comparison:
         degrees_of_freedom: of the pooled spread.
         resolves: smallest ratio less 1 between two ranked cells that is significant, for the two
             with the fewest runs; None: nothing is ranked.
+        means: of each cell that is ranked: the mean of the logarithms and its number of runs.
+        limit: q(k, df) s.
     """
 
     ranks: Mapping[str, int]
@@ -106,6 +123,18 @@ class Comparison:
     spread: float | None = None
     degrees_of_freedom: int = 0
     resolves: float | None = None
+    means: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    limit: float = 0.0
+
+    def ratio(self, one: str, other: str) -> Ratio:
+        """The time of one ranked cell over another's, with the interval that the ranks go by.
+
+        It holds for all pairs at once, and leaves out 1 exactly where the two are not tied.
+        """
+        (mean, num), (mean_other, num_other) = self.means[one], self.means[other]
+        apart, half = mean - mean_other, _margin(self.limit, num, num_other)
+        ratio, low, high = (math.exp(apart + d) for d in (0.0, -half, half))
+        return Ratio(ratio, low, high, num_pairs=0)
 
 
 def compare(
@@ -137,6 +166,8 @@ def compare(
         ({'a': 1, 'b': 1, 'c': 3}, ('b',), ('d',))
         >>> round(found.resolves, 3)
         0.024
+        >>> found.ratio("c", "a").low > 1 > found.ratio("b", "a").low
+        True
 
     Reference:
         Tukey, 1953; for unequal numbers of runs Kramer, 1956, Biometrics. Departs: cells above
@@ -153,15 +184,11 @@ def compare(
     spread = math.sqrt(pooled)
     limit = _studentized_range(len(ranked), freedom, confidence) * spread
     means = {name: statistics.fmean(x) for name, x in ranked.items()}
-
-    def margin(one: int, other: int) -> float:
-        return limit * math.sqrt((1 / one + 1 / other) / 2)
-
     faster = dict.fromkeys(ranked, 0)
     tied: dict[str, list[str]] = {name: [] for name in ranked}
     for one, other in itertools.combinations(ranked, 2):
         apart = means[other] - means[one]
-        if abs(apart) > margin(len(ranked[one]), len(ranked[other])):
+        if abs(apart) > _margin(limit, len(ranked[one]), len(ranked[other])):
             faster[other if apart > 0 else one] += 1
         else:
             tied[one].append(other)
@@ -172,25 +199,35 @@ def compare(
         unstable=unstable,
         spread=spread,
         degrees_of_freedom=freedom,
-        resolves=math.expm1(margin(*sorted(map(len, ranked.values()))[:2])),
+        resolves=math.expm1(_margin(limit, *sorted(map(len, ranked.values()))[:2])),
+        means={name: (mean, len(ranked[name])) for name, mean in means.items()},
+        limit=limit,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The time of one cell over that of another.
+def _margin(limit: float, one: int, other: int) -> float:
+    return limit * math.sqrt((1 / one + 1 / other) / 2)
 
-    Attributes:
-        ratio: below 1 where the first is faster.
-        low: lower end of its interval; None: too few runs.
-        high: upper end; None: likewise.
-        num_pairs: runs of both that were paired; 0: they were not.
+
+def pooled_spread(groups: Iterable[Sequence[float]]) -> float | None:
+    """The spread of runs of one cell within groups that were measured alike.
+
+        s^2 = sum (x_i - mean of its group)^2 / sum (n_g - 1)
+
+    Args:
+        groups: medians of the runs of each group, above 0; the logarithms count.
+
+    Returns:
+        None where no group has two runs.
+
+    Example:
+        >>> pooled_spread([[1.0, 1.02], [2.0, 2.04]]) < 0.02 < pooled_spread([[1.0, 1.02, 2.0]])
+        True
     """
-
-    ratio: float
-    low: float | None
-    high: float | None
-    num_pairs: int
+    several = [_logs(medians) for medians in groups if len(medians) > 1]
+    freedom = sum(len(logs) - 1 for logs in several)
+    squares = sum((len(logs) - 1) * statistics.variance(logs) for logs in several)
+    return math.sqrt(squares / freedom) if freedom else None
 
 
 def ratio_of(
@@ -333,32 +370,6 @@ def holm_level(p_values: Sequence[float], level: float = LEVEL) -> float:
             break
         left -= 1
     return level / max(1, left)
-
-
-def autocorrelation(samples: Sequence[float]) -> float | None:
-    """Correlation of neighbouring samples of one run.
-
-        r = sum (x_i - m) (x_(i+1) - m) / sum (x_i - m)^2
-
-    Args:
-        samples: steps of one run, in their order.
-
-    Returns:
-        None where there are fewer than three samples, or all are equal.
-
-    Example:
-        >>> autocorrelation([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
-        -0.8333333333333334
-
-    Reference:
-        Box and Jenkins, 1970, Time Series Analysis: biased towards 0 by about (1 + 3 r) / n.
-    """
-    values = np.asarray(samples, dtype=float)
-    deviations = values - values.mean() if len(values) else values
-    whole = float(deviations @ deviations)
-    if len(values) < 3 or whole == 0:
-        return None
-    return float(deviations[:-1] @ deviations[1:]) / whole
 
 
 def _logs(medians: Sequence[float]) -> list[float]:

@@ -1,7 +1,8 @@
-"""Median, quantiles and ratios of samples."""
+"""Median, quantiles, ratios and autocorrelation of samples."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -123,3 +124,31 @@ def covered_s(spans: Iterable[tuple[float, float]]) -> float:
         busy_s += max(0.0, ended_s - max(begun_s, until_s))
         until_s = max(until_s, ended_s)
     return busy_s
+
+
+def autocorrelation(samples: Sequence[float]) -> float | None:
+    """Correlation of neighbouring samples of one run.
+
+        r = sum (x_i - m) (x_(i+1) - m) / sum (x_i - m)^2
+
+    Args:
+        samples: steps of one run, in their order.
+
+    Returns:
+        None where there are fewer than three samples, or all are equal.
+
+    Example:
+        >>> autocorrelation([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
+        -0.8333333333333334
+
+    Reference:
+        Box and Jenkins, 1970, Time Series Analysis: biased towards 0 by about (1 + 3 r) / n.
+    """
+    if len(samples) < 3:
+        return None
+    mean = statistics.fmean(samples)
+    deviations = [sample - mean for sample in samples]
+    whole = sum(deviation**2 for deviation in deviations)
+    if whole == 0:
+        return None
+    return sum(one * after for one, after in itertools.pairwise(deviations)) / whole

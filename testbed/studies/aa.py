@@ -16,8 +16,8 @@ from testbed.base.errors import UsageError
 from testbed.base.files import to_json
 from testbed.base.spec import parse_options
 from testbed.records.cell import Cell
-from testbed.statistics.runs import autocorrelation, compare, estimate
-from testbed.statistics.summary import quantile
+from testbed.statistics.runs import compare, estimate
+from testbed.statistics.summary import autocorrelation, quantile
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import INTERRUPTED, carry_out, process_runner
 from testbed.sweeping.study import Measured, Study, read_cells, study_store

@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 
@@ -25,7 +26,8 @@ from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.cell import Cell
-from testbed.records.environment import describe_environment
+from testbed.records.environment import describe_environment, program_of
+from testbed.records.forecast import link_digests
 from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
 from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, progress_file, run_command
 from testbed.sweeping.grid import Sweep, interleave
@@ -79,12 +81,18 @@ def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:
 
 
 def begin(plan: SweepPlan, directory: Path | None) -> Store:
-    """A new folder that holds the plan and no cell yet."""
+    """A new folder that holds the plan, with the digests of its links, and no cell yet."""
     store = create_store(plan.name, datetime.datetime.now(), directory)
+    links = link_digests(cell.link for cell in plan.cells)
+    keep_plan(store, msgspec.structs.replace(plan, links=links))
+    return store
+
+
+def keep_plan(store: Store, plan: SweepPlan) -> None:
+    """Write the plan, and its hosts where the cells find them; of a begun sweep under its lock."""
     if plan.hostfile:
         write_atomically(store.hostfile, plan.hostfile.encode())
     store.write_plan(plan)
-    return store
 
 
 @contextmanager
@@ -120,7 +128,8 @@ def carry_out(
 
     A failed cell is recorded and the sweep goes on; a finished one is not run again, unless the
     plan lets those be that a virtual machine's host disturbed (see `testbed.noise.reruns`). May be
-    called again on the same store after any kind of end.
+    called again on the same store after any kind of end: it then tells whose runs are there, if
+    another program made them.
 
     Args:
         store: a folder with a plan.
@@ -135,7 +144,8 @@ def carry_out(
         0: all cells finished; 1: some failed; 130: interrupted by Ctrl-C or SIGTERM.
 
     Raises:
-        UsageError: the store holds no plan or no such share, or another sweep is at work in it.
+        UsageError: the store holds no plan or no such share, another sweep is at work in it, or a
+            link file is not what it was when the sweep began.
     """
     out = out or sys.stderr
     runner = runner if tuner is None else functools.partial(_run_tuned, runner, tuner)
@@ -149,8 +159,12 @@ def carry_out(
         store.clear_scratch(runs)
         finished = store.finished() & runs.keys()
         pending = [(key, config) for key, config in runs.items() if key not in finished]
+        more = bool(pending or plan.max_again)
+        if more:
+            _check_links(store, plan)
         if finished:
-            print(f"{len(finished)} of {len(runs)} runs are there already", file=out)
+            told = f"{len(finished)} of {len(runs)} runs are there already"
+            print(told + (_made_by_others(store, plan, finished) if more else ""), file=out)
         try:
             with _interruptible():
                 with reporting([c for _, c in pending], out, quiet=quiet) as reporter:
@@ -164,6 +178,49 @@ def carry_out(
             print(f"interrupted; go on with: testbed sweep --resume {store.path}{own}", file=out)
             return INTERRUPTED
     return 1 if "failed" in [status for status, _ in ran.values()] else 0
+
+
+def _check_links(store: Store, plan: SweepPlan) -> None:
+    """Raise UsageError if a link file of the cells is not what it was when the sweep began."""
+    now = link_digests(plan.links)
+    for name, digest in plan.links.items():
+        if now.get(name) != digest:
+            found = f"has {now[name]} now" if name in now else "cannot be read from here now"
+            raise UsageError(
+                f"link {name} had the digest {digest} when the sweep in {store.path} began, and "
+                f"{found}; put that file back, or start a new sweep without --resume"
+            )
+
+
+class _Origin(msgspec.Struct):
+    """What is read of a cell to know what made it; the rest is skipped."""
+
+    environment: dict[str, Any] = {}
+
+
+def _made_by_others(store: Store, plan: SweepPlan, keys: Collection[str]) -> str:
+    """In words, which of these cells another program than this one made; empty: none.
+
+    Where cells run on hosts of their own, the platform here is not theirs: commits alone count.
+    """
+    here = program_of(describe_environment())
+    known = 1 if plan.hostfile else 2
+    others: Counter[tuple[str, str]] = Counter()
+    for key in sorted(keys):
+        data = (store.cells / f"{key}.json").read_bytes()
+        made_by = program_of(msgspec.json.decode(data, type=_Origin).environment)
+        if any(made_by) and made_by[:known] != here[:known]:
+            others[made_by] += 1
+    if not others:
+        return ""
+    told = [
+        f"{count} made by commit {commit or 'unknown'} on {where}"
+        for (commit, where), count in others.items()
+    ]
+    return (
+        f", {', '.join(told)}; this is commit {here[0] or 'unknown'} on {here[1]}: a report names "
+        "both"
+    )
 
 
 def _run_tuned(

@@ -20,11 +20,10 @@ from testbed.records.store import (
     Store,
     cell_files,
     create_numbered,
-    create_store,
     write_atomically,
 )
 from testbed.sweeping.grid import Sweep
-from testbed.sweeping.run import make_plan
+from testbed.sweeping.run import begin, make_plan
 
 
 @dataclass(frozen=True)
@@ -159,9 +158,7 @@ def study_store(path: Path, sweep: Sweep) -> Store:
     """
     plan = make_plan(sweep)
     if not (path / PLAN).is_file():
-        store = create_store(plan.name, datetime.datetime.now(), path)
-        store.write_plan(plan)
-        return store
+        return begin(plan, path)
     store = Store(path)
     if store.read_plan().order != plan.order:
         raise UsageError(

@@ -170,7 +170,12 @@ def write(folder: Path, *, timelines: bool = True) -> Path:
     for number, each in enumerate(made):
         (cells / f"{number:03}.json").write_bytes(encode_cell(each))
         if timelines and each.status == "ok":
-            found = timeline(dilation=each.dilation)
+            found = msgspec.structs.replace(
+                timeline(dilation=each.dilation),
+                backend=each.backend,
+                num_workers=each.num_workers,
+                compressor=each.config.compressor,
+            )
             (cells / f"{number:03}{SUFFIX}").write_bytes(encode_timeline(found))
     curve = MemoryCurve(
         time_s=[0.0, 1.0, 2.0], levels={"weights": [90, 90, 90], "activations": [0, 300, 10]}

@@ -104,6 +104,19 @@ def test_timelines_are_drawn_and_zoom(seen: Seen) -> None:
     assert found["told"].startswith("compute")
 
 
+def test_a_timeline_follows_the_pointer_and_the_keys(seen: Seen) -> None:
+    """What it complains about would be among the errors, see the first test."""
+    found, _, _ = seen
+    if not found["timelines"]:
+        pytest.skip("nothing is recorded")
+    assert found["undisturbed"] == [found["drawings"][-1]] * 3
+    first, second, back = found["keys"]
+    assert first["told"].startswith("compute forward: ")
+    assert first["told"] == back["told"] != second["told"]
+    assert first["drawn"] == back["drawn"] != second["drawn"]
+    assert found["drawings"][0] not in (first["drawn"], second["drawn"])
+
+
 def test_axe_finds_nothing_serious_in_the_light_nor_in_the_dark(seen: Seen) -> None:
     found, _, _ = seen
     papers = set()

@@ -124,7 +124,7 @@ def test_paths_of_the_machine_are_cut(tmp_path):
         environment={"variables": {"OMPI_MCA_x": "/a/b:/c/d"}},
     )
     (tmp_path / "cells/k.json").write_bytes(encode_cell(cell))
-    data, manifest = pack(tmp_path)
+    data, manifest, _ = pack(tmp_path)
     (tmp_path / "x.tar.gz").write_bytes(data)
     found = json.loads(read_archive(tmp_path / "x.tar.gz")[1]["cells/k.json"])
     assert found["error"] == "see .../log.txt, https://a.org/b/c and runs/a/b; 3 Mbit/s"
@@ -176,6 +176,9 @@ def without_manifest(members):
         (named("/etc/cells/x.json"), "which no archive of a sweep holds"),
         (named("../cells/x.json"), "as the manifest says"),
         (named("pairs/scratch/x.json"), "which no archive of a sweep holds"),
+        (named("pairs/cells/.x.json"), "which no archive of a sweep holds"),
+        (named("pairs/cells/a\\b.json"), "which no archive of a sweep holds"),
+        (named("pairs/cells/a\nb.json"), "which no archive of a sweep holds"),
         (named("pairs/cells/unlisted.json"), "cells/unlisted.json: not as the manifest says"),
         (linked(tarfile.SYMTYPE), "which no archive of a sweep holds"),
         (linked(tarfile.LNKTYPE), "which no archive of a sweep holds"),
@@ -194,9 +197,11 @@ def test_what_no_archive_of_ours_holds_is_refused(change, told, sweep, tmp_path)
 
 
 def test_links_are_left_out_and_a_name_that_is_too_long_is_told(sweep, tmp_path):
-    first = sorted((sweep / "cells").glob("*.json"))[0]
+    first = next(PAIRS.glob("cells/*.json"))
     (sweep / "cells/linked.json").symlink_to(first)
-    assert "cells/linked.json" not in pack(sweep)[1].files
+    _, manifest, left_out = pack(sweep)
+    assert "cells/linked.json" not in manifest.files
+    assert left_out == {"cells/linked.json": "it is a link, or in one; copy it"}
     shutil.copy(first, sweep / f"cells/{'x' * 120}.json")
     with pytest.raises(UsageError, match=r"cannot be packed: .*; rename it"):
         pack(sweep)
@@ -242,6 +247,9 @@ def test_nothing_is_left_of_what_was_read(sweep, tmp_path):
     [
         (("no",), "no folder no"),
         (("log",), "holds no cells"),
+        (("aa",), "1 sweep(s): aa/bank; pack each by itself, as testbed pack aa/bank"),
+        (("links",), "gloo.json is left out: it is no whole testbed.cell/1"),
+        (("aa/bank", "-o", "LOG.md/x.tgz"), "there is no folder 'LOG.md'"),
         (("aa/bank", "-o", "x.zip"), "ends in .tar.gz"),
     ],
 )
@@ -257,3 +265,64 @@ def test_the_command_names_the_file_after_the_folder(sweep, tmp_path, monkeypatc
     assert done.status == 0, done.err
     assert done.out.startswith("pairs.tar.gz: 53 files")
     assert answer("report", "pairs.tar.gz").status == 0
+
+
+def test_ordinary_names_are_packed_and_what_is_left_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cell = next(PAIRS.glob("cells/*.json"))
+    kept = {"ef+topk.json", "a b=(1),c@2~.json"}
+    other = {"é.json", ".x.json", "a\\b.json"}
+    Path("alone").mkdir()
+    for name in kept | other:
+        shutil.copy(cell, Path("alone", name))
+    damaged = {"half.json": cell.read_bytes()[:1000], "link.json": b'{"schema": "testbed.link/1"}'}
+    damaged |= {"list.json": b"[]", "none.json": b"", "number.json": b'{"schema": 1}'}
+    for name, data in damaged.items():
+        Path("alone", name).write_bytes(data)
+    _, manifest, left_out = pack(Path("alone"))
+    assert manifest.files.keys() == {f"cells/{name}" for name in kept}
+    assert left_out.keys() == other | damaged.keys()
+    done = answer("pack", "alone")
+    assert done.status == 0, done.err
+    for name, why in left_out.items():
+        assert f"{name} is left out: {why}" in done.err
+    assert read_archive(Path("alone.tar.gz"))[1].keys() == manifest.files.keys()
+
+
+def test_of_many_left_out_the_first_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("cells").mkdir()
+    shutil.copy(next(PAIRS.glob("cells/*.json")), "cells")
+    for number in range(12):
+        Path(f"cells/x{number:02}.json").write_text("{}")
+    lines = answer("pack", ".").err.splitlines()
+    assert lines[0].startswith("testbed: cells/x00.json is left out: ")
+    assert (len(lines), lines[-1]) == (11, "testbed: 2 more files are left out")
+
+
+def test_too_much_is_told_with_what_to_do(sweep, tmp_path, monkeypatch):
+    (sweep / "cells/0.timeline.json").write_text(f'"{"x" * 1_000_000}"')
+    small = sum(packed.num_bytes for packed in pack(sweep, timelines=False)[1].files.values())
+    monkeypatch.setattr(archive, "MAX_BYTES", small + 100_000)
+    with pytest.raises(UsageError, match="leave the timelines out with --no-timelines"):
+        pack(sweep)
+    file = tmp_path / "p.tar.gz"
+    done = answer("pack", str(sweep), "--no-timelines", "-o", str(file))
+    assert done.status == 0, done.err
+    names = read_archive(file)[1].keys()
+    assert not [name for name in names if name.endswith(".timeline.json")]
+    assert len(names) == 52
+    monkeypatch.setattr(archive, "MAX_BYTES", small - 1)
+    with pytest.raises(UsageError, match="copy the folder as it is"):
+        pack(sweep)
+
+
+def test_an_archive_of_other_content_is_not_written_over(sweep, tmp_path):
+    file = tmp_path / "p.tar.gz"
+    for _ in range(2):  # the same content again is no harm
+        assert answer("pack", str(sweep), "-o", str(file)).status == 0
+    before = file.read_bytes()
+    (sweep / "cells/x.tuning.csv").write_text("trial\n2\n")
+    done = answer("pack", str(sweep), "-o", str(file))
+    assert (done.status, "exists and holds something else" in done.err) == (2, True), done.err
+    assert file.read_bytes() == before

@@ -223,6 +223,72 @@ def test_a_cell_is_known_by_what_it_does_not_by_how_it_is_recorded():
     assert "steps 50, not 40" in diff(Side("a", a.cells + shorter.cells), both).only_b[0]
 
 
+def kept(tmp_path, name, cells, setting="workload"):
+    """A side read from a folder: two runs of each cell, which differ in one setting alone."""
+    runs = [
+        made(time_s, repeat, config={setting: text})
+        for text, time_s in cells.items()
+        for repeat in range(2)
+    ]
+    return read_side(folder_of(tmp_path / name, runs))
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new"),
+    [
+        ("workload", "old/net.py:build", "new/net.py:build"),
+        ("workload", "replay:a/trace.json", "replay:b/trace.json"),
+        ("link", "old/link.json", "new/link.json"),
+    ],
+)
+def test_cells_of_one_side_that_differ_in_a_folder_stay_apart(tmp_path, setting, old, new):
+    a = kept(tmp_path, "a", {old: 1.0, new: 3.0}, setting)
+    assert [sorted(each.ok) for each in a.cells] == [[0, 1], [0, 1]]
+    b = kept(tmp_path, "b", {new: 3.3, old: 1.2}, setting)
+    found = diff(a, b)
+    assert (found.only_a, found.only_b) == ((), ())
+    times = {cell.label: cell.of("step_time_s") for cell in found.cells}
+    assert all(old in label or new in label for label in times)
+    pairs = sorted((one.a, one.b) for one in times.values())
+    assert pairs == [pytest.approx((1.0, 1.2)), pytest.approx((3.0, 3.3))]
+    assert all(cell.settings == {} for cell in found.cells)
+
+
+def test_a_cell_of_another_folder_is_left_over_not_pooled(tmp_path):
+    a = kept(tmp_path, "a", {"old/net.py:build": 1.0, "new/net.py:build": 3.0})
+    b = kept(tmp_path, "b", {"old/net.py:build": 1.2, "other.py:build": 1.0})
+    found = diff(a, b)
+    assert [cell.of("step_time_s").b for cell in found.cells] == pytest.approx([1.2])
+    (alone,) = found.only_a
+    assert "new/net.py:build" in alone
+
+
+def test_cells_that_only_their_folders_tell_apart_are_refused_with_both_names(tmp_path):
+    a = kept(tmp_path, "a", {"old/net.py:build": 1.0, "new/net.py:build": 3.0})
+    b = kept(tmp_path, "b", {"elsewhere/net.py:build": 1.2, "other.py:build": 1.0})
+    with pytest.raises(UsageError, match="cannot be matched") as refused:
+        diff(a, b)
+    for text in ("old/net.py:build", "new/net.py:build", "elsewhere/net.py:build"):
+        assert f"workload {text}" in str(refused.value)
+    with pytest.raises(UsageError, match="cannot be matched"):
+        diff(b, a)
+    alone = read_side(f"{tmp_path / 'a'}/0.json")
+    assert len(diff(alone, Side("b", b.cells[:1])).cells) == 1
+
+
+def test_folders_that_were_cut_by_packing_pool_nothing():
+    text = ".../net.py:build"
+    cells = [
+        Found("a", f"{number:06}", made(1.0 + number, repeat, config={"workload": text}))
+        for number in range(2)
+        for repeat in range(2)
+    ]
+    a, b = (Side(name, tuple(grouped(cells))) for name in "ab")
+    assert [sorted(each.ok) for each in a.cells] == [[0, 1], [0, 1]]
+    with pytest.raises(UsageError, match="cannot be matched"):
+        diff(a, b)
+
+
 def test_nominal_links_are_not_taken_for_paths():
     one, other = ({"link": f"rate={n}gbit/s,latency=5us"} for n in (1, 10))
     a = Side("a", side("a", [made(1.0, config=one)]).cells * 1 + side("a", [made(1.0)]).cells)
@@ -316,6 +382,18 @@ def test_what_failed_guards_nothing():
     lost = made(1.0, 3, status="failed", error="RankLost")
     (fewer,) = gated(side("a", ok), side("b", [*ok, lost]), "step_time_s > 3%")
     assert (fewer.verdict, fewer.why) == ("undecided", "1 run(s) failed in B, 0 in A")
+
+
+def test_what_failed_in_a_is_not_missed_in_b():
+    ok = [made(t, i) for i, t in enumerate((1.0, 1.001, 0.999))]
+    lost = made(1.0, config={"seed": 2}, status="failed", error="RankLost")
+    a = Side("a", side("a", ok).cells + side("a", [lost]).cells)
+    found = diff(a, side("b", ok))
+    assert (len(found.only_a), found.runs_only_a) == (1, (0,))
+    judged = gate(found, [parse_limit("step_time_s > 3%")])
+    assert ([each.verdict for each in judged], status_of(judged)) == (["held"], 0)
+    (nothing,) = gated(Side("a", a.cells[1:] * 2), side("b", ok), "step_time_s > 3%")
+    assert (nothing.verdict, nothing.why) == ("undecided", "no cell of A finished")
 
 
 def test_a_count_that_was_nothing_is_compared():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,15 +53,16 @@ def foreseen(key: str, held_out_s: float | None, null_s: float | None = None) ->
     )
 
 
-def ran(step_s: float, began: str | None = AFTER, plan: str = "p") -> Cell:
+def ran(step_s: float, began: str | None = AFTER, plan: str = "p", **more: Any) -> Cell:
     return Cell(
         backend="gloo",
         workload="w",
         num_workers=2,
         step_time_s=step_s,
         plan_digest=plan,
-        environment={} if began is None else {"began": began},
+        environment={**({} if began is None else {"began": began}), **more.pop("environment", {})},
         config=RunConfig(backend="gloo"),
+        **more,
     )
 
 
@@ -97,8 +99,59 @@ def test_only_younger_cells_of_the_same_settings_count() -> None:
     assert "1 runs are not in it (other settings" in text
     assert "not foreseen: cell c: unknown" in text
     assert "1 foreseen cells have not run after it" in text
-    assert "another plan" not in text
-    assert "1 cells ran another plan" in "\n".join(compare(made, runs[1:2]).notes)
+    assert "1 cells ran another plan" in text
+    assert "another plan" not in "\n".join(compare(made, runs[:1]).notes)
+
+
+def test_a_plan_that_differs_by_rounding_alone_explains_nothing() -> None:
+    made = forecast_of(foreseen("a", 1.0))
+    rounded = ran(1.5, plan="q", predicted_step_time_s=1.0 + 1e-12)
+    other = ran(1.5, plan="q", predicted_step_time_s=1.3)
+    assert compare(made, [("a", rounded)]).rows[0].why == ""
+    assert compare(made, [("a", other)]).rows[0].why == "another plan was carried out"
+    unknown = msgspec.structs.replace(foreseen("a", 1.0), plan_digest="")
+    assert compare(forecast_of(unknown), [("a", other)]).rows[0].why == ""
+
+
+def test_what_lies_between_two_programs_is_no_spread_of_runs() -> None:
+    made = forecast_of(foreseen("a", 1.0))
+    days = {"one": (2.0, 2.02), "other": (1.0, 1.01)}
+    runs = [
+        ("a", ran(step_s, environment={"commit": commit, "platform": "Linux"}))
+        for commit, steps in days.items()
+        for step_s in steps
+    ]
+    (found,) = compare(made, runs).rows
+    assert found.spread == pytest.approx(math.log(1.01) / math.sqrt(2))
+    (alone,) = compare(made, [runs[0], runs[2]]).rows
+    assert alone.spread is None
+    collected = Collected(tuple(Found("here", "a", cell) for _, cell in runs), ())
+    told = [note for note in make_report(collected).cautions if "different programs" in note]
+    assert len(told) == 1
+    assert "2 by commit one on Linux, 2 by commit other on Linux" in told[0]
+    same = Collected(tuple(Found("here", "a", cell) for _, cell in runs[:2]), ())
+    assert not any("different programs" in note for note in make_report(same).cautions)
+
+
+def test_links_that_changed_between_forecast_and_cells_are_told() -> None:
+    cells = (foreseen("a", 1.0),)
+    made = sealed(
+        Forecast(name="toy", written=WRITTEN, cells=cells, links={"g.json": "1", "m.json": "2"})
+    )
+    run = [("a", ran(1.0))]
+
+    def told(**links: frozenset[str]) -> str:
+        named = {f"{name}.json": digests for name, digests in links.items()}
+        return "\n".join(compare(made, run, named).notes)
+
+    assert "the 1 links that cells name are those of the forecast" in told(g=frozenset("1"))
+    changed = told(g=frozenset("1"), m=frozenset("23"))
+    assert "links that changed between the forecast and its cells: m.json" in changed
+    assert "are those of the forecast" not in changed
+    assert "cannot be told" in told()
+    assert "cannot be told" not in "\n".join(compare(forecast_of(*cells), run).notes)
+    dirty = sealed(msgspec.structs.replace(made, commit="abc-dirty"))
+    assert "written by abc-dirty" in "\n".join(compare(dirty, run).notes)
 
 
 def row(
@@ -133,9 +186,11 @@ def test_error_and_skill_over_null_by_class_and_backend() -> None:
     assert whole.num_cells == 4
     assert whole.skill == pytest.approx(1 - 0.17 / 0.82)
     assert whole.median == pytest.approx((math.expm1(0.02) - math.expm1(-0.05)) / 2)
-    assert whole.skill_low is not None
-    assert whole.skill_high is not None
-    assert whole.skill_low < whole.skill < whole.skill_high
+    assert whole.skill_low is None  # four cells have too few resamples
+    (of_many, *_) = scores(3 * rows)
+    assert of_many.skill_low is not None
+    assert of_many.skill_high is not None
+    assert of_many.skill_low < whole.skill < of_many.skill_high
     assert whole.spread == pytest.approx(0.01)
     assert found["few messages", "gloo"].skill == pytest.approx(0.0)
     assert found[MANY, "mpi-ring"].skill == pytest.approx(1 - 0.1 / 0.6)

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from testbed.cli import make_app
 from testbed.prediction.cross_iteration import predict
 from testbed.records.cell import encode_cell
+from testbed.records.step_trace import computed_in, trace_of
 from testbed.records.timeline import SUFFIX, encode_timeline
 from testbed.reporting.page.curves import Line, chart, spread_out
-from testbed.reporting.page.lanes import MAX_EVENTS_EACH, draw, trace_of
+from testbed.reporting.page.lanes import MAX_EVENTS_EACH, draw
 from testbed.reporting.page.markup import VOID, data, element
 from tests.harness import page_cells
 
@@ -312,12 +313,40 @@ def test_nothing_is_predicted_of_compressed_gradients() -> None:
 
 def test_a_trace_made_from_events_is_the_one_that_they_came_from() -> None:
     timeline, plan = page_cells.timeline(), page_cells.plan()
-    events = [e for e in timeline.events if e.rank == 0 and e.step == 1]
-    trace, turn_s = trace_of(events, plan.names, plan.num_elements, plan.dtypes)
+    (computed,) = computed_in(timeline, [1], (0, 1))
+    trace = trace_of(plan, [computed])
     assert trace.ready_s() == pytest.approx(page_cells.TRACE.ready_s())
     assert trace.forward_s == pytest.approx(page_cells.TRACE.forward_s)
     found = predict(plan, page_cells.TRACE, page_cells.LINK)
-    assert turn_s == pytest.approx(found.iteration_s + trace.forward_s)
+    assert computed.turn_s == pytest.approx(found.iteration_s + trace.forward_s)
+
+
+def test_what_is_predicted_waits_for_the_last_rank_as_advice_does() -> None:
+    timeline, plan = page_cells.timeline(), page_cells.plan()
+    late = [
+        msgspec.structs.replace(e, begin_s=e.begin_s + 1e-3, end_s=e.end_s + 1e-3)
+        if e.rank == 1 and e.kind == "ready"
+        else e
+        for e in timeline.events
+    ]
+    timeline = msgspec.structs.replace(timeline, events=tuple(late))
+    trace = trace_of(plan, computed_in(timeline, range(3), range(2)))
+    spans = predict(plan, trace, page_cells.LINK).spans
+    turn_s = page_cells.TRACE.forward_s
+    drawn = [bar for bar in draw(timeline, 1000).bars if bar[0] == "predicted, channel 0"]
+    assert [bar[2] for bar in drawn[:4]] == pytest.approx([turn_s + s.start_s for s in spans])
+    first_s = min(page_cells.TRACE.ready_s())
+    assert drawn[0][2] == pytest.approx(turn_s + first_s + 1e-3)
+
+
+def test_a_timeline_is_in_reach_of_the_keyboard_and_told(made: tuple[str, Node]) -> None:
+    canvases = made[1].all("canvas")
+    assert canvases
+    for each in canvases:
+        assert (each.attrs["tabindex"], each.attrs["role"]) == ("0", "application")
+    for figure in made[1].all("figure"):
+        if figure.all("canvas"):
+            assert [each.attrs["aria-live"] for each in figure.all("output")] == ["polite"]
 
 
 def test_too_many_events_are_thinned_out_and_the_page_says_so(tmp_path: Path) -> None:

@@ -156,10 +156,12 @@ def framework_cells():
     }
     tcp = {"spec": "nodes=2", "tcp": {"ipv4/tcp_wmem": ["4096 65536 125000"]}}
     variables = {"OMPI_MCA_btl_tcp_eager_limit": "1048576", "OMP_NUM_THREADS": "1"}
+    sets = {"ddp": "buckets of 25 MiB, the first of 1 MiB", "mpi-ring": "segments of 512 KiB"}
     return [
         cell(backend, ms * (1 + 0.05 * r) * (1 + 0.001 * ((r * n) % 3)), r, scheduler=scheduler,
              config={"scheduler": "wfbp" if scheduler == "ddp" else scheduler, "tuned": mark},
-             cluster=tcp, environment={**ENVIRONMENT, "variables": variables})
+             cluster=tcp,
+             environment={**ENVIRONMENT, "variables": variables, "sets": sets.get(backend)})
         for n, ((backend, scheduler, mark), ms) in enumerate(times.items()) for r in range(5)
     ]  # fmt: skip
 
@@ -262,6 +264,9 @@ def test_a_family_is_one_backend_or_one_method_on_each():
     assert families_of(*runs("gloo", 30), *runs("mpi", 35), *runs("none", 20)) == [{"gloo", "mpi"}]
     alone = [*runs("gloo", 30), *runs("mpi", 35, config={"batch_size": 8}, batch_size=8)]
     assert families_of(*alone) == []
+    ddp = [*runs("ddp", 36, scheduler="ddp"), *runs("ddp:static_graph=1", 37, scheduler="ddp")]
+    assert families_of(*several, *ddp) == [{"gloo"}, {"ddp", "ddp:static_graph=1"}]
+    assert families_of(*runs("gloo", 30), *ddp) == [{"gloo", "ddp", "ddp:static_graph=1"}]
 
 
 def test_a_method_is_compared_with_the_fastest_framework_of_its_transport_by_pairs():
@@ -299,6 +304,13 @@ def test_transports_tell_what_they_were_given():
     assert "eager" not in gloo
     assert "OMPI_MCA_btl_tcp_eager_limit=1048576" in mpi
     assert "segments of 512 KiB" in mpi
+
+
+def test_what_a_backend_sets_today_is_not_told_of_runs_that_do_not_say():
+    cells = [msgspec.structs.replace(c, environment=ENVIRONMENT) for c in framework_cells()]
+    told = [n for n in report_of(cells).notes if n.startswith("transport ")]
+    assert told
+    assert not any("buckets of" in note or "segments of" in note for note in told)
 
 
 def test_without_known_rounds_runs_are_not_paired():

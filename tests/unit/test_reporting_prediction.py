@@ -11,6 +11,7 @@ from testbed.records.cell import Cell
 from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
+from testbed.reporting.prediction import kind_of
 
 
 def cell(
@@ -83,11 +84,13 @@ def test_the_report_tells_them_in_words() -> None:
 
 
 def test_kinds_of_prediction_are_named_and_told_apart() -> None:
+    replayed = "replay:resnet50-v100"
     held_out = cell("gloo", "mg-wfbp", 1.0, 1.1)
     held_out.cell.prediction = "held-out"
+    held_out.cell.config = RunConfig(backend="gloo", link="link.json", workload=replayed)
     null, before = cell("mpi", "wfbp", 1.0, 0.8), cell("mpi", "dear", 1.0, 1.2)
     null.cell.prediction = "null"
-    before.cell.config = RunConfig(backend="mpi", link="link.json")
+    before.cell.config = RunConfig(backend="mpi", link="link.json", workload=replayed)
     text = to_markdown(make_report(Collected((*CELLS, held_out, null, before), ())))
     assert "by kind, median / worst: " in text
     for words in ("calibrated 2.0 % / -10.0 %", "held-out 15.0 % / +20.0 %", "null 20.0 % / -20.0"):
@@ -96,8 +99,22 @@ def test_kinds_of_prediction_are_named_and_told_apart() -> None:
     kinds = [row[head.index("pred. kind")] for row in rows]
     assert sorted(filter(None, kinds)) == sorted(["calibrated"] * 3 + ["held-out"] * 2 + ["null"])
     alone = to_markdown(make_report(Collected((null,), ())))
-    assert "- predictions that are null: nominal rate and latency, nothing measured" in alone
+    assert "- predictions that are null: nominal rate and latency, no link measured" in alone
     assert "predictions that are calibrated" not in alone
+
+
+def test_what_timed_its_own_compressor_or_compute_was_not_held_out() -> None:
+    """Records of before say held-out of both."""
+    base = {"backend": "gloo", "link": "link.json", "workload": "replay:resnet50-v100"}
+    for more, kind in (
+        ({}, "held-out"),
+        ({"compressor": "fp16"}, "calibrated"),
+        ({"workload": "resnet50"}, "calibrated"),
+        ({"workload": "resnet50", "trace": "resnet50-v100"}, "held-out"),
+    ):
+        found = cell("gloo", "wfbp", 1.0, 1.1).cell
+        found.prediction, found.config = "held-out", RunConfig(**{**base, **more})
+        assert kind_of(found) == kind, more
 
 
 def test_a_single_prediction_needs_no_summary() -> None:

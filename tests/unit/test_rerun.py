@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -130,3 +131,26 @@ def test_a_failed_run_is_not_run_again(tmp_path):
     assert done.status == 2
     assert "the stored run failed (RankLost: rank 1)" in done.err
     assert "to run it anew: testbed run --x" in done.err
+
+
+@pytest.mark.parametrize(
+    ("cell", "json"),
+    [
+        ("bank/cells/{}.json", "bank/cells/{}.json"),
+        ("bank:{}", "bank/cells/../cells/{}.json"),
+        ("bank/cells/{}.json", "linked.json"),
+        ("alone.json", "alone.json"),
+        ("bank.tar.gz:{}", "bank.tar.gz"),
+    ],
+)
+def test_a_stored_run_is_not_written_over(cell, json, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "runs/aa/bank", "bank")
+    stored = min(Path("bank/cells").glob("*.json"))
+    shutil.copy(stored, "alone.json")
+    Path("linked.json").symlink_to(stored)
+    assert answer("pack", "bank").status == 0
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    done = answer("rerun", cell.format(stored.stem), "--json", json.format(stored.stem))
+    assert (done.status, "which holds a stored run" in done.err) == (2, True), done.err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before

@@ -19,7 +19,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.statistics.runs import Ratio, autocorrelation, compare, estimate, ratio_of
+from testbed.statistics.runs import Ratio, compare, estimate, pooled_spread, ratio_of
+from testbed.statistics.summary import autocorrelation
 
 MEDIANS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
 NUM_RUNS, NUM_STEPS = 5, 12
@@ -107,6 +108,28 @@ def test_pairs_differ_where_scipys_tukey_says_so():
     for one in range(6):
         others = {str(i) for i in range(6) if i != one and theirs[one, i] > 0.05}
         assert set(found.tied[str(one)]) == others
+
+
+def test_the_interval_of_a_pair_is_that_of_scipys_tukey():
+    random = np.random.default_rng(2)
+    family = np.exp(0.01 * random.standard_normal((5, 4)) + np.linspace(0, 0.06, 5)[:, None])
+    found = compare({str(i): row for i, row in enumerate(family.tolist())})
+    theirs = scipy.stats.tukey_hsd(*np.log(family)).confidence_interval(0.95)
+    for one in range(5):
+        for other in set(range(5)) - {one}:
+            ratio = found.ratio(str(one), str(other))
+            assert np.log(ratio.low) == pytest.approx(theirs.low[one, other], rel=1e-6)
+            assert np.log(ratio.high) == pytest.approx(theirs.high[one, other], rel=1e-6)
+            assert (ratio.low <= 1 <= ratio.high) == (str(other) in found.tied[str(one)])
+
+
+def test_a_spread_within_groups_knows_nothing_of_what_lies_between_them():
+    one, other = [1.0, 1.01, 0.99], [1.5, 1.52, 1.49, 1.51]
+    within = pooled_spread([one, other])
+    assert pooled_spread([one, [2 * m for m in other]]) == pytest.approx(within)
+    assert within < 0.1 * pooled_spread([[*one, *other]])
+    assert pooled_spread([[1.0], [2.0]]) is None
+    assert pooled_spread([one, [7.0]]) == pytest.approx(estimate(one).spread)
 
 
 @given(MEDIANS, st.floats(0.01, 100))

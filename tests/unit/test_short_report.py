@@ -100,8 +100,61 @@ def test_failures_stand_below_once():
     report = report_of([*several_lengths(), *broken])
     text = to_text(report)
     assert text.count("RankLost: x") == 1
-    assert "mpi/wfbp, mpi/dear: failed: RankLost: x" in text
+    assert "- mpi/wfbp; mpi/dear: failed: RankLost: x" in text
     assert not any("mpi" in " ".join(row) for table in tables(report) for row in table.rows)
+
+
+def test_a_failure_is_that_of_its_compressor_and_its_workers():
+    """The dense cell of two workers, which finished, is not named for what a compressed one did."""
+    config = {"workload": "digits-cnn", "backend": "gloo", "batch_size": 64}
+    broken = [
+        failed_cell(RunConfig(**config, workers=4, **more), why)
+        for more, why in (({"compressor": "powersgd"}, "Lost: x"), ({"memory": "laysa"}, "Lost: y"))
+    ]
+    finished = [cell("gloo", 30, config={"workers": 2, "workload": "digits-cnn"})]
+    apart = [Found("folder", str(n), each) for n, each in enumerate([*finished, *broken])]
+    text = to_text(make_report(Collected(tuple(apart), ())))
+    assert "- gloo with powersgd, 4 workers: failed: Lost: x" in text
+    assert "- gloo, memory laysa, 4 workers: failed: Lost: y" in text
+
+
+def test_rows_of_one_method_tell_in_which_settings_they_differ():
+    cells = [
+        cell(backend, ms + (steps == 100), scheduler=scheduler, steps=steps,
+             config={"scheduler": scheduler, "steps": steps})
+        for backend, ms in (("gloo", 30), ("mpi", 35)) for scheduler in ("wfbp", "dear")
+        for steps in (20, 100)
+    ]  # fmt: skip
+    apart = tuple(Found("folder", str(number), each) for number, each in enumerate(cells))
+    _, matrix = tables(make_report(Collected(apart, ())))
+    assert sorted(row[0].strip() for row in matrix.rows) == [
+        *("dear (steps=100)", "dear (steps=20)", "wfbp (steps=100)", "wfbp (steps=20)")
+    ]
+    assert all(all(row) for row in matrix.rows)
+
+
+def test_below_a_table_stand_same_transports_origins_and_kinds_of_predictions():
+    cells = [
+        msgspec.structs.replace(
+            c,
+            predicted_step_time_s=c.step_time_s,
+            prediction="held-out",
+            config=msgspec.structs.replace(
+                c.config, workload="replay:resnet50-v100", link="link.json"
+            ),
+        )
+        for c in framework_cells()
+    ]
+    backends, matrix = tables(report_of(cells))
+    assert "over Gloo alone gloo/dear:mib=9.5 takes 0.789 [" in backends.below
+    assert "times the step of ddp:static_graph=1" in backends.below
+    assert "over MPI" not in backends.below
+    assert "untuned: " in matrix.below
+    assert "bytescheduler" in matrix.below.partition("untuned: ")[2]
+    assert "tuned (30 trials): dear:mib=9.5" in matrix.below
+    assert "pred.: held-out" in matrix.below
+    text = to_text(report_of(cells))
+    assert "over Gloo alone" in " ".join(text.split())
 
 
 def test_other_work_is_named_below_and_wins_nothing():
@@ -110,7 +163,7 @@ def test_other_work_is_named_below_and_wins_nothing():
     (answer,) = (a for a in report.answers if a.setting.startswith("digits-cnn"))
     assert answer.best == ["gloo"]
     assert "consistency=async" in text
-    assert "not compared, other work: asynchronous" in text
+    assert "not compared, other work: asynchronous" in " ".join(text.split())
 
 
 def test_marks_and_ties_survive_in_short():

@@ -165,16 +165,17 @@ def test_resume_takes_its_folder_in_either_place(tmp_path):
 def test_how_many_may_run_again_is_decided_anew_on_resume(tmp_path):
     sweep = Sweep("mine", (RunConfig(workers=1, backend="none"),), repeats=1)
     store = begin(make_plan(sweep), tmp_path / "mine")
-    invoke("sweep", "--resume", store.path, "--max-again", "4", "--dry-run")
+    slurm = ("--submit", "slurm")  # writes the plan and runs nothing
+    invoke("sweep", "--resume", store.path, "--max-again", "4", *slurm)
     assert store.read_plan().max_again == 4
-    invoke("sweep", "--resume", store.path, "--again-within-min", "9", "--dry-run")
+    invoke("sweep", "--resume", store.path, "--again-within-min", "9", *slurm)
     assert (store.read_plan().max_again, store.read_plan().again_within_min) == (4, 9.0)
 
 
 def test_a_plan_is_not_written_while_a_sweep_is_at_work(tmp_path):
     sweep = Sweep("mine", (RunConfig(workers=1, backend="none"),), repeats=1)
     store = begin(make_plan(sweep), tmp_path / "mine")
-    again = ("sweep", "--resume", store.path, "--max-again", "4", "--dry-run")
+    again = ("sweep", "--resume", store.path, "--max-again", "4", "--submit", "slurm")
     for share in (0, None):
         with store.locked(share), pytest.raises(UsageError, match="another sweep is at work in"):
             invoke(*again)
@@ -203,5 +204,5 @@ def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):
     # More samples a step than there are: known only when the workload has been built.
     invoke("sweep", *axes, "--batch-size", "5000", "--output", "two", status=1)
     said = invoke("report", "one", "two", "--format", "md")
-    assert "- loopback/wfbp: failed: " in said
+    assert "- loopback: failed: " in said
     assert "--batch-size" in said

@@ -1,6 +1,7 @@
 """A store that is killed at any moment loses nothing and takes nothing half-written as finished."""
 
 import datetime
+import errno
 import io
 import json
 import signal
@@ -140,10 +141,11 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
 
     def break_at(point):
         if point == "written":
-            raise OSError("disk full")
+            raise OSError(errno.ENOSPC, "disk full")
 
     with pytest.raises(OSError, match="disk full"):
         write_atomically(path, b"new", at=break_at)
+    assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
 
 

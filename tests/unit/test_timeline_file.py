@@ -20,6 +20,7 @@ from testbed.records.timeline import (
     TimelineEvent,
     decode_timeline,
     encode_timeline,
+    process_of,
 )
 
 KINDS: tuple[Kind, ...] = ("compute", "send", "encode", "wait", "ready")
@@ -97,3 +98,8 @@ def test_readings_of_the_cores_are_divided_among_the_steps_that_they_cover() -> 
     assert found[3] == found[4] == [(1.0, 0.5, 2.0), (0.0, 0.0, 0.0)]
     assert found[5][0] == (1.0, 1.0, 1.0)
     assert found[6] == [(0.0, 0.0, 0.0)] * 2
+
+
+def test_ranks_and_servers_are_called_alike_wherever_they_are_shown() -> None:
+    found = timeline([])
+    assert [process_of(found, rank) for rank in range(3)] == ["rank 0", "rank 1", "server 0"]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.causes.summary import why as find_why
 from testbed.cli import make_app
-from testbed.records.timeline import encode_timeline
+from testbed.records.cell import Cell, encode_cell
+from testbed.records.timeline import Timeline, encode_timeline
+from testbed.scheduling.protocol import make_plan
+from tests.harness import page_cells
 from tests.harness.event_logs import make_log
 
 
@@ -23,13 +29,28 @@ def run(*arguments: str) -> str:
     return done.output
 
 
+def cell_of(timeline: Timeline, began: str = "", **changes: Any) -> Cell:
+    """The record of the run that a timeline is of."""
+    values = {
+        "scheduler": timeline.scheduler,
+        "config": RunConfig(backend=timeline.backend, workers=timeline.num_workers),
+        "environment": {"began": began} if began else {},
+        **changes,
+    }
+    workers = timeline.num_workers
+    return Cell(backend=timeline.backend, workload="w", num_workers=workers, **values)
+
+
+def written(folder: Path, cell: Cell, timeline: Timeline) -> Path:
+    (folder / "a.timeline.json").write_bytes(encode_timeline(timeline))
+    (folder / "a.json").write_bytes(encode_cell(cell))
+    return folder / "a.json"
+
+
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("why")
-    log = make_log("late rank", 3)
-    (folder / "a.timeline.json").write_bytes(encode_timeline(log.timeline))
-    (folder / "a.json").write_text("{}")
-    return folder / "a.json"
+    timeline = make_log("late rank", 3).timeline
+    return written(tmp_path_factory.mktemp("why"), cell_of(timeline), timeline)
 
 
 def test_text_fits_100_columns_and_names_the_rank(cell: Path) -> None:
@@ -86,7 +107,8 @@ def test_notes_tell_a_gpu_and_steps_that_are_missing() -> None:
 
 
 def test_a_record_without_a_timeline_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_text("{}")
+    alone = cell_of(make_log("late rank", 3).timeline)
+    (tmp_path / "b.json").write_bytes(encode_cell(alone))
     with pytest.raises(UsageError, match=r"no b\.timeline\.json beside it.*--timeline"):
         run(str(tmp_path / "b.json"))
     with pytest.raises(UsageError, match="cannot be read"):
@@ -94,3 +116,80 @@ def test_a_record_without_a_timeline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.timeline.json").write_text("{}")
     with pytest.raises(UsageError, match="is no timeline"):
         run(str(tmp_path / "d.timeline.json"))
+    (tmp_path / "e.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"e\.json is no record of a run"):
+        run(str(tmp_path / "e.json"))
+
+
+def test_a_folder_is_refused_however_it_is_called(
+    cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cell.parent)
+    for name in (".", "..", str(cell.parent)):
+        with pytest.raises(UsageError, match="is a folder; expected the record of one run"):
+            run(name)
+
+
+def test_of_a_failed_run_nothing_is_explained_by_what_another_one_left_there(
+    tmp_path: Path,
+) -> None:
+    timeline = make_log("late rank", 3).timeline
+    failed = cell_of(timeline, status="failed", error="exit status 1\nRankLost: rank 1 is lost")
+    path = written(tmp_path, failed, timeline)
+    with pytest.raises(UsageError, match=r"failed \(RankLost: rank 1 is lost\)"):
+        run(str(path))
+    assert "first cause" in run(str(path.with_name("a.timeline.json")))
+
+
+NOON, LATER = "2026-11-25T12:00:00.000+00:00", "2026-11-25T12:30:00.000+00:00"
+
+
+@pytest.mark.parametrize(
+    ("began", "changes", "told"),
+    [
+        (LATER, {}, f"began {LATER} in the cell, {NOON} there"),
+        (NOON, {"scheduler": "p3:under_way=3"}, "scheduler p3:under_way=3 in the cell"),
+        (NOON, {"num_workers": 99}, "workers 99 in the cell"),
+        (NOON, {"backend": "zmq-ps:servers=dedicated:7"}, "backend zmq-ps:servers=dedicated:7 in"),
+    ],
+)
+def test_a_timeline_of_another_run_is_refused(
+    began: str, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    timeline = make_log("late rank", 3).timeline
+    timeline = msgspec.structs.replace(timeline, environment={"began": NOON})
+    other = msgspec.structs.replace(cell_of(timeline, began), **changes)
+    with pytest.raises(UsageError, match=f"is of another run than .*{re.escape(told)}"):
+        run(str(written(tmp_path, other, timeline)))
+
+
+def test_what_an_older_record_does_not_tell_is_not_compared(tmp_path: Path) -> None:
+    timeline = make_log("late rank", 3).timeline
+    dated = msgspec.structs.replace(timeline, environment={"began": NOON})
+    expected = run(str(written(tmp_path, cell_of(timeline), timeline)))
+    assert run(str(written(tmp_path, cell_of(timeline, scheduler=""), dated))) == expected
+    assert run(str(written(tmp_path, cell_of(timeline, NOON), timeline))) == expected
+    assert run(str(written(tmp_path, cell_of(timeline, NOON), dated))) == expected
+
+
+@pytest.mark.parametrize("setting", [{"clip_norm": 1.0}, {"precision": "fp16"}])
+def test_advice_counts_on_no_overlap_that_the_run_cannot_have(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """The run's plan, and any other, is simulated as a run with this setting carries it out."""
+    spec = "dear:mib=0.1"
+    plan = make_plan(spec, page_cells.TRACE, page_cells.LINK)
+    exposed_s = {step: [5e-3, 5e-3] for step in range(3)}
+    timeline = msgspec.structs.replace(
+        page_cells.timeline(), plan=plan, scheduler=spec, exposed_s=exposed_s
+    )
+
+    def gained_s(**settings: Any) -> float:
+        config = RunConfig(backend="gloo", scheduler=spec, **settings)
+        path = written(tmp_path, cell_of(timeline, config=config), timeline)
+        advice = json.loads(run(str(path), "--json"))["advice"]
+        return max((a["gain_s"] for a in advice if a["options"]), default=0.0)
+
+    # half of its bytes travel in the next forward pass: 15.96 ms a step, as a whole 18.36 ms
+    assert gained_s(**setting) > 1e-3
+    assert gained_s() == 0

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.base.errors import UsageError
 from testbed.causes.advice import advise, link_of, schedulers
 from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
 from testbed.causes.summary import why
 from testbed.prediction.timeline import message_bytes
+from testbed.records.step_trace import computed_in, trace_of
 from testbed.records.timeline import Timeline, decode_timeline, encode_timeline
+from testbed.scheduling.protocol import make_plan
+from tests.harness import page_cells
 from tests.harness.event_logs import PLANTED, Log, Planted, make_log
 
 FAULTS = ("late rank", "busy host", "order", "codec")  # which no run has that is well
@@ -171,3 +175,74 @@ def test_without_readings_of_the_cores_no_host_is_busy() -> None:
     none = {step: [(0.0, 0.0, 0.0)] * log.timeline.num_workers for step in log.timeline.cores_used}
     timeline = msgspec.structs.replace(log.timeline, cores_used=none)
     assert explain(timeline, log.window)[0].lateness.busy == {}
+
+
+@pytest.mark.parametrize("share", ["cores taken by others", "time waiting for a core"])
+def test_the_note_tells_by_which_share_a_host_is_known_to_be_busy(share: str) -> None:
+    """Half of the cores are taken, or a twentieth while ranks wait for one half of the time."""
+    log = next(log for seed in range(20) if (log := make_log("late rank", seed)).window)
+    ranks, window = range(log.timeline.num_workers), log.window or ()
+    own_s = 20.0 if share.startswith("cores") else 38.0
+    timeline = msgspec.structs.replace(
+        log.timeline,
+        cores_used={
+            step: [(40.0, own_s if step in window else 40.0, 40.0) for _ in ranks]
+            for step in log.timeline.exposed_s
+        },
+        cores_awaited={
+            step: [0.5 if step in window else 0.0 for _ in ranks] for step in log.timeline.exposed_s
+        },
+    )
+    row = next(c for c in why(timeline, window).causes if c.cause == HOST)
+    assert row.note.startswith(f"{share}: rank 0 50%, rank 1 50%")
+    assert ";" not in row.note
+
+
+def test_a_plan_that_crosses_gains_nothing_where_steps_wait_for_the_whole_gradient() -> None:
+    """16.96 ms a step; in halves 15.96 ms, and 18.36 ms if they end before the forward pass."""
+    exposed_s = {step: [5e-3, 5e-3] for step in range(3)}
+    timeline = msgspec.structs.replace(page_cells.timeline(), exposed_s=exposed_s)
+    spec = "dear:mib=0.1"
+    found, _ = explain(timeline)
+    halves = make_plan(spec, page_cells.TRACE, page_cells.LINK)
+    crossed = msgspec.structs.replace(timeline, plan=halves)
+
+    def gained_s(of: Timeline, instead: str, *, whole: bool) -> float:
+        told = advise(of, found, (instead,), whole=whole)
+        return max((a.gain_s for a in told if a.options), default=0.0)
+
+    assert gained_s(timeline, spec, whole=False) == pytest.approx(1.0e-3, rel=0.01)
+    assert gained_s(timeline, spec, whole=True) == 0
+    assert gained_s(crossed, "wfbp", whole=False) == 0
+    assert gained_s(crossed, "wfbp", whole=True) == pytest.approx(1.4e-3, rel=0.01)
+
+
+def test_a_step_is_simulated_from_what_the_last_rank_had_when() -> None:
+    """Rank 1 computes 5 ms longer before its backward pass, and waits for 1 ms meanwhile."""
+    timeline = page_cells.timeline()
+    begin_s = min(e.begin_s for e in timeline.events if e.step == 1)
+    turn_s = begin_s + page_cells.TRACE.forward_s
+    late = [
+        msgspec.structs.replace(e, begin_s=e.begin_s + 5e-3, end_s=e.end_s + 5e-3)
+        if e.rank == 1 and e.step == 1 and e.begin_s >= turn_s - 1e-9
+        else e
+        for e in timeline.events
+    ]
+    (wait,) = (
+        msgspec.structs.replace(e, kind="wait", begin_s=turn_s - 1e-3, end_s=turn_s)
+        for e in timeline.events
+        if e.kind == "step" and e.rank == 1 and e.step == 1
+    )
+    shifted = msgspec.structs.replace(timeline, events=(*late, wait))
+    (both,) = computed_in(shifted, [1], (0, 1))
+    assert both.turn_s == pytest.approx(turn_s)
+    ready_s = dict(zip(page_cells.plan().names, page_cells.TRACE.ready_s(), strict=True))
+    assert both.ready_s == pytest.approx({name: s + 5e-3 for name, s in ready_s.items()})
+    # rank 1: 4 ms forward, 5 ms more, 8 ms backward, less 1 ms of waiting
+    assert both.own_s == pytest.approx(16e-3)
+    (alone,) = computed_in(shifted, [1], (0,))
+    assert alone.ready_s == pytest.approx(ready_s)
+    assert trace_of(page_cells.plan(), [both, both]).forward_s == pytest.approx(3e-3)
+    silent = [e for e in timeline.events if e.kind != "ready"]
+    with pytest.raises(UsageError, match="does not tell when gradients were ready"):
+        computed_in(msgspec.structs.replace(timeline, events=tuple(silent)), [1], (0,))

@@ -13,10 +13,10 @@ import msgspec
 from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.base.trace import Trace, TraceTensor
 from testbed.base.units import rounded
 from testbed.prediction.cross_iteration import predict
-from testbed.records.timeline import Timeline, TimelineEvent, in_lanes, undilated
+from testbed.records.step_trace import computed_in, trace_of
+from testbed.records.timeline import Timeline, in_lanes, process_of, undilated
 from testbed.reporting.page.groups import Placed
 from testbed.reporting.page.markup import Markup, data, element, section
 
@@ -81,8 +81,9 @@ def timelines(cells: Sequence[Placed], found: Sequence[Recorded]) -> Markup:
     limit = min(MAX_EVENTS_EACH, MAX_EVENTS // len(shown))
     told = (
         "What every rank did, on rank 0's clock; above it what was predicted from the plan, the "
-        "link and the moments at which rank 0's gradients were ready. Drag over a drawing to see "
-        "a part of it larger."
+        "link and the moments at which the last rank's gradients were ready. Drag over a drawing "
+        "to see a part of it larger; in the one that has the focus arrow keys go from event to "
+        "event."
     )
     if len(chosen) > len(shown):
         told += f" {len(shown)} of {len(chosen)} timelines are drawn."
@@ -114,7 +115,7 @@ def draw(timeline: Timeline, limit: int) -> Drawn:
     begin_s = min((event.begin_s for event in drawn), default=0.0)
     bars = [
         (
-            f"{_process(timeline, event.rank)}, {lane}",
+            f"{process_of(timeline, event.rank)}, {lane}",
             event.kind,
             (event.begin_s - begin_s) * factor,
             (event.end_s - begin_s) * factor,
@@ -141,11 +142,6 @@ def _natural(lane: str) -> tuple[object, ...]:
     return kind, int(number), not rest.startswith("compute"), rest
 
 
-def _process(timeline: Timeline, rank: int) -> str:
-    servers = rank - timeline.num_workers
-    return f"rank {rank}" if servers < 0 else f"server {servers}"
-
-
 def _predicted(
     timeline: Timeline, step: int, begin_s: float
 ) -> Iterator[tuple[str, str, float, float, str]]:
@@ -157,58 +153,16 @@ def _predicted(
         raise UsageError(
             "the timeline holds no plan and link; repeat the run with --predict --timeline FILE"
         )
-    own = [event for event in timeline.events if event.rank == 0 and event.step == step]
-    trace, backward_s = trace_of(own, plan.names, plan.num_elements, plan.dtypes)
+    (computed,) = computed_in(timeline, [step], range(timeline.num_workers))
     factor = 1 / timeline.dilation
-    found = predict(plan, trace.stretched(factor), link)
-    turn_s = (backward_s - begin_s) * factor
+    found = predict(plan, trace_of(plan, [computed]).stretched(factor), link)
+    turn_s = (computed.turn_s - begin_s) * factor
     yield "predicted, compute", "compute", turn_s - found.forward_s, turn_s, "forward"
     yield "predicted, compute", "compute", turn_s, turn_s + found.backward_s, "backward"
     for span in found.spans:
         name = plan.names[span.tensors[0]] + (" ..." if len(set(span.tensors)) > 1 else "")
         lane = f"predicted, channel {span.channel}"
         yield lane, "send", turn_s + span.start_s, turn_s + span.end_s, name
-
-
-def trace_of(
-    events: Sequence[TimelineEvent],
-    names: Sequence[str],
-    num_elements: Sequence[int],
-    dtypes: Sequence[str],
-) -> tuple[Trace, float]:
-    """A step of one rank as a trace, and when its backward pass began.
-
-    A gradient that was ready before one of a later layer counts as ready with it. The forward pass,
-    without what it waited for messages, is shared out evenly.
-
-    Raises:
-        UsageError: it does not tell when each gradient was ready.
-    """
-    ready = {event.name: event.begin_s for event in events if event.kind == "ready"}
-    if missing := [name for name in names if name not in ready]:
-        raise UsageError(f"the timeline does not tell when {missing[0]!r} was ready")
-    began_s = min(event.begin_s for event in events)
-    turn_s = min(
-        (e.begin_s for e in events if e.kind == "compute" and e.name.endswith("backward")),
-        default=min(ready.values()),
-    )
-    waits = ((e.begin_s, min(e.end_s, turn_s)) for e in events if e.kind == "wait")
-    waited_s = sum(end - begin for begin, end in waits if begin < turn_s)
-    forward_s = max(0.0, turn_s - began_s - waited_s)
-    tensors, before_s = [], turn_s
-    for name, count, dtype in reversed(list(zip(names, num_elements, dtypes, strict=True))):
-        now_s = max(before_s, ready[name])
-        tensor = TraceTensor(
-            name=name,
-            num_elements=count,
-            dtype=dtype,
-            forward_s=forward_s / len(names),
-            backward_s=now_s - before_s,
-        )
-        tensors.append(tensor)
-        before_s = now_s
-    made = Trace(name="timeline", device="", batch_size=1, tensors=tuple(reversed(tensors)))
-    return made, turn_s
 
 
 def _figure(each: Placed, recorded: Recorded, limit: int) -> Markup:
@@ -235,7 +189,7 @@ def _figure(each: Placed, recorded: Recorded, limit: int) -> Markup:
             for lane, kind, begin, end, n in drawn.bars
         ],
     }
-    label = f"timeline of {each.name}: {', '.join(lanes)}"
+    label = f"timeline of {each.name}, arrow keys go from event to event: {', '.join(lanes)}"
     buttons = [
         element("button", text, type="button", data_zoom=what)
         for what, text in (
@@ -252,11 +206,17 @@ def _figure(each: Placed, recorded: Recorded, limit: int) -> Markup:
             "figcaption", f"{each.cell.workload}, {each.name}, {each.cell.num_workers} workers"
         ),
         element("p", _about(recorded, drawn, timeline), class_="told"),
-        element("div", *buttons, element("output"), class_="tools"),
+        element("div", *buttons, element("output", aria_live="polite"), class_="tools"),
         element(
             "div",
             element("div", *(element("div", lane) for lane in lanes), class_="labels"),
-            element("canvas", role="img", aria_label=label, height=22 + ROW * len(lanes)),
+            element(
+                "canvas",
+                role="application",
+                aria_label=label,
+                tabindex=0,
+                height=22 + ROW * len(lanes),
+            ),
             class_="lanes",
         ),
         data(raw, class_="bars"),

@@ -67,8 +67,9 @@ function timeline(figure) {
   const { lanes, names, kinds, bars } = JSON.parse(figure.querySelector("script").textContent);
   const canvas = figure.querySelector("canvas"), told = figure.querySelector("output");
   const row = 18, top = 22, end = Math.max(1, ...bars.map((bar) => bar[3]));
-  let from = 0, until = end, dragged = null;
+  let from = 0, until = end, dragged = null, chosen = -1;
   const time = (us) => us >= 1e4 ? `${(us / 1e3).toPrecision(4)} ms` : `${us.toFixed(1)} us`;
+  const words = (bar) => bar ? `${kinds[bar[1]]} ${names[bar[4]]}: ${time(bar[3] - bar[2])}, from ${time(bar[2])}` : "";
   function draw() {
     const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = top + row * lanes;
     canvas.width = width * ratio;
@@ -100,6 +101,12 @@ function timeline(figure) {
         pen.fillText(text, left + 3, top + row * lane + 13);
       }
     });
+    if (chosen >= 0) {
+      const [lane, , begin, stop] = bars[chosen];
+      pen.strokeStyle = style.color;
+      pen.lineWidth = 2;
+      pen.strokeRect(x(begin), top + row * lane + 1, Math.max(2, x(stop) - x(begin)), row - 2);
+    }
     if (dragged) {
       pen.fillStyle = "rgba(128, 128, 128, .3)";
       pen.fillRect(Math.min(...dragged), top, Math.abs(dragged[1] - dragged[0]), height);
@@ -121,12 +128,24 @@ function timeline(figure) {
     const us = at(event.offsetX), lane = Math.floor((event.offsetY - top) / row);
     const near = (until - from) / canvas.clientWidth;
     const found = bars.findLast((bar) => bar[0] === lane && bar[2] <= us + near && bar[3] >= us - near);
-    told.value = found ? `${kinds[found[1]]} ${names[found[4]]}: ${time(found[3] - found[2])}, from ${time(found[2])}` : "";
+    told.value = words(found);
   });
   canvas.addEventListener("pointerup", () => {
+    if (!dragged) return; // it was pressed elsewhere
     const [a, b] = dragged.sort((p, q) => p - q).map(at), enough = Math.abs(dragged[1] - dragged[0]) > 4;
     dragged = null;
     enough ? show(a, b) : draw();
+  });
+  canvas.addEventListener("pointercancel", () => { dragged = null; draw(); });
+  // Keys: to the next or the previous event; one that is not in view comes into its middle.
+  canvas.addEventListener("keydown", (event) => {
+    const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!way || !bars.length || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    chosen = Math.min(Math.max(0, chosen + way), bars.length - 1);
+    const [, , begin, stop] = bars[chosen], half = (until - from) / 2;
+    told.value = words(bars[chosen]);
+    stop < from || begin > until ? show(begin - half, begin + half) : draw();
   });
   const zoom = (left, right) => () => show(from + left * (until - from), until + right * (until - from));
   const ways = { in: zoom(0.25, -0.25), out: zoom(-0.5, 0.5), left: zoom(-0.5, -0.5), right: zoom(0.5, 0.5), all: () => show(0, end) };

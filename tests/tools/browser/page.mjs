@@ -94,6 +94,26 @@ async function used(page) {
     await page.mouse.move(box.x + box.width * 0.4, box.y + 30);
     await page.mouse.up();
     found.drawings.push(await inked());
+    // pressed outside and let go over it; pressed on it, and the system takes the pointer away
+    await page.mouse.move(box.x - 20, box.y + 30);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.3, box.y + 30);
+    await page.mouse.up();
+    found.undisturbed = [await inked()];
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.6, box.y + 30);
+    await canvas.dispatchEvent("pointercancel");
+    found.undisturbed.push(await inked());
+    await page.mouse.up();
+    found.undisturbed.push(await inked());
+    await figure.locator('[data-zoom="all"]').click();
+    await page.mouse.move(0, 0);
+    await page.keyboard.press("Tab"); // from the last of the buttons
+    found.keys = [];
+    for (const key of ["ArrowRight", "ArrowRight", "ArrowLeft"]) {
+      await page.keyboard.press(key);
+      found.keys.push({ told: await figure.locator("output").innerText(), drawn: await inked() });
+    }
   }
   return found;
 }
