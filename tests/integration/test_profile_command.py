@@ -38,7 +38,7 @@ def test_mixed_precision_sends_gradients_of_the_parameters_type(tmp_path):
         (["--repeats", "0"], "--repeats 0"),
         (["--precision", "int8"], "--precision is 'int8'"),
         (["--batch", "0"], "--batch-size is 0"),
-        (["-o", "no/such/folder/trace.json"], "folder that does not exist"),
+        (["-o", "no/such/folder/trace.json"], "there is no folder"),
     ],
 )
 def test_what_cannot_be_profiled_is_a_usage_error(arguments, message):

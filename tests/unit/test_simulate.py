@@ -135,12 +135,16 @@ def test_options_with_commas_stay_with_their_scheduler():
         ({"scheduler": "dear:mb=3"}, UsageError, "known options: mib"),
         ({"trace": "nowhere.json"}, UsageError, "'nowhere.json': no such file.*resnet50-v100"),
         ({"link": "nowhere.json"}, UsageError, "nowhere.json cannot be read"),
-        ({"json": "/nonexist/x.json"}, UsageError, "--json is /nonexist/x.json, in a folder that"),
-        ({"json": "/"}, UsageError, "--json is /, a folder"),
+        (
+            {"json": "/nonexist/x.json"},
+            UsageError,
+            "--json is '/nonexist/x.json', but there is no folder",
+        ),
+        ({"json": "/"}, UsageError, "--json is '/', a folder"),
         (
             {"plan_out": Path("/nonexist/x.json")},
             UsageError,
-            "--plan-out is /nonexist/x.json, in",
+            "--plan-out is '/nonexist/x.json', but",
         ),
         ({"slowest_worker": nan}, UsageError, "slowest worker's factor is nan"),
         ({"slowest_worker": inf}, UsageError, "slowest worker's factor is inf"),
@@ -158,7 +162,7 @@ def test_wrong_use_is_named(files, changed, error, words):
 
 def test_where_to_write_is_checked_before_anything_is_computed(files, tmp_path):
     for wrong in ({"json": "/nonexist/x.json"}, {"plan_out": Path("/nonexist/x.json")}):
-        with pytest.raises(UsageError, match="in a folder that does not exist"):
+        with pytest.raises(UsageError, match="there is no folder"):
             simulate(trace="nowhere.json", link=Path("nowhere.json"), **wrong)
 
 

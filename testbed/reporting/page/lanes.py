@@ -101,6 +101,7 @@ def draw(timeline: Timeline, limit: int) -> Drawn:
     Where one step has too many events the longest are drawn.
 
     Example:
+        >>> from testbed.records.timeline import TimelineEvent
         >>> event = TimelineEvent(kind="compute", name="a", rank=0, step=3, begin_s=0, end_s=1)
         >>> draw(Timeline(backend="gloo", num_workers=1, events=(event,)), 10).steps
         (3,)
