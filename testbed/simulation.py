@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace
+from testbed.base.files import find_trace, write_atomically
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import split_specs
@@ -36,7 +36,6 @@ from testbed.records.simulation import (
     Simulation,
     SimulationResult,
 )
-from testbed.records.store import write_atomically
 from testbed.scheduling.break_even import Predictions, plan_and_predict
 from testbed.scheduling.build import serial_stops
 

@@ -10,9 +10,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from testbed.base.files import to_json
+from testbed.base.files import to_json, write_atomically
 from testbed.commands.checks import check_output
-from testbed.records.store import write_atomically
 from testbed.reporting.diff import diff as compare
 from testbed.reporting.diff_text import to_markdown, to_text
 from testbed.reporting.gate import gate, parse_limit, status_of

@@ -15,6 +15,7 @@ import typer
 from testbed.base.axes import BACKENDS, COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.base.link import Link
 from testbed.cluster.spec import parse_cluster
 from testbed.commands.checks import check_output
@@ -31,7 +32,6 @@ from testbed.records.forecast import (
     link_digest,
     sealed,
 )
-from testbed.records.store import write_atomically
 from testbed.records.text import aligned, time_text
 from testbed.reporting.compression import pays_text
 

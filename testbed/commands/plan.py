@@ -10,12 +10,11 @@ import typer
 
 from testbed.base.axes import SCHEDULERS, Taken
 from testbed.base.errors import UsageError
-from testbed.base.files import find_trace
+from testbed.base.files import find_trace, write_atomically
 from testbed.base.plan import encode_plan, load_plan
 from testbed.commands.checks import check_output
 from testbed.commands.simulate import scheduler_specs
 from testbed.prediction.nominal import read_link
-from testbed.records.store import write_atomically
 from testbed.records.text import aligned, time_text
 from testbed.scheduling.for_framework import Fitted, fastest, fit, framework_of, plans_for
 

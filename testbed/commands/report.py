@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from testbed.base.files import write_atomically
 from testbed.commands.checks import check_output
 from testbed.records.archive import as_folder
 from testbed.records.cell import Cell, decode_cell
@@ -19,7 +20,7 @@ from testbed.records.forecast import load_forecast
 from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.memory import MemorySimulation, decode_memory
 from testbed.records.report import Report, encode_report
-from testbed.records.store import Store, cell_key, write_atomically
+from testbed.records.store import Store, cell_key
 from testbed.records.timeline import SUFFIX, decode_timeline, of_another_run
 from testbed.reporting.aggregate import collect_cells, sweeps_in
 from testbed.reporting.forecast import compare

@@ -13,6 +13,7 @@ import typer
 
 from testbed.base.axes import BACKENDS, WORKLOADS, BackendFacts
 from testbed.base.config import RunConfig, make_config, reproduce, to_arguments
+from testbed.base.files import write_atomically
 from testbed.base.parts import Resolved
 from testbed.cluster.facts import find_facts
 from testbed.commands.checks import (
@@ -33,7 +34,6 @@ from testbed.launch.job import Job, run_job
 from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.launch.plan_options import parts_of
 from testbed.records.cell import Cell, encode_cell
-from testbed.records.store import write_atomically
 from testbed.reporting.cell_text import describe_cell
 
 # The first optimizer imports torch._dynamo, which takes as long as torch itself.

@@ -10,7 +10,7 @@ import typer
 
 from testbed.base.axes import COMPRESSORS, SCHEDULERS
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
+from testbed.base.files import to_json, write_atomically
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
 from testbed.commands.checks import check_device, check_output
@@ -18,7 +18,6 @@ from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import Simulation
-from testbed.records.store import write_atomically
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
 
 T = TypeVar("T")

@@ -9,12 +9,11 @@ from pathlib import Path
 from testbed.base.axes import COMPRESSORS
 from testbed.base.config import make_config
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
+from testbed.base.files import to_json, write_atomically
 from testbed.base.spec import split_specs
 from testbed.base.units import format_bytes, format_seconds
 from testbed.launch.plan_options import parts_of
 from testbed.records.memory import MemoryForecast, MemorySimulation
-from testbed.records.store import write_atomically
 from testbed.reporting.drawing import Panel, html_of, svg_areas
 
 MIB = 2**20

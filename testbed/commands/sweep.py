@@ -16,6 +16,7 @@ import typer
 from testbed.base.axes import BACKENDS, STUDIES
 from testbed.base.config import RunConfig, option
 from testbed.base.errors import Unavailable, UsageError
+from testbed.base.files import write_atomically
 from testbed.commands.checks import check_files
 from testbed.commands.grid import cluster_axes, wanted_sweep
 from testbed.commands.settings import lists_of, takes_lists
@@ -23,7 +24,7 @@ from testbed.commands.tuning import tuned_cell
 from testbed.launch.processes import own_command
 from testbed.launch.slurm import array_script
 from testbed.records.report import encode_report
-from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store, write_atomically
+from testbed.records.store import PLAN, RESULTS, Store, SweepPlan, newest_store
 from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text

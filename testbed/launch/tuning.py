@@ -14,12 +14,12 @@ import msgspec
 from testbed.base.axes import BACKENDS, SCHEDULERS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.base.knobs import Space
 from testbed.base.parts import Axis
 from testbed.base.spec import PartSpec
 from testbed.launch.held_out import scorer
 from testbed.records.cell import Cell
-from testbed.records.store import write_atomically
 from testbed.scheduling.tuning import Budget, Trial, best_of, parse_budget, search
 
 COLUMNS = ("trial", "specification", "predicted_s", "confirmed_s", "chosen", "why_not")

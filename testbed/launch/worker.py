@@ -18,6 +18,7 @@ import torch
 from testbed.backends.protocol import Group
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.base.recorder import Recorder, Shown, as_read
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
@@ -40,7 +41,6 @@ from testbed.memory.recording.calibrate import give_back_pages
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.progress import RunProgress
-from testbed.records.store import write_atomically
 from testbed.records.timeline import encode_timeline
 from testbed.training.compressed.spec import without_own_momentum
 from testbed.training.protocol import Observer, Run, StepRecord

@@ -32,8 +32,7 @@ import msgspec
 
 from testbed.base.config import RunConfig, identity
 from testbed.base.errors import UsageError
-from testbed.base.files import go_on, sync_folder, to_json
-from testbed.base.files import write_atomically as write_atomically
+from testbed.base.files import go_on, sync_folder, to_json, write_atomically
 from testbed.records.cell import Cell, decode_cell, encode_cell
 from testbed.records.memory import SUFFIX as OF_MEMORY
 from testbed.records.timeline import SUFFIX as OF_TIMELINE

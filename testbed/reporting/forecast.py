@@ -133,10 +133,11 @@ def _of_links(forecast: Forecast, links: Mapping[str, frozenset[str]]) -> list[s
             "foresees is of other links"
         )
     elif common:
-        told.append(f"the {len(common)} links that cells name are those of the forecast (digests)")
+        told.append(f"links of cells that the forecast is of: {len(common)}, the same by digest")
     elif forecast.links:
         told.append(
-            "whether cells had the forecast's links cannot be told: their sweep keeps no digests"
+            "whether cells had the forecast's links cannot be told: "
+            + ("they name others" if links else "their sweep keeps no digests")
         )
     return told
 

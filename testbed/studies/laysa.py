@@ -16,7 +16,7 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.dtypes import ELEMENT_BYTES
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
+from testbed.base.files import to_json, write_atomically
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import parse_options
@@ -28,7 +28,6 @@ from testbed.memory.planning.plan import MemoryPlan, plan_of
 from testbed.memory.planning.simulator import simulate
 from testbed.memory.strategy import Limits, Strategy
 from testbed.prediction.cross_iteration import predict
-from testbed.records.store import write_atomically
 from testbed.scheduling.protocol import make_plan
 from testbed.studies.laysa_claims import claims
 from testbed.studies.laysa_table import (

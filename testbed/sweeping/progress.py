@@ -203,7 +203,7 @@ class _Bar:
 
 
 def last_line(error: str) -> str:
-    r"""The line of an error that says what happened: of a traceback, the last.
+    r"""The line of an error that says what happened: of a traceback, the last; empty: none does.
 
     Example:
         >>> last_line("exit status 1\nTraceback ...\nRankLost: rank 1")

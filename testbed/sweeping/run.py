@@ -22,13 +22,14 @@ import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment, program_of
 from testbed.records.forecast import link_digests
-from testbed.records.store import Store, SweepPlan, cell_key, create_store, write_atomically
+from testbed.records.store import Store, SweepPlan, cell_key, create_store
 from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, progress_file, run_command
 from testbed.sweeping.grid import Sweep, interleave
 from testbed.sweeping.progress import Reporter, reporting

@@ -12,16 +12,10 @@ from typing import TextIO
 
 from testbed.base.axes import STUDIES
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.base.spec import parse_spec
 from testbed.records.cell import Cell, decode_cell
-from testbed.records.store import (
-    PLAN,
-    RESULTS,
-    Store,
-    cell_files,
-    create_numbered,
-    write_atomically,
-)
+from testbed.records.store import PLAN, RESULTS, Store, cell_files, create_numbered
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import begin, make_plan
 

@@ -27,8 +27,9 @@ from typing import Any
 import msgspec
 
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.records.environment import without_machine_paths
-from testbed.records.store import Store, write_atomically
+from testbed.records.store import Store
 
 SETTINGS = ("config", "cells")  # of a cell, of a sweep
 

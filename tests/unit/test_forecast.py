@@ -144,11 +144,12 @@ def test_links_that_changed_between_forecast_and_cells_are_told() -> None:
         named = {f"{name}.json": digests for name, digests in links.items()}
         return "\n".join(compare(made, run, named).notes)
 
-    assert "the 1 links that cells name are those of the forecast" in told(g=frozenset("1"))
+    assert "links of cells that the forecast is of: 1, the same by digest" in told(g=frozenset("1"))
     changed = told(g=frozenset("1"), m=frozenset("23"))
     assert "links that changed between the forecast and its cells: m.json" in changed
-    assert "are those of the forecast" not in changed
-    assert "cannot be told" in told()
+    assert "the same by digest" not in changed
+    assert "cannot be told: their sweep keeps no digests" in told()
+    assert "cannot be told: they name others" in told(other=frozenset("1"))
     assert "cannot be told" not in "\n".join(compare(forecast_of(*cells), run).notes)
     dirty = sealed(msgspec.structs.replace(made, commit="abc-dirty"))
     assert "written by abc-dirty" in "\n".join(compare(dirty, run).notes)

@@ -15,9 +15,10 @@ import pytest
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.records import store as store_module
 from testbed.records.cell import Cell, decode_cell
-from testbed.records.store import Store, cell_key, create_store, newest_store, write_atomically
+from testbed.records.store import Store, cell_key, create_store, newest_store
 from testbed.sweeping.executor import failed_cell
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.run import begin, carry_out, make_plan, to_hostfile

@@ -17,8 +17,7 @@ from typing import Literal
 import msgspec
 
 from testbed.base.errors import UsageError
-from testbed.base.files import to_json
-from testbed.records.store import write_atomically
+from testbed.base.files import to_json, write_atomically
 from testbed.studies.accuracy.trials import Outcome, Trial
 
 

@@ -12,13 +12,13 @@ from typing import Final
 import torch
 
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.base.spec import parse_options
 from testbed.cluster.system import lacking
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs
 from testbed.prediction.nominal import read_link
 from testbed.profiling.codec import measure_codec
 from testbed.records.forecast import Forecast, encode_forecast, load_forecast
-from testbed.records.store import write_atomically
 from testbed.studies.map import cells
 from testbed.studies.map.setups import CODECS, WORKERS, setups, simulate
 from testbed.studies.map.tables import to_csv, to_markdown, to_svg
