@@ -80,7 +80,7 @@ class DdpBackend(TorchBackend):
         kind = dist.ProcessGroup.BackendType.GLOO
         process_group = dist.ProcessGroup(self._store, self.rank, self.size)
         if self._group.recorder is not None:
-            process_group = RecordedGroup(self.rank, self.size, self._group.recorder)
+            process_group = RecordedGroup(self._gloo, self._group.recorder)
         process_group._register_backend(torch.device("cpu"), kind, self._gloo)
         process_group._set_default_backend(kind)
         wrapper: Any = DistributedDataParallel
@@ -187,14 +187,18 @@ class RecordedGroup(dist.ProcessGroup):  # type: ignore[misc]
     Gloo tells when an all-reduce has ended, and runs two at a time in the order in which they were
     asked for: one began when it was asked for, or when all but one of those before it had ended.
 
+    Gloo is asked itself, not through `super()`: torch calls the method above with the interpreter
+    held, and one of Gloo's threads, which holds Gloo's queue while it lets go of an all-reduce
+    that was asked for from Python, needs the interpreter for it: both would wait for ever.
+
     Args:
-        rank: of the worker.
-        size: number of workers.
+        gloo: Gloo's group of these workers.
         recorder: takes the events.
     """
 
-    def __init__(self, rank: int, size: int, recorder: Recorder) -> None:
-        super().__init__(rank, size)
+    def __init__(self, gloo: Any, recorder: Recorder) -> None:
+        super().__init__(gloo.rank(), gloo.size())
+        self._gloo = gloo
         self._recorder = recorder
         self._step, self._number = -1, 0
         self._lock = threading.Lock()
@@ -203,7 +207,7 @@ class RecordedGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, *options: Any) -> Any:
         """See `ProcessGroup.allreduce`."""
         queued_s, recorder = time.perf_counter(), self._recorder
-        work = super().allreduce(tensors, *options)
+        work = self._gloo.allreduce(tensors, *options)
         if recorder.step != self._step:
             self._step, self._number = recorder.step, 0
         of_it = (recorder.step, 0, sum(tensor.nbytes for tensor in tensors))
