@@ -25,7 +25,7 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.codec import CodecCost, sped_up
 from testbed.prediction.extrapolate import Setting, carried, setting_of
-from testbed.prediction.nominal import Nominal, link_among, read_link
+from testbed.prediction.nominal import Nominal, link_among, num_startups, read_link
 from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
 from testbed.records.store import cell_key
 from testbed.scheduling.under_compressor import overlapped
@@ -229,9 +229,8 @@ def _setting(cluster: str, config: RunConfig, like: Setting) -> Setting:
     """A cluster that is not up yet; what it leaves to this machine is as it was measured."""
     usual, spec = ClusterSpec(), parse_cluster(cluster)
     latency_s = spec.latency_s
-    if (nominal := nominal_of(cluster)) is not None and spec.latency_by != "injected":
-        # Packets are delayed, so that the algorithm waits once for each of its hops.
-        latency_s = nominal.link(config.backend, config.workers).latency_s
+    if spec.latency_by != "injected":  # packets are delayed
+        latency_s *= num_startups(config.backend, config.workers)
     return Setting(
         lowest_bps(spec),
         spec.dilation,

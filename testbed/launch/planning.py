@@ -31,7 +31,13 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.extrapolate import carried, setting_of, stretched_link
-from testbed.prediction.nominal import kind_of, link_among, read_link, seen_in_run
+from testbed.prediction.nominal import (
+    kind_of,
+    link_among,
+    num_startups,
+    read_link,
+    seen_in_run,
+)
 from testbed.prediction.rehearsal_fit import fit_to_rehearsal
 from testbed.profiling.overhead import Overhead, measure_overhead, training_step
 from testbed.profiling.recorder import record_trace
@@ -208,7 +214,8 @@ def _loaded(text: str, backend: str, num_workers: int) -> Link:
     here, there = find_facts(), link.extra.get("cluster")
     if here is None or there is None or {**there, "relay": 0} == {**here.record, "relay": 0}:
         return link
-    return carried(link, setting_of(there), setting_of(here.record))
+    asked = setting_of(here.record, num_startups(backend, num_workers))
+    return carried(link, setting_of(there), asked)
 
 
 def _trace(

@@ -313,15 +313,19 @@ def _sharing(setting: Setting) -> str:
     return f"cpu_policy={setting.cpu_policy},cores={setting.cores},awake={awake}"
 
 
-def setting_of(record: Mapping[str, Any]) -> Setting:
+def setting_of(record: Mapping[str, Any], num_startups: float | None = None) -> Setting:
     """The setting in the record that a link or a cell keeps of its cluster (`cluster`).
 
     Records without CPU policy, cores or `cores_awake` are older than these options: their clusters
     had the usual policy, shared cores, and cores that halted when idle.
 
+    Args:
+        record: of the cluster.
+        num_startups: messages of an exchange that wait for each other, each for the latency where
+            packets are delayed; None = unknown.
+
     Raises:
-        UsageError: packets are delayed there: a message crosses the network several times, each
-            algorithm as often as it does, so that its start-up cannot be carried over.
+        UsageError: packets are delayed there, and it is not known how often an exchange waits.
 
     Example:
         >>> ways = {"node": 1, "up_bps": 1e9, "down_bps": 5e8}
@@ -329,15 +333,21 @@ def setting_of(record: Mapping[str, Any]) -> Setting:
         >>> setting.rate_bps, setting.cpu_policy, setting.cores, setting.awake
         (500000000.0, 'other', 'shared', False)
     """
+    latency_s = 0.0
     if record.get("latency") in ("netem", "relay"):
-        raise UsageError(
-            "a link is to be carried from one emulated cluster to another, and packets are delayed "
-            "in one of them; measure the link where it is used: leave out --link"
-        )
+        if num_startups is None:
+            raise UsageError(
+                "the link was measured where packets were delayed, so that what hosts need for a "
+                "message is not known apart; give one that was measured without latency, or leave "
+                "out --link: it is measured where it is used"
+            )
+        latency_s = num_startups * record["latency_s"]
+    elif record.get("latency") == "injected":
+        latency_s = record["latency_s"]
     return Setting(
         min(min(link["up_bps"], link["down_bps"]) for link in record["links"]),
         record["dilation"],
-        record["latency_s"] if record.get("latency") == "injected" else 0.0,
+        latency_s,
         record.get("cpu_policy", "other"),
         record.get("cores", "shared"),
         record.get("cores_awake") == "yes",

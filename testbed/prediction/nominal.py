@@ -20,7 +20,7 @@ from testbed.base.files import load_link
 from testbed.base.link import Link
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
-from testbed.prediction.algorithms import algorithm_of, parse_algorithm
+from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm
 from testbed.prediction.extrapolate import extrapolate, run_by
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
@@ -74,12 +74,9 @@ class Nominal:
             >>> link.latency_s, link.seconds_per_byte
             (0.0003, 1.2e-09)
         """
-        found = BACKENDS.find(backend)
-        declared = None if found is None else found.facts.algorithm
-        rule = parse_algorithm(algorithm or declared or "ring")
-        startups, transfers = (
-            (rule.startups(num_workers), rule.transfers(num_workers)) if num_workers > 1 else (0, 0)
-        )
+        rule = _rule(backend, algorithm)
+        transfers = rule.transfers(num_workers) if num_workers > 1 else 0
+        startups = num_startups(backend, num_workers, algorithm)
         told = {"rate": self.rate, "latency": self.latency, "headers": self.headers}
         return Link(
             backend=backend,
@@ -88,6 +85,24 @@ class Nominal:
             seconds_per_byte=transfers * self.headers * 8 / parse_rate(self.rate),
             extra={NOMINAL: told},
         )
+
+
+def num_startups(backend: str, num_workers: int, algorithm: str | None = None) -> float:
+    """How many messages of a sum wait for each other, by the algorithm that a backend declares.
+
+    See `Nominal.link` for the arguments.
+
+    Example:
+        >>> num_startups("mpi-ring", 4), num_startups("gloo", 1)
+        (6, 0)
+    """
+    return _rule(backend, algorithm).startups(num_workers) if num_workers > 1 else 0
+
+
+def _rule(backend: str, algorithm: str | None) -> Algorithm:
+    found = BACKENDS.find(backend)
+    declared = None if found is None else found.facts.algorithm
+    return parse_algorithm(algorithm or declared or "ring")
 
 
 def parse_nominal(text: str) -> Nominal | None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.base.files import save_trace
+from testbed.base.files import save_link, save_trace
+from testbed.base.link import Link
 from testbed.base.trace import Trace, TraceTensor
 from testbed.cluster.relay import TUN
 from testbed.cluster.system import lacking
+from testbed.launch.held_out import Known, foresee
 from testbed.noise.rehearsal import FEW_COUNTED, LEAST_COUNTED
 from testbed.prediction.rehearsal_fit import agreed
 from testbed.records.cell import Cell, decode_cell
@@ -246,6 +248,37 @@ def test_packets_of_every_backend_are_delayed(tmp_path: Path, trace: Path, backe
     assert cell.cluster["relay"]["processor_s"] > 0
     assert min(cell.samples.step_time_s) >= 40 * (24e-3 + 1e-3)
     assert min(cell.samples.exposed_comm_s) >= 40 * 1e-3
+
+
+@in_cluster
+@with_cards
+@pytest.mark.parametrize("backend", ["mpi-ring", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_link_measured_without_latency_serves_where_packets_are_delayed_as_forecast(
+    tmp_path: Path, trace: Path, backend: str
+) -> None:
+    near = run(tmp_path, trace, "--backend", "gloo", "--cluster", "nodes=2,rate=1gbit,dilation=4")
+    assert near.cluster is not None
+    name = "mpi-ring" if backend == "mpi-ring" else "gloo"
+    link = Link(
+        backend=name,
+        num_workers=2,
+        latency_s=1e-3,
+        seconds_per_byte=9e-9,
+        submit_s=1e-4,
+        extra={"cluster": near.cluster},
+    )
+    save_link(link, tmp_path / "link.json")
+    far = run(
+        tmp_path,
+        trace,
+        *("--backend", backend, "--predict", "--link", str(tmp_path / "link.json")),
+        *("--cluster", "nodes=2,rate=10gbit,dilation=40,latency=1ms,latency_by=relay"),
+    )
+    (foreseen,) = foresee([far.config], Known())
+    assert foreseen.why_not == ""
+    assert far.predicted_step_time_s is not None
+    assert far.predicted_step_time_s == pytest.approx(foreseen.held_out_s)
+    assert far.predicted_step_time_s > 40 * (24e-3 + 2e-3)  # a ring of two waits twice
 
 
 @in_cluster

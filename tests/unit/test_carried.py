@@ -56,7 +56,7 @@ def test_a_setting_must_make_sense(asked, message):
         Setting(**asked)
 
 
-def test_the_slowest_way_of_any_node_is_the_rate_and_netem_is_refused():
+def test_the_slowest_way_of_any_node_is_the_rate_and_delayed_packets_need_an_algorithm():
     links = [
         {"node": 1, "up_bps": 2e9, "down_bps": 3e9},
         {"node": 2, "up_bps": 4e9, "down_bps": 1e9},
@@ -73,5 +73,6 @@ def test_the_slowest_way_of_any_node_is_the_rate_and_netem_is_refused():
     for halted in ("no: Permission denied", "no: awake=no"):
         with pytest.raises(UsageError, match="cores=pinned,awake=no and the cluster has"):
             carried(LINK, setting_of({**now, "cores_awake": halted}), Setting(1e9))
-    with pytest.raises(UsageError, match="leave out --link"):
+    with pytest.raises(UsageError, match="measured where packets were delayed"):
         setting_of({**record, "latency": "netem"})
+    assert setting_of({**now, "latency": "relay"}, num_startups=6) == Setting(1e9, 2.0, 6e-3)
