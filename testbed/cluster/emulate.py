@@ -295,7 +295,8 @@ def _relay_lost(cluster: Cluster) -> RunFailed | None:
 def _tell(cluster: Cluster, failure: str) -> None:
     """Write the failure where processes that are about to write results will read it."""
     facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
-    write_facts(cluster.facts_path, msgspec.structs.replace(facts, failure=failure))
+    with contextlib.suppress(OSError):  # a full disk: the command that runs here fails of itself
+        write_facts(cluster.facts_path, msgspec.structs.replace(facts, failure=failure))
 
 
 def _note(cluster: Cluster, change: Change) -> None:

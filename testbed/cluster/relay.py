@@ -230,8 +230,9 @@ class _Relay:
         self._state.processor_s = time.process_time()
         self._state.wall_s = now_s - self._begin_s
         draft = self._file.with_suffix(".new")
-        draft.write_bytes(to_json(self._state))
-        draft.replace(self._file)
+        with contextlib.suppress(OSError):  # a full disk: the old state stays, and the network
+            draft.write_bytes(to_json(self._state))
+            draft.replace(self._file)
 
 
 if __name__ == "__main__":

@@ -172,11 +172,12 @@ def _start(
         modules=modules,
         quiet=files.quiet,
     )
+    before = _version(files.json)
     over = run_job(job, config.deadline)
     if not over.words:
         return over.status
-    sys.stderr.write(f"testbed: the run failed: {over.words}\n")
-    if files.json is not None:
+    is_written = _version(files.json) != before
+    if files.json is not None and not is_written:
         failed = Cell(
             status="failed",
             backend=config.backend,
@@ -187,7 +188,20 @@ def _start(
             error="\n".join([*over.said, over.words]),
         )
         write_atomically(files.json, encode_cell(in_cluster(failed, find_facts(os.environ))))
+    sys.stderr.write(f"testbed: the run failed: {over.words}\n")
+    if is_written:
+        sys.stderr.write(
+            f"testbed: that was after rank 0 had written what was measured: {files.json} is kept\n"
+        )
     return over.status
+
+
+def _version(path: Path | None) -> tuple[int, int] | None:
+    """Changes when the file is written anew."""
+    if path is None or not path.is_file():
+        return None
+    told = path.stat()
+    return told.st_ino, told.st_mtime_ns
 
 
 def _finish(cell: Cell | None, json: Path | None) -> int:

@@ -58,8 +58,17 @@ class BadFrame(TestbedError):
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame with its length in front."""
+    """The frame with its length in front.
+
+    Raises:
+        BadFrame: it is longer than a reader takes.
+    """
     body = msgspec.msgpack.encode(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadFrame(
+            f"{frame.kind} {frame.name!r} has {len(body)} bytes; at most {MAX_FRAME_BYTES} go in "
+            "one frame"
+        )
     return _LENGTH.pack(len(body)) + body
 
 

@@ -120,7 +120,12 @@ class Hub:
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         started_s = watched_s = time.monotonic()
         while not self._stop.is_set() and len(self._left) < self._size:
-            for key, _ in self._selector.select(self._silence_s / 8):
+            asked_s = time.monotonic()
+            ready = self._selector.select(self._silence_s / 8)
+            still_s = stood_still_s(asked_s, time.monotonic(), self._silence_s)
+            for peer in self._peers.values():
+                peer.received_s += still_s
+            for key, _ in ready:
                 self._serve(key.fileobj)
             if time.monotonic() - watched_s > self._silence_s / 8:
                 watched_s = time.monotonic()
@@ -210,9 +215,12 @@ class Hub:
             return
         del self._values[(frame.name, frame.turn)]
         answer = tuple(values[m] for m in sorted(values))
-        self._broadcast(
-            Frame("values", 0, frame.name, frame.turn, frame.members, answer), set(values)
-        )
+        told = Frame("values", 0, frame.name, frame.turn, frame.members, answer)
+        try:
+            self._broadcast(told, set(values))
+        except BadFrame as error:
+            self._lose(frame.member, str(error))
+            self._tell_lost(self._peers[frame.member])
 
     def _broadcast(self, frame: Frame, members: set[int] | None = None) -> None:
         data = encode(frame)
@@ -250,12 +258,18 @@ class Hub:
             self._broadcast(self._loss)
             self._loss_sent.set()
 
+    def _tell_lost(self, peer: _Peer) -> None:
+        """A member that may live hears that it is lost, after the others."""
+        assert self._loss is not None
+        self._send(peer, self._loss)
+
     def _watch(self, started_s: float) -> None:
         now_s = time.monotonic()
         for member, peer in list(self._peers.items()):
             silent_s = now_s - peer.received_s
             if member not in self._left and silent_s > self._silence_s:
                 self._lose(member, f"silent for {silent_s:.1f} s (stopped, or its host is cut off)")
+                self._tell_lost(peer)
         if self._loss is None and (absent := self._absent()):
             self._miss(absent, now_s - started_s)
         told = sorted((m, peer.state) for m, peer in self._peers.items() if peer.state)
@@ -275,6 +289,20 @@ class Hub:
             left_s = self._start_s - waited_s
             sys.stderr.write(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
             sys.stderr.flush()
+
+
+def stood_still_s(asked_s: float, now_s: float, silence_s: float) -> float:
+    """How long this process was itself stopped while it listened, for an eighth of `silence_s`.
+
+    Whoever was not running cannot tell that others were silent: a job may be paused as a whole, by
+    Slurm, a container's freezer or the host of a virtual machine.
+
+    Example:
+        >>> stood_still_s(100.0, 100.6, 5.0), stood_still_s(100.0, 109.0, 5.0)
+        (0.0, 8.375)
+    """
+    late_s = now_s - asked_s - silence_s / 8
+    return late_s if late_s > silence_s / 8 else 0.0
 
 
 def _receivers(announcement: Frame) -> set[int]:

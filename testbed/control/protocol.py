@@ -6,13 +6,18 @@ messages and, above all, the report that a member raised, died or stopped answer
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+# Of a wait for members that work, however long: a lost one ends it.
+UNTIL_LOST_S: Final = 7 * 24 * 3600.0
+PIECE_BYTES: Final = 1 << 20  # of a long value: signs of life wait behind a frame
 
 
 @dataclass(frozen=True)
@@ -128,3 +133,44 @@ def gather(
     """
     told = control.all_gather(name, msgspec.msgpack.encode(mine), timeout_s, members)
     return [msgspec.msgpack.decode(each, type=kind) for each in told]
+
+
+def hand_to_first(
+    control: Control, topic: str, mine: bytes, timeout_s: float, members: int
+) -> list[bytes]:
+    """The first members' values, however long, on member 0; once in a job for each topic.
+
+    Each travels in pieces, so that signs of life pass between them, and to member 0 alone.
+
+    Args:
+        control: this member's end, of one of the first members.
+        topic: of the announcements.
+        mine: this member's value.
+        timeout_s: how long to wait for the others.
+        members: how many take part.
+
+    Returns:
+        All of them in rank order on member 0, nothing elsewhere.
+
+    Raises:
+        RankLost, DeadlineExceeded: see `Control.all_gather`.
+
+    Example:
+        >>> from testbed.control.inproc import InprocHub
+        >>> hand_to_first(InprocHub(1).member(0), "results", b"long", 1.0, 1)
+        [b'long']
+    """
+    arrived: defaultdict[int, bytearray] = defaultdict(bytearray)
+
+    def put(words: bytes) -> None:
+        member, piece = msgspec.msgpack.decode(words, type=tuple[int, bytes])
+        arrived[member] += piece
+
+    if control.rank == 0:
+        control.listen(topic, put)
+    for first in range(0, len(mine), PIECE_BYTES):
+        piece = (control.rank, mine[first : first + PIECE_BYTES])
+        control.announce(topic, msgspec.msgpack.encode(piece), members=1)
+    # What a member announces before it comes here has reached member 0 when all are here.
+    control.all_gather(topic, b"", timeout_s, members)
+    return [bytes(arrived[member]) for member in range(members)] if control.rank == 0 else []

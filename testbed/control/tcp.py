@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ from testbed.control.frames import (
     send_whole,
     shut,
 )
-from testbed.control.hub import GONE, STALLED, Hub
+from testbed.control.hub import GONE, STALLED, Hub, stood_still_s
 from testbed.control.protocol import Loss
 
 
@@ -162,8 +163,9 @@ class TcpControl:
             self._hub.close(timeout_s=self._silence_s)
 
     def _send(self, frame: Frame) -> None:
+        data = encode(frame)
         with self._sending:
-            self._send_bytes(encode(frame), self._silence_s)
+            self._send_bytes(data, self._silence_s)
 
     def _send_bytes(self, data: bytes, patience_s: float) -> None:
         # A dead connection is detected by the reading thread, which fails all waits.
@@ -190,10 +192,18 @@ class TcpControl:
                 self._sending.release()
 
     def _run(self) -> None:
+        try:
+            self._hear()
+        except Exception as error:  # whoever waits hears of it, whatever it is
+            self._lose_hub(f"its words could not be heard: {type(error).__name__}: {error}")
+            traceback.print_exc()
+
+    def _hear(self) -> None:
         reader = FrameReader()
         received_s = beat_s = time.monotonic()
         self._connection.settimeout(self._silence_s / 8)
         while not self._closed:
+            asked_s = time.monotonic()
             try:
                 data = self._connection.recv(1 << 16)
             except TimeoutError:
@@ -202,6 +212,7 @@ class TcpControl:
                 data = b""
             self._read_s = time.perf_counter()
             now_s = time.monotonic()
+            received_s += stood_still_s(asked_s, now_s, self._silence_s)
             if now_s - beat_s > self._silence_s / 8:
                 self._beat()
                 beat_s = now_s

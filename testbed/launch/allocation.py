@@ -22,12 +22,11 @@ from testbed.base.errors import RunFailed
 from testbed.cluster.emulate import emulated, link_changes
 from testbed.cluster.spec import parse_cluster
 from testbed.cluster.system import enter_user_namespace, find_way
+from testbed.control.protocol import UNTIL_LOST_S
 from testbed.launch import processes
 from testbed.launch.identity import Identity
 from testbed.launch.processes import base_environment
 from testbed.launch.rendezvous import meet
-
-WEEK_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def allocation(identity: Identity) -> Iterator[Allocation]:
             control.close()
         return
     yield Allocation(False)
-    control.all_gather("over", b"", WEEK_S)
+    control.all_gather("over", b"", UNTIL_LOST_S)
     control.close()
 
 

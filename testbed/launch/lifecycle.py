@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -53,8 +54,7 @@ def end_soon_after_loss(who: str, group: Group) -> None:
 
     def end(loss: Loss) -> None:
         error = RankLost(loss.who, loss.why, f"this rank was {group.control.state}, and is ended")
-        sys.stderr.write(f"testbed: {who}: RankLost: {error}\n")
-        sys.stderr.flush()
+        _say(f"testbed: {who}: RankLost: {error}\n")
         os._exit(1)
 
     def arm(loss: Loss) -> None:
@@ -96,8 +96,7 @@ def _speak_when_ended(who: str, control: Control) -> None:
     def speak(signum: int, frame: FrameType | None) -> NoReturn:
         name = signal.Signals(signum).name
         loss = f"; {control.loss.who} is lost: {control.loss.why}" if control.loss else ""
-        sys.stderr.write(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
-        sys.stderr.flush()
+        _say(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
         os._exit(128 + signum)
 
     signal.signal(signal.SIGTERM, speak)
@@ -111,12 +110,19 @@ def _fail(who: str, control: Control, error: BaseException) -> NoReturn:
         words = "interrupted"
     else:
         words = f"{type(error).__name__}: {error}"
-        traceback.print_exception(error)
+        _say("".join(traceback.format_exception(error)))
     control.report_failure(f"it failed while {control.state} with {words}")
-    sys.stderr.write(f"testbed: {who}: {words}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _say(f"testbed: {who}: {words}\n")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(_status_of(error))
+
+
+def _say(words: str) -> None:
+    """On standard error, if anybody reads it: what else there is to do is done all the same."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(words)
+        sys.stderr.flush()
 
 
 def _status_of(error: BaseException) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -121,7 +122,11 @@ def interruptible() -> Iterator[SignalGate]:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the children ended: the first that failed, or status 0."""
+    """How the children ended: the first that failed, or status 0.
+
+    Of several that were found failed at once it is one that a signal ended: who merely lost it ends
+    a moment later, by itself.
+    """
 
     status: int
     culprit: int | None = None
@@ -146,13 +151,11 @@ def wait_all(
     ending = Ending(0)
     waiting = dict(enumerate(children))
     while waiting:
-        for index, child in list(waiting.items()):
-            status = child.poll()
-            if status is None:
-                continue
-            del waiting[index]
-            if status != 0 and ending.status == 0:
-                ending = Ending(status, index)
+        ended = {index: child.returncode for index, child in waiting.items() if _is_over(child)}
+        waiting = {index: child for index, child in waiting.items() if index not in ended}
+        failed = [Ending(status, index) for index, status in ended.items() if status != 0]
+        if failed and ending.status == 0:
+            ending = min(failed, key=lambda one: (not _by_signal(one.status), one.culprit))
         if limit_s is None and (ending.status or failing()):
             limit_s = time.monotonic() + grace_s
         if limit_s is not None and time.monotonic() > limit_s:
@@ -164,9 +167,29 @@ def wait_all(
     return ending
 
 
+def _is_over(child: subprocess.Popen[bytes]) -> bool:
+    return child.poll() is not None
+
+
+def _by_signal(status: int) -> bool:
+    return status < 0 or status > 128  # a shell and a fork server say 128 + its number
+
+
 def _wait_any(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        children[0].wait(timeout_s)
+    """Until one has ended, or so long; where the kernel tells only of one, of the first."""
+    if not hasattr(os, "pidfd_open"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            children[0].wait(timeout_s)
+        return
+    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
+        for child in children:
+            try:
+                watched = os.pidfd_open(child.pid)
+            except ProcessLookupError:
+                return
+            opened.callback(os.close, watched)
+            selector.register(watched, selectors.EVENT_READ)
+        selector.select(timeout_s)
 
 
 def end_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float = 2.0) -> None:
@@ -209,14 +232,18 @@ class Tee:
     def _run(self) -> None:
         with os.fdopen(self._read_fd, "rb") as lines:
             for line in lines:
-                out = self._to()
-                if out.isatty():  # a bar may stand there, which a text goes above
-                    out.write(line.decode(errors="replace"))
-                else:
-                    out.buffer.write(line)
-                out.flush()
+                with contextlib.suppress(OSError):  # nobody reads it any more; ranks write on
+                    self._pass_on(line)
                 if line.startswith(b"testbed: rank"):
                     self._said.append(line.decode(errors="replace").rstrip())
+
+    def _pass_on(self, line: bytes) -> None:
+        out = self._to()
+        if out.isatty():  # a bar may stand there, which a text goes above
+            out.write(line.decode(errors="replace"))
+        else:
+            out.buffer.write(line)
+        out.flush()
 
     def heard(self) -> bool:
         """Whether a rank said why it ends: one that ends well says nothing."""

@@ -145,11 +145,16 @@ def _exchange_by_store(
             nodes = (here, *(f"of torchrun's node {n}" for n in range(1, size // own + 1)))
             mine = msgspec.structs.replace(mine, hosts=tuple(nodes[r // own] for r in range(size)))
             store.set(key, msgspec.msgpack.encode(mine).hex())
+            if size > 1 and not agent_serves:  # the store ends with this object
+                store.wait([f"{key}/read"])
             return mine
-        return msgspec.msgpack.decode(bytes.fromhex(store.get(key).decode()), type=Invitation)
+        found = msgspec.msgpack.decode(bytes.fromhex(store.get(key).decode()), type=Invitation)
+        if store.add(f"{key}/readers", 1) == size - 1:
+            store.set(f"{key}/read", "all")
+        return found
     except DistError as error:
         raise DeadlineExceeded(
-            f"rank {identity.rank} (host {socket.gethostname()}) learned no address of rank 0 from "
+            f"rank {identity.rank} (host {socket.gethostname()}) did not meet the others at "
             f"torchrun's store at {address[0]}:{address[1]} within {start_s:.0f} s: {error}"
         ) from error
 

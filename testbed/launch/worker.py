@@ -22,6 +22,7 @@ from testbed.base.files import write_atomically
 from testbed.base.recorder import Recorder, Shown, as_read
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
+from testbed.control.protocol import UNTIL_LOST_S, hand_to_first
 from testbed.forking import how_started
 from testbed.forking.process import root_of
 from testbed.launch.foresee import batch_that_fits
@@ -49,9 +50,6 @@ from testbed.training.summary import Outcome, make_cell
 from testbed.training.trainer import train
 from testbed.workloads.load import load_workload
 from testbed.workloads.workload import Workload
-
-# Rank 0 evaluates and computes the reference while the others wait; a lost rank ends the wait.
-OUTCOME_S = 3600.0
 
 
 class StepsDone(Observer):
@@ -211,7 +209,7 @@ def _work(
     if config.max_batch:
         group.control.state = "looking for the largest batch that fits"
         mine = str(batch_that_fits(config, workload)).encode() if group.rank == 0 else b""
-        size = int(group.control.all_gather("batch", mine, OUTCOME_S, members=group.size)[0])
+        size = int(group.control.all_gather("batch", mine, UNTIL_LOST_S, group.size)[0])
         config = msgspec.structs.replace(config, batch_size=size)
     planned = prepare(config, role, group, workload, make)
     predicted_s = unrehearsed_s = None
@@ -246,7 +244,8 @@ def _work(
     outcome.started = how_started()
     group.control.state = "waiting for the other ranks to finish"
     packed = msgspec.json.encode(outcome)
-    everybody = group.control.all_gather("outcome", packed, OUTCOME_S, members=group.size)
+    # Rank 0 evaluates and trains the reference alone before it comes here.
+    everybody = hand_to_first(group.control, "outcome", packed, UNTIL_LOST_S, group.size)
     backend.close(group.deadline_s)
     recorded = None if recorder is None else hand_in(group, settings.clock)
     if group.rank != 0:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from testbed.base.errors import UsageError
-from testbed.training.exchange.setup import AGREE_S, agree_on
+from testbed.control.protocol import UNTIL_LOST_S
+from testbed.training.exchange.setup import agree_on
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
 from testbed.training.replica import Replica
 from testbed.training.sampling import RunningDigest
@@ -71,7 +72,7 @@ class Checkpoints(Observer):
         }
         place = save(Path(folder), self._run.rank, state)
         size = self._run.backend.size
-        self._run.control.all_gather("checkpoint", b"", AGREE_S, members=size)
+        self._run.control.all_gather("checkpoint", b"", UNTIL_LOST_S, members=size)
         if self._run.rank == 0:
             complete(place, size)
 

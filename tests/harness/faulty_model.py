@@ -16,11 +16,19 @@ from testbed import Workload
 DIGIT_SHAPE, NUM_CLASSES = 16, 4
 
 
-def build(fault: str = "none", rank: int = 1, at: int = 3, note: str = "") -> Workload:
-    """`note`: file that is told when the fault was committed; a node that is cut off is mute."""
+def build(
+    fault: str = "none", rank: int = 1, at: int = 3, note: str = "", norm: int = 0
+) -> Workload:
+    """`note`: file that is told when the fault was committed; a node that is cut off is mute.
+
+    `norm`: the model has buffers, which DDP sends before each forward pass.
+    """
     torch.set_num_threads(1)
     model = torch.nn.Sequential(
-        torch.nn.Linear(DIGIT_SHAPE, 32), torch.nn.ReLU(), torch.nn.Linear(32, NUM_CLASSES)
+        torch.nn.Linear(DIGIT_SHAPE, 32),
+        torch.nn.BatchNorm1d(32) if norm else torch.nn.Identity(),
+        torch.nn.ReLU(),
+        torch.nn.Linear(32, NUM_CLASSES),
     )
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(512, DIGIT_SHAPE, generator=generator)

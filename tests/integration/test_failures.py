@@ -17,7 +17,7 @@ import pytest
 
 from testbed.forking import through_stub
 from tests.harness.family import belongs, descendants
-from tests.harness.runs import FAULTY, end_family, testbed, wait_for
+from tests.harness.runs import FAULTY, WITHIN_S, end_family, testbed, wait_for
 
 DEADLINE_S = "4"
 NETWORKED = ["zmq-ps", "mpi-ring", "mpi", "gloo"]
@@ -44,6 +44,8 @@ def test_a_fault_on_one_rank_ends_the_run(backend: str, fault: str, tmp_path: Pa
     )
     assert done.status == 1, done.err
     assert "rank 1" in done.err
+    if fault == "kill":
+        assert re.search("rank 1, the first to end, (was ended by SIGKILL|exited .* 137)", done.err)
     if fault == "raise":
         assert "the model is broken on purpose" in done.err
     if fault in ("stop", "hang"):
@@ -146,6 +148,48 @@ def test_ctrl_c_ends_ranks_that_are_threads(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "interrupted by SIGINT; ending all ranks" in said
     assert "Traceback" not in said
+
+
+def test_a_job_that_is_paused_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """Slurm, a container's freezer or a virtual machine's host stop all ranks for a while."""
+    marks = tmp_path / "checkpoints"
+    command = [sys.executable, "-m", "testbed", "run", "--workload", "digits-mlp", "--quiet"]
+    command += ["--backend", "zmq-ps", "--workers", "3", "--steps", "300", "--verify-steps", "0"]
+    command += ["--checkpoint", str(marks), "--every", "10"]
+    command = through_stub(command, os.environ, [])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: marks.is_dir() and any(marks.iterdir()))
+            ranks = [m for m in descendants() if belongs(m, frozenset({process.pid}))]
+            for signum in (signal.SIGSTOP, signal.SIGCONT):
+                for member in ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(member, signum)
+                if signum == signal.SIGSTOP:
+                    time.sleep(7.0)  # longer than a member may be silent, shorter than --deadline
+            _, said = process.communicate(timeout=60)
+        except BaseException:
+            end_family(process.pid)
+            raise
+    assert process.returncode == 0, said
+
+
+def test_a_record_is_kept_when_what_follows_it_fails(tmp_path: Path) -> None:
+    """As by `testbed run --json cell.json | less`, left before the end."""
+    record = tmp_path / "cell.json"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "testbed", "run", "--workload", "digits-mlp", "--quiet"]
+    command += ["--backend", "gloo", "--workers", "2", "--steps", "10", "--json", str(record)]
+    try:
+        done = subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=WITHIN_S
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 1
+    assert f"{record} is kept" in done.stderr
+    assert json.loads(record.read_text())["status"] == "ok"
 
 
 def statuses(pid: int) -> list[str]:

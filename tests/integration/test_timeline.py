@@ -99,12 +99,17 @@ def test_training_is_bit_equal_and_waiting_sums_to_what_the_cell_says(
     assert_is_whole(read(file), cell)
 
 
-@pytest.mark.parametrize("backend", ["ddp", "ddp:hook=fp16"])
-def test_recording_ddp_for_long_does_not_stand_still(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "workload"),
+    [("ddp", "digits-mlp"), ("ddp:hook=fp16", "digits-mlp"), ("ddp", f"{FAULTY}:build:norm=1")],
+)
+def test_recording_ddp_for_long_does_not_stand_still(
+    backend: str, workload: str, tmp_path: Path
+) -> None:
     """Gloo's threads and the one that trains never wait for each other: a race, in any step."""
     file = tmp_path / "t.json"
     done = testbed(
-        *("run", "--workload", "digits-mlp", "--backend", backend, "--timeline", str(file)),
+        *("run", "--workload", workload, "--backend", backend, "--timeline", str(file)),
         *("--steps", "600", "--warmup", "4", "--verify-steps", "0"),
     )
     assert done.status == 0, done.err

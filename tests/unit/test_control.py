@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
+from testbed.control import frames
 from testbed.control.frames import BadFrame, Frame, FrameReader, Torn, encode, send_whole
 from testbed.control.hub import WRONG_TOKEN
-from testbed.control.protocol import Loss
+from testbed.control.protocol import PIECE_BYTES, Loss, hand_to_first
 from testbed.control.tcp import TcpControl, host_control, join_control
 
 TOKEN = b"0123456789abcdef"
@@ -138,6 +139,48 @@ def test_announcers_of_several_threads_are_heard_in_one_order() -> None:
             for thread in range(2):
                 mine = [w[2] for w in heard[0] if w[:2] == bytes([rank, thread])]
                 assert mine == list(range(50))
+
+
+def test_long_values_reach_the_first_member_whole_and_alone() -> None:
+    values = [bytes([r]) * (2 * PIECE_BYTES + r) for r in range(3)]
+    with plane(3) as members:
+        got = in_parallel(
+            [
+                lambda m=m, v=v: hand_to_first(m, "long", v, WAIT_S, 3)
+                for m, v in zip(members, values, strict=True)
+            ]
+        )
+        assert got == [values, [], []]
+
+
+def test_a_frame_that_no_reader_takes_is_refused_where_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    with plane(2) as members, pytest.raises(BadFrame, match="value 'x' has"):
+        members[1].all_gather("x", bytes(1000), WAIT_S)
+
+
+def test_an_answer_that_no_reader_takes_ends_all_waits_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    with plane(2) as members:
+        results = in_parallel([lambda m=m: m.all_gather("x", bytes(600), WAIT_S) for m in members])
+        for result in results:
+            assert isinstance(result, RankLost)
+            assert "at most 1000 go in one frame" in str(result)
+
+
+def test_a_listener_that_fails_ends_all_waits_with_the_reason() -> None:
+    def fail(words: bytes) -> None:
+        raise ValueError("on purpose")
+
+    with plane(2) as members:
+        members[1].listen("topic", fail)
+        members[0].announce("topic", b"")
+        news = mourn(members[1]).get(timeout=WAIT_S)
+        assert "ValueError: on purpose" in news.why
 
 
 def mourn(member: TcpControl) -> queue.SimpleQueue[Loss]:

@@ -187,9 +187,10 @@ class RecordedGroup(dist.ProcessGroup):  # type: ignore[misc]
     Gloo tells when an all-reduce has ended, and runs two at a time in the order in which they were
     asked for: one began when it was asked for, or when all but one of those before it had ended.
 
-    Gloo is asked itself, not through `super()`: torch calls the method above with the interpreter
-    held, and one of Gloo's threads, which holds Gloo's queue while it lets go of an all-reduce
-    that was asked for from Python, needs the interpreter for it: both would wait for ever.
+    Gloo is asked itself, for everything that DDP asks of it: torch calls what a class derived from
+    `ProcessGroup` does not define with the interpreter held, and one of Gloo's threads, which holds
+    Gloo's queue while it lets go of an all-reduce that was asked for from Python, needs the
+    interpreter for it: both would wait for ever.
 
     Args:
         gloo: Gloo's group of these workers.
@@ -225,6 +226,18 @@ class RecordedGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         work.get_future().add_done_callback(ended)
         return work
+
+    def broadcast(self, tensors: Any, *options: Any) -> Any:
+        """See `ProcessGroup.broadcast`: of buffers and of the buckets' order."""
+        return self._gloo.broadcast(tensors, *options)
+
+    def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
+        """See `ProcessGroup.allgather`: of shapes, before training."""
+        return self._gloo.allgather(outputs, inputs, *options)
+
+    def barrier(self, *options: Any) -> Any:
+        """See `ProcessGroup.barrier`."""
+        return self._gloo.barrier(*options)
 
 
 def _check_model(plan: Plan, model: torch.nn.Module) -> None:
