@@ -52,12 +52,17 @@ def test_mpirun_by_hand(backend: str, tmp_path: Path) -> None:
     assert_of_ranks(size, tmp_path / "t.json")
 
 
-@pytest.mark.parametrize("backend", ["gloo", "zmq-ps"])
-def test_torchrun(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "variables"),
+    [("gloo", {}), ("zmq-ps", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})],
+    ids=["gloo, agent's store", "zmq-ps, rank 0's store"],
+)
+def test_torchrun(backend: str, variables: dict[str, str], tmp_path: Path) -> None:
     record = tmp_path / "cell.json"
     command = [*TORCHRUN, "-m", "testbed", "run", *MODEL, "--backend", backend]
     done = subprocess.run(
         [*command, "--json", str(record), "--timeline", str(tmp_path / "t.json")],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
