@@ -295,7 +295,7 @@ def _relay_lost(cluster: Cluster) -> RunFailed | None:
 def _tell(cluster: Cluster, failure: str) -> None:
     """Write the failure where processes that are about to write results will read it."""
     facts = msgspec.json.decode(cluster.facts_path.read_bytes(), type=Facts)
-    with contextlib.suppress(OSError):  # a full disk: the command that runs here fails of itself
+    with contextlib.suppress(OSError):  # a full disk: whoever started the command is told as well
         write_facts(cluster.facts_path, msgspec.structs.replace(facts, failure=failure))
 
 

@@ -191,7 +191,7 @@ def _start(
     sys.stderr.write(f"testbed: the run failed: {over.words}\n")
     if is_written:
         sys.stderr.write(
-            f"testbed: that was after rank 0 had written what was measured: {files.json} is kept\n"
+            f"testbed: rank 0 had written its record before that: {files.json} is kept\n"
         )
     return over.status
 

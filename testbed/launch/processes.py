@@ -176,20 +176,18 @@ def _by_signal(status: int) -> bool:
 
 
 def _wait_any(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Until one has ended, or so long; where the kernel tells only of one, of the first."""
-    if not hasattr(os, "pidfd_open"):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            children[0].wait(timeout_s)
-        return
+    """Until one has ended, or so long; where the system cannot watch all, until the first has."""
     with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
-        for child in children:
-            try:
+        try:
+            for child in children:
                 watched = os.pidfd_open(child.pid)
-            except ProcessLookupError:
-                return
-            opened.callback(os.close, watched)
-            selector.register(watched, selectors.EVENT_READ)
-        selector.select(timeout_s)
+                opened.callback(os.close, watched)
+                selector.register(watched, selectors.EVENT_READ)
+        except (AttributeError, OSError):  # not Linux; an old kernel; a container that forbids it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                children[0].wait(timeout_s)
+        else:
+            selector.select(timeout_s)
 
 
 def end_all(children: Sequence[subprocess.Popen[bytes]], grace_s: float = 2.0) -> None:

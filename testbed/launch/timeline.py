@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from testbed.base.link import Link
 from testbed.base.recorder import Asked, Raw, Recorder, Shown, event_cost_s, shown_events
 from testbed.base.units import format_seconds
 from testbed.control.clocks import ClockBursts
+from testbed.control.protocol import hand_to_first
 from testbed.launch.plan_options import why_whole
 from testbed.records.cell import Cell
 from testbed.records.timeline import ClockLine, Timeline, TimelineEvent
@@ -23,7 +25,6 @@ from testbed.training.summary import Outcome
 
 TOPIC: Final = "timeline"
 HAND_IN_S: Final = 600.0  # of rank 0 reading what all have recorded
-PIECE: Final = 4096  # events in one frame: a long one would keep signs of life waiting behind it
 
 
 class Recorded(msgspec.Struct, array_like=True):
@@ -67,7 +68,7 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
     Raises:
         RankLost, DeadlineExceeded: see `Control.all_gather`.
     """
-    control, recorder, everything = group.control, group.recorder, dict[int, Recorded]()
+    control, recorder = group.control, group.recorder
     assert recorder is not None
     bursts = [(shown(asked), there, shown(came)) for asked, there, came in recorder.bursts]
     cost_s = event_cost_s()
@@ -85,28 +86,9 @@ def hand_in(group: Group, shown: Shown) -> list[Recorded]:
         )
         for rank, each in [(group.rank, recorder), *beside]
     ]
-    if control.rank == 0:
-        control.listen(TOPIC, lambda words: _put(everything, words))
-    for piece in (piece for each in mine for piece in _pieces(each)):
-        control.announce(TOPIC, msgspec.msgpack.encode(piece), members=1)
-    # What a member announces before it comes here has reached rank 0 when all are here.
-    control.all_gather(TOPIC, b"", HAND_IN_S)
-    return sorted(everything.values(), key=lambda recorded: recorded.rank)
-
-
-def _pieces(recorded: Recorded) -> Iterator[Recorded]:
-    """All but most of the events first, then the others."""
-    events = recorded.events
-    yield msgspec.structs.replace(recorded, events=events[:PIECE])
-    for first in range(PIECE, len(events), PIECE):
-        yield Recorded(recorded.rank, events[first : first + PIECE], [])
-
-
-def _put(everything: dict[int, Recorded], words: bytes) -> None:
-    piece = msgspec.msgpack.decode(words, type=Recorded)
-    known = everything.setdefault(piece.rank, piece)
-    if known is not piece:
-        known.events.extend(piece.events)
+    handed_in = hand_to_first(control, TOPIC, msgspec.msgpack.encode(mine), HAND_IN_S, control.size)
+    everything = [msgspec.msgpack.decode(each, type=list[Recorded]) for each in handed_in]
+    return sorted(chain.from_iterable(everything), key=lambda recorded: recorded.rank)
 
 
 def make_timeline(
