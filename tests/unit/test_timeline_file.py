@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.backends.protocol import Group
 from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.base.plan import Message, Plan, TensorSlice
-from testbed.launch.timeline import PIECE, Recorded, _cores_used, _pieces, _put
+from testbed.base.recorder import Recorder
+from testbed.control.inproc import InprocHub
+from testbed.control.protocol import PIECE_BYTES
+from testbed.launch.timeline import Recorded, _cores_used, hand_in
 from testbed.records.timeline import (
     ClockLine,
     Kind,
@@ -82,14 +87,34 @@ def test_another_file_is_refused_with_its_name(data: bytes) -> None:
         decode_timeline(data, "cell.json")
 
 
-def test_what_is_handed_in_in_pieces_is_whole_again() -> None:
-    raw = [("send", f"m{n}", n, float(n), n + 0.5, 0, 8, -1, "", 0) for n in range(2 * PIECE + 1)]
-    sent = [Recorded(r, raw[r:], [(0.0, 1.0, 2.0)], {3: (1.0, 0.5, 2.0)}) for r in (0, 1)]
-    got: dict[int, Recorded] = {}
-    for piece in (piece for each in sent for piece in _pieces(each)):
-        assert len(piece.events) <= PIECE
-        _put(got, msgspec.msgpack.encode(piece))
-    assert [got[0], got[1]] == sent
+def test_what_is_handed_in_is_whole_on_rank_0_and_in_rank_order() -> None:
+    hub, length = InprocHub(2), 60_000  # longer than one frame of the control plane
+
+    def recorder(rank: int) -> Recorder:
+        made = Recorder(length, on=True)
+        for n in range(length):
+            made.add("send", f"m{n}", n + rank, n + 0.5, step=n, channel=rank, num_bytes=8)
+        made.bursts.append((1.0, 2.0 + rank, 3.0))
+        made.cores_used[3] = (1.0, 0.5, 2.0 + rank)
+        return made
+
+    recorders = [recorder(rank) for rank in (0, 1)]
+    recorders[0].beside[0] = server = recorder(2)
+
+    def hand(rank: int) -> list[Recorded]:
+        group = Group(rank, 2, hub.member(rank), recorder=recorders[rank])
+        return hand_in(group, lambda at_s: at_s + 10)
+
+    with ThreadPoolExecutor(2) as pool:
+        on_first, elsewhere = pool.map(hand, (0, 1))
+    assert elsewhere == []
+    assert [each.rank for each in on_first] == [0, 1, 2]
+    for got, sent in zip(on_first, [*recorders, server], strict=True):
+        shown = [(*raw[:3], raw[3] + 10, raw[4] + 10, *raw[5:]) for raw in sent.events]
+        assert got.events == shown
+        assert len(msgspec.msgpack.encode(got)) > PIECE_BYTES
+        assert got.cores_used == sent.cores_used
+    assert [each.bursts for each in on_first[:2]] == [[(11.0, 2.0 + r, 13.0)] for r in (0, 1)]
 
 
 def test_readings_of_the_cores_are_divided_among_the_steps_that_they_cover() -> None:
