@@ -13,10 +13,11 @@ import torch
 from testbed.backends.protocol import Backend, Group
 from testbed.base.axes import AXES, BACKENDS, SCHEDULERS, WORKLOADS
 from testbed.base.config import make_config
-from testbed.base.errors import UnknownName, UsageError
+from testbed.base.errors import TestbedError, UnknownName, UsageError
 from testbed.base.files import load_trace
 from testbed.base.plan import Plan
 from testbed.control.protocol import Control
+from testbed.control.tcp import describe_self
 from testbed.launch.join import assign_role, join, open_backend, who_am_i
 from testbed.launch.plan_options import group_for, parts_of
 from testbed.prediction.nominal import read_link
@@ -28,6 +29,7 @@ from testbed.training.replica import strategy_of
 from testbed.training.session import Session
 
 LEAVE_S = 3600.0
+ENDED = "ended its loop"  # topic: member, in words, steps that it took part in
 
 Measured = tuple[str | Path, str | Path]
 """File of the trace and file or nominal numbers of the link that a plan is made from."""
@@ -82,7 +84,8 @@ def distribute(
             goes with the trace.
         deadline_s: a lost rank raises `RankLost` on all others within this time.
         patience_s: how long a rank that is alive may take between two steps (evaluating, saving)
-            before the others give up on it.
+            before the others give up on it. A rank that has ended its loop is not waited for: where
+            another one begins a further step, all end with `RankLost`, which says so.
         check_finite: raise `NonFiniteGradient` where a mean holds NaN or infinity; False beside a
             gradient scaler, which looks for them itself and skips the step.
         interface: network interface or address to use; None = decided here.
@@ -154,11 +157,23 @@ def distribute(
         group.control.close()
         raise
 
+    if opened.capabilities.consistency == "bsp":  # every step needs every rank
+        group.control.listen(
+            ENDED,
+            lambda told: session.hear_of_end(
+                *msgspec.msgpack.decode(told, type=tuple[int, str, int])
+            ),
+        )
+
     def leave() -> None:
         if planned is not None:
             planned.close()
         # A rank that is done early keeps its colocated server up for the others.
         group.control.state = "waiting for the other ranks to finish"
+        told = group.rank, describe_self("rank", group.rank), session.num_begun
+        group.control.announce(
+            ENDED, msgspec.msgpack.encode(told), members=group.size, others_alone=True
+        )
         group.control.all_gather("leave", b"", LEAVE_S, members=group.size)
         opened.close(group.deadline_s)
         group.control.close()
@@ -218,8 +233,11 @@ def _end(session: Session, control: Control) -> None:
     """At interpreter exit: leave in good order, or tell the others why not."""
     error = getattr(sys, "last_value", None)
     if error is None:
-        session.close()
-        return
+        try:
+            return session.close()
+        except TestbedError as failure:  # of a rank that waits for others to finish
+            sys.stderr.write(f"testbed: {type(failure).__name__}: {failure}\n")
+            error = failure
     control.report_failure(f"it failed while {control.state} with {type(error).__name__}: {error}")
     sys.stdout.flush()
     sys.stderr.flush()

@@ -140,6 +140,10 @@ class InprocControl:
         """See `Control.report_failure`."""
         self._hub.lose(Loss(self.rank, f"rank {self.rank}", why))
 
+    def give_up(self, loss: Loss) -> None:
+        """See `Control.give_up`; the waits of all other threads end, too."""
+        self._hub.lose(loss)
+
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""
         self._hub.add_loss_callback(self.rank, callback)

@@ -95,6 +95,10 @@ class Control(Protocol):
         """Report to all others that this member is about to end, and why."""
         ...
 
+    def give_up(self, loss: Loss) -> None:
+        """Take a member that lives for lost: every wait of this one ends with the reason."""
+        ...
+
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """Call `callback` once, on the control thread, when a member is lost (or already is)."""
         ...

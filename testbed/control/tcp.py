@@ -133,6 +133,10 @@ class TcpControl:
         if self._hub is not None:
             self._hub.wait_loss_sent(self._silence_s)
 
+    def give_up(self, loss: Loss) -> None:
+        """See `Control.give_up`."""
+        self._lose(loss)
+
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See `Control.on_loss`."""
         with self._changed:

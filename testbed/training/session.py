@@ -243,6 +243,18 @@ class Session:
             self.engine.load_state_dict(state["compression"])
         self._reducer = self._delivery.reducer(self._step)
 
+    @property
+    def num_begun(self) -> int:
+        """Steps of which this rank has given gradients away, or begun to."""
+        return self._step.num_begun
+
+    def hear_of_end(self, member: int, who: str, num_begun: int) -> None:
+        """Another rank has ended its loop after so many steps; one more step is not waited for.
+
+        For backends whose steps need every rank. From any thread.
+        """
+        self._step.hear_of_end(member, who, num_begun)
+
     def on_close(self, leave: Callable[[], None]) -> None:
         """Call this once when the session is closed; for whoever opened the backend for it."""
         self._leave = leave
@@ -297,7 +309,7 @@ class Session:
         if self._step.phase is Phase.ACCUMULATING:
             self._reducer.accumulate(tensor)
             return
-        self._step.phase = Phase.EXCHANGING
+        self._step.begin_exchange()
         if self._strategy.release is None or self._defers:
             self._reducer.mark_ready(tensor)
         else:

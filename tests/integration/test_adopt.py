@@ -77,6 +77,36 @@ def test_a_script_trains_as_one_process(
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
 
 
+UNEVEN = """
+import torch, testbed
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = testbed.distribute(model, optimizer, {backend!r}, scheduler={scheduler!r})
+for step in range(3 if session.backend.rank else 5):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+print("rank", session.backend.rank, "ended its loop", flush=True)
+session.close()
+"""
+
+
+@pytest.mark.parametrize(("backend", "scheduler"), [("gloo", "wfbp"), ("zmq-ps", "dear")])
+def test_a_rank_that_ends_its_loop_early_is_not_waited_for(
+    backend: str, scheduler: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "uneven.py"
+    script.write_text(UNEVEN.format(backend=backend, scheduler=scheduler))
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(script)], capture_output=True, text=True, timeout=WITHIN_S, cwd=ROOT
+    )
+    assert done.returncode != 0
+    assert "rank 1 ended its loop" in done.stdout
+    assert "rank 0 ended its loop" not in done.stdout
+    assert "is lost: it ended its training loop after 3 steps" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -153,6 +153,16 @@ def test_long_values_reach_the_first_member_whole_and_alone() -> None:
         assert got == [values, [], []]
 
 
+def test_a_member_that_is_given_up_ends_this_member_s_waits_alone() -> None:
+    with plane(3) as members:
+        loss = Loss(1, "rank 1", "it ended its loop")
+        members[2].give_up(loss)
+        with pytest.raises(RankLost, match=r"rank 1 is lost: it ended its loop; .*'x'"):
+            members[2].all_gather("x", b"", WAIT_S)
+        others = [lambda m=m: m.all_gather("y", b"", WAIT_S, members=2) for m in members[:2]]
+        assert in_parallel(others) == [[b"", b""]] * 2
+
+
 def test_a_frame_that_no_reader_takes_is_refused_where_it_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

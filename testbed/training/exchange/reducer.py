@@ -12,7 +12,7 @@ from testbed.backends.protocol import Backend, Work
 from testbed.base.errors import DeadlineExceeded
 from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Op, Request, Result
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, Loss
 from testbed.memory.planning.gradients import HELD_BYTES
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.refusals import (
@@ -48,6 +48,8 @@ class StepState:
         number: of the step.
         is_first: it is the first one of this session.
         phase: how far it is.
+        num_begun: steps of which this rank has begun to exchange gradients, or their numbers would
+            be lower.
         staleness: servers without a barrier: how many clocks the slowest worker was behind, last
             seen; None = not known.
     """
@@ -63,7 +65,9 @@ class StepState:
         self.number = 0
         self.is_first = True
         self.phase = Phase.EXCHANGING
+        self.num_begun = 0
         self.staleness: int | None = None
+        self._ended: tuple[Loss, int] | None = None
         self._control = control
         self._patience_s = patience_s
         self._on_resume = on_resume
@@ -72,6 +76,28 @@ class StepState:
         self._waited_s = 0.0
         self._step_waited_s = 0.0
         self._events: list[Event] = []
+
+    def begin_exchange(self) -> None:
+        """A gradient of this step is ready: from here on the step needs every rank."""
+        self.phase = Phase.EXCHANGING
+        self.num_begun = self.number + 1
+        if self._ended is not None:
+            self._refuse_ended()
+
+    def hear_of_end(self, member: int, who: str, num_begun: int) -> None:
+        """A rank has ended its loop; where a step needs it, this rank gives it up."""
+        why = (
+            f"it ended its training loop after {num_begun} steps, and another rank goes on; "
+            "expected as many steps on every rank: give all the same number of batches"
+        )
+        self._ended = Loss(member, who, why), num_begun
+        self._refuse_ended()
+
+    def _refuse_ended(self) -> None:
+        assert self._ended is not None
+        loss, num_begun = self._ended
+        if self.num_begun > num_begun:
+            self._control.give_up(loss)
 
     def wait(self, work: Work, name: str) -> Result:
         """The result of an exchange.
