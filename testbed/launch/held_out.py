@@ -24,8 +24,8 @@ from testbed.launch.codec_cost import NUM_HELPERS, CodecHere, compressed_plan
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.codec import CodecCost, sped_up
-from testbed.prediction.extrapolate import Setting, carried, setting_of
-from testbed.prediction.nominal import Nominal, link_among, num_startups, read_link
+from testbed.prediction.extrapolate import Setting, setting_of
+from testbed.prediction.nominal import Nominal, link_among, link_in, num_startups, read_link
 from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
 from testbed.records.store import cell_key
 from testbed.scheduling.under_compressor import overlapped
@@ -200,10 +200,11 @@ def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
     else:
         found = _closest(config, links)
     there = found.extra.get("cluster")
-    if config.cluster is not None and there is not None:
-        measured = setting_of(there)
-        found = carried(found, measured, _setting(config.cluster, config, measured))
-    return link_among(found, config.workers, config.backend)
+    if config.cluster is None or there is None:
+        return link_among(found, config.workers, config.backend)
+    measured = setting_of(there)
+    asked = _setting(config.cluster, config, measured)
+    return link_in(found, config.backend, config.workers, measured, asked)
 
 
 def _closest(config: RunConfig, links: Mapping[str, Link]) -> Link:

@@ -30,10 +30,11 @@ from testbed.launch.link_probe import LinkProbe, from_rank_0
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
-from testbed.prediction.extrapolate import carried, setting_of, stretched_link
+from testbed.prediction.extrapolate import setting_of, stretched_link
 from testbed.prediction.nominal import (
     kind_of,
     link_among,
+    link_in,
     num_startups,
     read_link,
     seen_in_run,
@@ -210,12 +211,12 @@ def _agree_on_plan(
 
 def _loaded(text: str, backend: str, num_workers: int) -> Link:
     """The link given, among these workers; carried here from another emulated cluster."""
-    link = link_among(read_link(text, backend, num_workers), num_workers, backend)
+    link = read_link(text, backend, num_workers)
     here, there = find_facts(), link.extra.get("cluster")
     if here is None or there is None or {**there, "relay": 0} == {**here.record, "relay": 0}:
-        return link
+        return link_among(link, num_workers, backend)
     asked = setting_of(here.record, num_startups(backend, num_workers))
-    return carried(link, setting_of(there), asked)
+    return link_in(link, backend, num_workers, setting_of(there), asked)
 
 
 def _trace(

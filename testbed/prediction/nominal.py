@@ -6,7 +6,7 @@ Nothing of it is measured: the rate is a data sheet's, and so is the latency.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final, Literal
@@ -21,7 +21,7 @@ from testbed.base.link import Link
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
 from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm
-from testbed.prediction.extrapolate import extrapolate, run_by
+from testbed.prediction.extrapolate import Setting, carried, each_piece, extrapolate, run_by
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
 # Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.
@@ -190,6 +190,25 @@ def link_among(link: Link, num_workers: int, backend: str) -> Link:
         return found
     converted = run_by(found, algorithm, parse_algorithm(algorithm_of(backend)))
     return msgspec.structs.replace(converted, backend=backend)
+
+
+def link_in(link: Link, backend: str, num_workers: int, measured: Setting, asked: Setting) -> Link:
+    """A link measured on one emulated cluster as it is on another, among other workers there.
+
+    What hosts and wires need is carried over first (`carried`) and then counted for the workers
+    (`link_among`); the other cluster's latency, which is for so many workers already, comes last.
+
+    Raises:
+        UsageError: see `carried` and `link_among`.
+
+    Example:
+        >>> link = Link(backend="mpi-ring", num_workers=4, latency_s=3e-4, seconds_per_byte=1e-9)
+        >>> there = link_in(link, "mpi-ring", 8, Setting(10e9), Setting(10e9, latency_s=14e-3))
+        >>> f"{there.latency_s:.4f}"
+        '0.0147'
+    """
+    hosts = link_among(carried(link, measured, replace(asked, latency_s=0.0)), num_workers, backend)
+    return each_piece(hosts, lambda a, b: (a + asked.latency_s, b))
 
 
 def kind_of(link: Link) -> Literal["null", "held-out"]:

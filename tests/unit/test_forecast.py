@@ -357,14 +357,17 @@ def test_the_command_tells_from_which_rate_on_a_compressor_pays(tmp_path: Path) 
     assert [r for r in rates if gains[r] >= 0] == below
 
 
-def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell() -> None:
+@pytest.mark.parametrize(("latency", "latency_s"), [("", 0.0), (",latency=1ms", 14e-3)])
+def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
+    latency: str, latency_s: float
+) -> None:
     link = msgspec.structs.replace(LINK, extra={"cluster": THERE})
     config = msgspec.structs.replace(
-        CONFIG, cluster="nodes=8,rate=5gbit,dilation=20", workers=8, scheduler="mg-wfbp"
+        CONFIG, cluster=f"nodes=8,rate=5gbit,dilation=20{latency}", workers=8, scheduler="mg-wfbp"
     )
     found = link_for(config, {"other": LINK, "link": link, "last": link} | {"other": link})
     assert found.num_workers == 8
-    assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2)
+    assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2 + latency_s)
     assert found.seconds_per_byte == pytest.approx(1.3e-9 * 2 * (1.75 / 1.5))
     assert found.submit_s == pytest.approx(1e-4 / 2)
     (cell,) = foresee([config], Known({"link": link}))
