@@ -16,8 +16,8 @@ from testbed.base.config import make_config
 from testbed.base.errors import TestbedError, UnknownName, UsageError
 from testbed.base.files import load_trace
 from testbed.base.plan import Plan
-from testbed.control.protocol import Control
-from testbed.control.tcp import describe_self
+from testbed.base.types import BSP
+from testbed.control.protocol import Control, decided_by_first, describe_self
 from testbed.launch.join import assign_role, join, open_backend, who_am_i
 from testbed.launch.plan_options import group_for, parts_of
 from testbed.prediction.nominal import read_link
@@ -157,10 +157,10 @@ def distribute(
         group.control.close()
         raise
 
-    if opened.capabilities.consistency == "bsp":  # every step needs every rank
+    if opened.capabilities.consistency == BSP:  # every step needs every rank
         group.control.listen(
             ENDED,
-            lambda told: session.hear_of_end(
+            lambda told: session.step_state.hear_of_end(
                 *msgspec.msgpack.decode(told, type=tuple[int, str, int])
             ),
         )
@@ -170,7 +170,7 @@ def distribute(
             planned.close()
         # A rank that is done early keeps its colocated server up for the others.
         group.control.state = "waiting for the other ranks to finish"
-        told = group.rank, describe_self("rank", group.rank), session.num_begun
+        told = group.rank, describe_self("rank", group.rank), session.step_state.num_begun
         group.control.announce(
             ENDED, msgspec.msgpack.encode(told), members=group.size, others_alone=True
         )
@@ -220,12 +220,13 @@ def _plan(
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         replan = replanner(scheduler, named, backend)
         return replan([name for name, _ in reversed(named)]), replan
-    mine = b""
-    if group.rank == 0:
-        trace, link = measured
+    trace, link = measured
+
+    def decide() -> bytes:
         times = load_trace(trace), read_link(link, num_workers=group.size)
-        mine = msgspec.json.encode(make_plan(scheduler, *times))
-    shared = group.control.all_gather("plan", mine, AGREE_S, members=group.size)[0]
+        return msgspec.json.encode(make_plan(scheduler, *times))
+
+    shared = decided_by_first(group.control, "plan", decide, AGREE_S, group.size)
     return msgspec.json.decode(shared, type=Plan), None
 
 

@@ -41,8 +41,7 @@ class Meeting:
 
     def exchange(self, rank: int, request: Request, limit_s: float) -> list[Given]:
         """Copies of what all ranks gave, in rank order."""
-        tensors = request.parts if request.tensor is None else (request.tensor,)
-        given = tuple(tensor.detach().clone() for tensor in tensors)
+        given = tuple(tensor.detach().clone() for tensor in request.tensors)
         with self._changed:
             # A channel's k-th request meets the others' k-th, whatever it is called.
             turn = self._turns[rank, request.channel]

@@ -30,7 +30,7 @@ from testbed.control.protocol import Loss
 
 
 class PendingWork(PendingResult):
-    """The one implementation of `Work`: a request on its way through a backend's thread.
+    """The `Work` of backends with a queue: a request on its way through a backend's thread.
 
     The submitting thread calls `done`, `wait` and `event`; the backend's thread calls `start` and
     then `finish` or `fail`.

@@ -208,7 +208,7 @@ class StagedBackend:
 
         What overtook them here and not on another rank would be exchanged with something else.
         """
-        given = _given(request)
+        given = request.tensors
         work = StagedWork(request, self._deadline_s, self._copier)
         if not any(tensor.device.type == self._device_type for tensor in given):
             self._departures.put(_Departure(work, given, (), lands=False))
@@ -261,7 +261,7 @@ class StagedBackend:
             if not departure.lands:
                 tensor = result.tensor
             elif request.op in OF_ANY_SIZE:
-                device = _given(request)[0].device
+                device = request.tensors[0].device
                 parts = tuple(part.to(device) for part in result.parts)
                 if request.op is Op.MERGE and result.tensor is not None:
                     tensor = result.tensor.to(device)
@@ -272,10 +272,6 @@ class StagedBackend:
             work.fail(error)
             return
         work.finish(replace(result, tensor=tensor))
-
-
-def _given(request: Request) -> tuple[torch.Tensor, ...]:
-    return request.parts if request.tensor is None else (request.tensor,)
 
 
 def _with(request: Request, hosts: tuple[torch.Tensor, ...]) -> Request:

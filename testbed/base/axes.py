@@ -14,7 +14,7 @@ from typing import Any, Final
 from testbed.base.config import RunConfig
 from testbed.base.parts import Axis, Registry
 from testbed.base.plan import Plan
-from testbed.base.types import NOTHING_MOVES
+from testbed.base.types import BSP, NOTHING_MOVES
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class BackendFacts:
             worker's carries the same.
         transport: whose connections carry its bytes; backends of one transport are compared with
             each other first. Empty: its own.
-        sets: what it sets for itself there, in words.
-        variables: of the environment, by which its transport is set.
+        sets: settings of the transport that the backend chooses itself, in words for reports.
+        variables: of the environment, that configure the transport; reports show those set.
     """
 
     needs_mpi: bool = False
@@ -98,7 +98,7 @@ class BackendFacts:
     def exact(self) -> bool:
         """Whether workers train what one process with all samples would."""
         compresses = self.schedule is not None and self.schedule.compresses
-        return self.consistency == "bsp" and not compresses
+        return self.consistency == BSP and not compresses
 
     @property
     def exchanges(self) -> bool:
@@ -119,10 +119,10 @@ class SchedulerFacts:
         baseline: one of the plain methods that others are compared with.
         tried: of `auto`'s candidates, those with this scheduler: options as text.
         tried_of_many: the same for a model of more than 1000 tensors; None = no fewer.
-        outdone: what a table says of its plans where others are faster; empty: nothing.
+        outdone: note below a simulation's table where this scheduler is not the fastest.
         exact: a step's means are of that step's gradients.
-        within_iteration: the options where every step waits for the whole mean gradient anyhow;
-            None = these.
+        within_iteration: the options to plan with where every step needs the whole mean gradient
+            (clipping, an fp16 scaler) and nothing overlaps the next forward pass; None = these.
     """
 
     needs_profile: bool = True

@@ -233,7 +233,7 @@ class Axis(Registry, Generic[F]):
         chains: parts may stand before others, `ef+topk`.
         beside: parts of a chain stand beside each other, `checkpoint+release`: each is built alone.
         is_light: its parts' modules load within milliseconds, so that a sweep can check options.
-        noted: the short names of cells in notes tell a part that is not the default.
+        noted: notes of a report name the part of a cell where it is not the default.
         shown: labels and tables always tell the part; else only one that is not the default.
         same_work: runs that differ in it alone are expected to do the same work.
         same_step: and their steps without communication to take the same time.

@@ -78,8 +78,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             as soon as it is ready and the one before has ended.
         order: `fifo`, or `priority`: among the ready messages the most urgent one starts next.
         num_channels: exchanges under way at once.
-        credit_bytes: with `priority`: bytes that may be under way on a channel before the next
-            choice; None = one message at a time.
+        credit_bytes: with `priority`: bytes that may be chosen and not ended on a channel before
+            the next choice; None = one message at a time. They travel one after another.
         after_backward: nothing starts before the whole backward pass has ended.
         crosses_iteration: parameters are updated just before their layer's next forward, each as
             soon as its own messages have ended.

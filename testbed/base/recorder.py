@@ -49,8 +49,8 @@ class Recorder:
         resumed_s: when a framework last went on because all its exchanges had ended.
         events: so far.
         bursts: the fastest of each burst of timed exchanges with rank 0.
-        cores_used: step -> core seconds since the reading before: busy or stolen, the run's own of
-            these, and all; they are read after some of the steps.
+        cores_used: step -> core seconds since the last reading, of the cores of this process: busy
+            or stolen; busy with this run's processes; all, idle ones too. Read after some steps.
         awaited: step -> share of it in which the computing thread could run and had no core.
         beside: number of a server beside this rank -> what it did.
         plan: that was carried out; None: a framework's own.

@@ -22,8 +22,10 @@ AT_ONCE_BYTES = 16 << 10
 # uncompressed; below that whole keys shared out among servers do as well, with fewer messages.
 CUT_BYTES = 8 << 20
 
-# The consistency of a backend that exchanges nothing: every worker trains alone.
+# Consistencies: of a backend that exchanges nothing, so that every worker trains alone; and others.
 NOTHING_MOVES = "none"
+BSP = "bsp"  # every step needs every rank
+IN_STEP = (BSP, NOTHING_MOVES)  # ranks take each step together, or alone as if they did
 
 
 class Op(enum.StrEnum):
@@ -118,10 +120,14 @@ class Request:
     parts: tuple[torch.Tensor, ...] = ()
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The one tensor, or the parts; empty without any."""
+        return self.parts if self.tensor is None else (self.tensor,)
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor and of the parts, 0 without any."""
-        given = self.parts if self.tensor is None else (self.tensor, *self.parts)
-        return sum(t.numel() * t.element_size() for t in given)
+        """Bytes of the tensors, 0 without any."""
+        return sum(t.nbytes for t in self.tensors)
 
     def __str__(self) -> str:
         what = f" of {self.key!r}" if self.key else ""
@@ -166,8 +172,8 @@ class Capabilities:
         num_mergers: servers that merge, each a range of a message that comes in parts; 1 without.
         repacks: servers that merge encode the mean again, with error feedback of their own; None:
             where the authors of the compressor do.
-        settled: options of the backend that make whoever opens it again choose as was chosen here
-            by measuring; None = nothing was.
+        settled: the backend's options with what was measured when it was opened (mpi-ring: where it
+            changes the algorithm), so that opening it again measures nothing; None = nothing was.
     """
 
     ops: frozenset[Op]

@@ -81,9 +81,11 @@ def format_seconds(seconds: float) -> str:
     """A duration for people.
 
     Example:
-        >>> format_seconds(0.00021), format_seconds(75)
-        ('210 us', '1m15s')
+        >>> format_seconds(0.00021), format_seconds(75), format_seconds(0)
+        ('210 us', '1m15s', '0 s')
     """
+    if 0 <= seconds < 1e-9:
+        return "0 s"
     if seconds >= 60:
         return f"{int(seconds // 60)}m{int(seconds % 60):02d}s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

@@ -197,12 +197,11 @@ class Share:
         )
 
 
-def tiny_messages(rounds: Sequence[Round], costs: Costs, usual: Costs) -> frozenset[Identity]:
+def tiny_messages(costs: Costs, usual: Costs) -> frozenset[Identity]:
     """Exchanges below the break-even size a / b, if a step has many whose start-ups take long.
 
     Args:
-        rounds: the steps.
-        costs: of these steps.
+        costs: of the steps.
         usual: of the steps that they are held against; a start-up that has grown since makes no
             message tiny.
     """

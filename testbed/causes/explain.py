@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 from testbed.base.errors import UsageError
+from testbed.base.types import IN_STEP
 from testbed.causes.costs import (
     Costs,
     Identity,
@@ -32,7 +33,6 @@ LINK: Final = "saturated link"
 UNKNOWN: Final = "cannot tell"
 CAUSES: Final = (LATE, HOST, ORDER, CODEC, DEPENDENCY, TINY, STARTUP, LINK)
 
-EXPLAINED: Final = ("bsp", "none")  # consistencies; others have no exchanges of all ranks
 MIN_USUAL = 4  # so many other steps are needed to hold some against
 
 
@@ -108,7 +108,7 @@ def explain(
     Raises:
         UsageError: no exchange was recorded in these steps, or ranks do not wait for each other.
     """
-    if timeline.consistency not in EXPLAINED:
+    if timeline.consistency not in IN_STEP:
         raise UsageError(
             f"the run has consistency={timeline.consistency}, under which ranks do not wait for "
             "each other's exchanges; runs with consistency=bsp can be explained"
@@ -130,7 +130,7 @@ def explain(
     lateness = lateness_of(timeline, chosen, others)
     # what a busy host adds is told from what the link takes by steps in which it was not busy
     costs = _base(others, chosen, timeline) if lateness.busy else _costs(chosen, timeline)
-    basis = _Basis(timeline, lateness, costs, usual_costs, _gaps(timeline, others))
+    basis = _Basis(timeline, lateness, costs, usual_costs, _gaps(others))
     found = basis.explanation(chosen, rounds)
     if normal is None:
         return found, None
@@ -149,7 +149,7 @@ def _base(others: Sequence[Round], chosen: Sequence[Round], timeline: Timeline) 
     return replace(fitted, more_startup_s=0.0, more_s_per_byte=0.0) if timeline.link else fitted
 
 
-def _gaps(timeline: Timeline, rounds: Iterable[Round]) -> dict[Identity, float]:
+def _gaps(rounds: Iterable[Round]) -> dict[Identity, float]:
     gaps: dict[Identity, list[float]] = defaultdict(list)
     for each in rounds:
         played = Playback(each, [Share()] * len(each.exchanges))
@@ -170,7 +170,7 @@ class _Basis:
 
     def explanation(self, chosen: Sequence[Round], rounds: Sequence[Round]) -> Explanation:
         steps = {r.step for r in chosen}
-        tiny = tiny_messages(chosen, self.costs, self.usual_costs)
+        tiny = tiny_messages(self.costs, self.usual_costs)
         stood = [
             each
             for played in rounds

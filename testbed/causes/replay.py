@@ -49,9 +49,9 @@ class _Measured:
     """What was measured between an exchange's release and its start."""
 
     release_s: float
-    chained_s: float  # by which it was handed over after the turn before it had ended
+    chained_s: float  # from the end of its own previous half or round to its hand-over, at least 0
     gap_s: float  # free channel, released, not begun
-    early_s: float  # by which it began before the one ahead had ended; at most 0
+    early_s: float  # its start less the end of the one before on its channel, at most 0
 
 
 class Playback:

@@ -16,6 +16,7 @@ from testbed.cluster.facts import Facts
 from testbed.cluster.spec import parse_cluster
 from testbed.prediction.nominal import parse_nominal
 from testbed.records.cell import Cell
+from testbed.sweeping.executor import failed_cell
 from testbed.training.slowdown import parse_slowdowns
 
 
@@ -164,14 +165,5 @@ def in_cluster(cell: Cell, facts: Facts | None) -> Cell:
     if facts is None:
         return cell
     if facts.failure and cell.status == "ok":
-        cell = Cell(
-            status="failed",
-            backend=cell.backend,
-            workload=cell.workload,
-            num_workers=cell.num_workers,
-            config=cell.config,
-            environment=cell.environment,
-            command=cell.command,
-            error=facts.failure,
-        )
+        cell = failed_cell(cell.config, facts.failure, cell)
     return msgspec.structs.replace(cell, dilation=facts.dilation, cluster=facts.record)

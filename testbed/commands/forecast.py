@@ -17,6 +17,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import write_atomically
 from testbed.base.link import Link
+from testbed.base.units import format_seconds
 from testbed.cluster.spec import parse_cluster
 from testbed.commands.checks import check_output
 from testbed.commands.grid import cluster_axes, wanted_sweep
@@ -32,7 +33,7 @@ from testbed.records.forecast import (
     link_digest,
     sealed,
 )
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned
 from testbed.reporting.compression import pays_text
 
 
@@ -182,4 +183,4 @@ def _place(dense: Mapping[float, float], own: Mapping[float, float]) -> str:
 
 
 def _time(time_s: float | None) -> str:
-    return "-" if time_s is None else time_text(time_s)
+    return "-" if time_s is None else format_seconds(time_s)

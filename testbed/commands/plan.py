@@ -12,10 +12,11 @@ from testbed.base.axes import SCHEDULERS, Taken
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, write_atomically
 from testbed.base.plan import encode_plan, load_plan
+from testbed.base.units import format_seconds
 from testbed.commands.checks import check_output
 from testbed.commands.simulate import scheduler_specs
 from testbed.prediction.nominal import read_link
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned
 from testbed.scheduling.for_framework import Fitted, fastest, fit, framework_of, plans_for
 
 
@@ -104,7 +105,7 @@ def _text(
         else:
             marks = (each.scheduler, *_marks(each.scheduler, searched))
         as_planned = "nearest" if each.taken.differences else "yes"
-        time = "-" if each.iteration_s is None else time_text(each.iteration_s)
+        time = "-" if each.iteration_s is None else format_seconds(each.iteration_s)
         rows.append((*marks, str(len(each.taken.plan.messages)), as_planned, time))
     lines = [aligned(rows)]
     lines += [f"left out {each.scheduler}: {each.why}" for each in found if not each.taken]

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from testbed.base.axes import BACKENDS, WORKLOADS, BackendFacts
-from testbed.base.config import RunConfig, make_config, reproduce, to_arguments
+from testbed.base.config import RunConfig, make_config, to_arguments
 from testbed.base.files import write_atomically
 from testbed.base.parts import Resolved
 from testbed.cluster.facts import find_facts
@@ -35,6 +35,7 @@ from testbed.launch.join import Role, assign_role, who_am_i
 from testbed.launch.plan_options import parts_of
 from testbed.records.cell import Cell, encode_cell
 from testbed.reporting.cell_text import describe_cell
+from testbed.sweeping.executor import failed_cell
 
 # The first optimizer imports torch._dynamo, which takes as long as torch itself.
 RANK_MODULES = ("testbed.cli", "testbed.launch.worker", "torch._dynamo")
@@ -178,15 +179,7 @@ def _start(
         return over.status
     is_written = _version(files.json) != before
     if files.json is not None and not is_written:
-        failed = Cell(
-            status="failed",
-            backend=config.backend,
-            workload=config.workload,
-            num_workers=config.workers,
-            config=config,
-            command=reproduce(config),
-            error="\n".join([*over.said, over.words]),
-        )
+        failed = failed_cell(config, "\n".join([*over.said, over.words]))
         write_atomically(files.json, encode_cell(in_cluster(failed, find_facts(os.environ))))
     sys.stderr.write(f"testbed: the run failed: {over.words}\n")
     if is_written:

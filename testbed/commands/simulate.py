@@ -107,7 +107,10 @@ def simulate(
         bool, typer.Option("--factors", help="what start-ups, bandwidth, head, tail, ... cost")
     ] = False,
     overlap_slowdown: Annotated[
-        float, typer.Option(help="with --factors: by what part overlap slows the backward pass")
+        float,
+        typer.Option(
+            help="with --factors: by what part a message under way slows the backward pass"
+        ),
     ] = 0.0,
     compressor: Annotated[
         str | None,

@@ -18,7 +18,6 @@ from testbed.records.tables import (
     workers_of,
     workers_table,
 )
-from testbed.records.text import time_text
 from testbed.reporting.drawing import LEGEND, Chart, draw, end_of, html_page, svg_page, text_chart
 from testbed.simulation import Outcome, Wanted
 
@@ -101,7 +100,7 @@ def _over_workers(simulation: Simulation) -> list[str]:
     labels = [str(n) for n in workers_of(results)]
     chart = text_chart(labels, by_workers(results, lambda r: r.scaling_factor))
     return [
-        workers_table("iteration", results, lambda r: r.iteration_s, time_text),
+        workers_table("iteration", results, lambda r: r.iteration_s, format_seconds),
         workers_table("scaling factor", results, lambda r: r.scaling_factor, "{:.3f}".format),
         workers_table("speed-up", results, lambda r: r.speedup, "{:.1f}".format),
         f"scaling factor over workers\n{chart}",

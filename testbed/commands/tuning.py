@@ -10,6 +10,7 @@ import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.files import write_atomically
 from testbed.records.cell import Cell
 from testbed.records.store import Store, cell_key
 from testbed.sweeping.executor import ProcessRunner, Runner
@@ -30,12 +31,15 @@ def tuned_run(config: RunConfig, launcher: str, json: Path | None) -> RunConfig:
         def measure(one: RunConfig, number: int) -> Cell:
             return runner(one, place / f"{number}.json", place / f"{number}.log")
 
-        log = place / "samples.csv" if json is None else json.with_suffix(".tuning.csv")
-        log.unlink(missing_ok=True)
+        log = place / "samples.csv"
         found = tuned(config, log, measure)
-        samples = log.read_text() if json is None and log.exists() else ""
+        samples = log.read_text() if log.exists() else ""
     told = f"tuned ({found.tuned})" if found.tuned else "this method has no knobs that are open"
-    where = f": {log}" if json is not None and found.tuned else ""
+    where = ""
+    if json is not None and samples:  # the log of an earlier search stays until there is another
+        log = json.with_suffix(".tuning.csv")
+        write_atomically(log, samples.encode())
+        where, samples = f": {log}", ""
     sys.stderr.write(f"testbed: {told}{where}\n{samples}")
     return found
 

@@ -16,13 +16,14 @@ from testbed.base.files import read_file, to_json
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
+from testbed.base.units import format_seconds
 from testbed.causes.advice import advise, schedulers
 from testbed.causes.summary import Adviser, Why
 from testbed.causes.summary import why as find_why
 from testbed.launch.plan_options import parts_of, plan_for, why_whole
 from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import timeline_of
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned
 from testbed.records.timeline import SUFFIX, Timeline, decode_timeline, of_another_run, undilated
 from testbed.sweeping.progress import last_line
 
@@ -181,11 +182,11 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
     share = found.exposed_s / found.step_s if found.step_s > 0 else 0.0
     lines = [
         f"{head}, {found.num_workers} workers, steps {first} to {last} ({len(found.steps)})",
-        f"exposed: {time_text(found.exposed_s)} of a step of {time_text(found.step_s)} "
+        f"exposed: {format_seconds(found.exposed_s)} of a step of {format_seconds(found.step_s)} "
         f"({share:.0%}); overlap {found.overlap:.0%} of communication; first cause: {found.first}",
     ]
     if found.usual_s is not None:
-        lines.append(f"the other steps: {time_text(found.usual_s)} exposed")
+        lines.append(f"the other steps: {format_seconds(found.usual_s)} exposed")
     return (
         "\n".join(
             [*lines, "", _causes(found), "", _ranks(found), "", _tensors(found, most_tensors), ""]
@@ -193,7 +194,7 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
             + [f"note: {note}" for note in found.notes]
             + [
                 "Times of different ranks agree within "
-                f"{time_text(found.clock_uncertainty_s)} (95 %)."
+                f"{format_seconds(found.clock_uncertainty_s)} (95 %)."
             ]
             * (found.clock_uncertainty_s > 0)
         ).rstrip()
@@ -209,13 +210,13 @@ def _causes(found: Why) -> str:
             continue
         share = row.exposed_s / found.exposed_s if found.exposed_s > 0 else 0.0
         more = [] if row.more_s is None else [_signed(row.more_s)]
-        rows.append((row.cause, time_text(row.exposed_s), f"{share:.0%}", *more, row.note))
-    rows.append(("sum", time_text(found.exposed_s), "100%", *[""] * (len(rows[0]) - 3)))
+        rows.append((row.cause, format_seconds(row.exposed_s), f"{share:.0%}", *more, row.note))
+    rows.append(("sum", format_seconds(found.exposed_s), "100%", *[""] * (len(rows[0]) - 3)))
     return aligned(rows)
 
 
 def _signed(seconds: float) -> str:
-    return ("-" if seconds < 0 else "+") + time_text(abs(seconds))
+    return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))
 
 
 def _ranks(found: Why) -> str:
@@ -226,7 +227,8 @@ def _ranks(found: Why) -> str:
         (
             str(row.rank),
             *map(
-                time_text, (row.own_s, row.exposed_s, row.transferring_s, max(0.0, row.waiting_s))
+                format_seconds,
+                (row.own_s, row.exposed_s, row.transferring_s, max(0.0, row.waiting_s)),
             ),
         )
         for row in found.ranks
@@ -252,7 +254,7 @@ def _tensors(found: Why, most: int) -> str:
         cause = max(row.causes, key=lambda c: row.causes[c], default="")
         moments = (row.ready_s, row.queued_s, row.started_s, row.ended_s, row.wait_free_s)
         name = row.name if len(row.name) <= 28 else "..." + row.name[-25:]
-        rows.append((name, *map(time_text, (*moments, row.exposed_s)), cause))
+        rows.append((name, *map(format_seconds, (*moments, row.exposed_s)), cause))
     left = len(found.tensors) - len(chosen)
     return aligned(rows) + (f"\n{left} more tensors, less exposed: --tensors 0" if left else "")
 
@@ -263,7 +265,8 @@ def _advice(found: Why) -> list[str]:
     return [
         f"advice: {a.change}: "
         + (
-            f"{time_text(a.gain_s)} less of {time_text(found.exposed_s)} exposed, simulated"
+            f"{format_seconds(a.gain_s)} less of {format_seconds(found.exposed_s)} exposed, "
+            "simulated"
             if a.gain_s > 0
             else "nothing"
         )

@@ -61,7 +61,9 @@ class GTopK:
 
     Reference:
         Shi et al., 2019, ICDCS (gTop-k). Departs: `conserving` is the default; any number of ranks.
-        Keeps nothing by itself: the paper's residual is `ef+gtopk`.
+        Each round is an all-to-all in which a rank has something for its partner alone: bytes are
+        the paper's, 2 k log2 P, start-ups are those of an all-to-all for each of the log2 P rounds,
+        not one each. Keeps nothing by itself: the paper's residual is `ef+gtopk`.
     """
 
     ratio: float = 0.01

@@ -51,11 +51,10 @@ class Context:
         shapes: of the tensors that lie in the message, in order; a slice is one-dimensional.
             Empty: one tensor of one dimension.
         learning_rate: of this step, for schemes that keep updates instead of gradients.
-        out: [n], memory that the mean may be put into once the last answer is there; often that of
-            the values themselves. `Exchanged.subtract_sent` then has no values to work on, so that
-            a wrapper that calls it gives the inner compressor values of its own. Where it is the
-            values themselves, what `state` holds may be overwritten, too. None: the mean is new
-            memory.
+        out: [n], memory in which the mean may be put after the last answer; often that of the
+            values. `Exchanged.subtract_sent` then finds the values overwritten, so that a wrapper
+            that calls it gives the inner compressor a copy. If it is the values themselves, tensors
+            in `state` may be overwritten too. None: the mean is new memory.
         sparse: the mean may be a sparse tensor, see `Exchanged.mean`.
     """
 

@@ -66,8 +66,10 @@ class ClockBursts:
         while not self._over.wait(self._every_s):
             try:
                 self._burst()
-            except (RankLost, DeadlineExceeded):
-                return  # whoever trains hears of a lost rank; a slow answer tells nothing
+            except DeadlineExceeded:
+                continue  # a slow answer tells nothing
+            except RankLost:
+                return  # whoever trains hears of it, too
             if len(self._found) >= MAX_BURSTS:  # a long run: half as many, all over it
                 del self._found[NUM_AT_ENDS::2]
                 self._every_s *= 2

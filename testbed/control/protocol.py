@@ -6,12 +6,16 @@ messages and, above all, the report that a member raised, died or stopped answer
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+
+from testbed.base.errors import UsageError
 
 T = TypeVar("T")
 
@@ -117,6 +121,11 @@ class Control(Protocol):
         ...
 
 
+def describe_self(role: str, rank: int) -> str:
+    """This process in words, for error messages of other members."""
+    return f"{role} {rank} (host {socket.gethostname()}, pid {os.getpid()})"
+
+
 def gather(
     control: Control, name: str, mine: T, kind: type[T], timeout_s: float, members: int | None
 ) -> list[T]:
@@ -137,6 +146,39 @@ def gather(
     """
     told = control.all_gather(name, msgspec.msgpack.encode(mine), timeout_s, members)
     return [msgspec.msgpack.decode(each, type=kind) for each in told]
+
+
+def decided_by_first(
+    control: Control, name: str, decide: Callable[[], bytes], timeout_s: float, members: int
+) -> bytes:
+    """What member 0 decides, on each of the first members: they measure and read different things.
+
+    Args:
+        control: this member's end.
+        name: see `Control.all_gather`.
+        decide: called on member 0 alone.
+        timeout_s: how long it may take.
+        members: how many take part.
+
+    Raises:
+        UsageError: it raised one; on all of them.
+        RankLost, DeadlineExceeded: see `Control.all_gather`.
+
+    Example:
+        >>> from testbed.control.inproc import InprocHub
+        >>> decided_by_first(InprocHub(1).member(0), "batch", lambda: b"64", 1.0, 1)
+        b'64'
+    """
+    mine = b""
+    if control.rank == 0:
+        try:
+            mine = b"+" + decide()
+        except UsageError as error:
+            mine = b"-" + str(error).encode()
+    told = control.all_gather(name, mine, timeout_s, members)[0]
+    if told.startswith(b"-"):
+        raise UsageError(told[1:].decode())
+    return told[1:]
 
 
 def hand_to_first(

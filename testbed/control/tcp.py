@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -335,8 +334,3 @@ def _enter(address: tuple[str, int], hello: Frame, timeout_s: float) -> socket.s
             raise Disagreement(f"{hello.name} was refused by rank 0 at {where}: {answer.name}")
         failing.pop_all()
         return connection
-
-
-def describe_self(role: str, rank: int) -> str:
-    """This process in words, for error messages of other members."""
-    return f"{role} {rank} (host {socket.gethostname()}, pid {os.getpid()})"

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import msgspec
 
 from testbed.backends.protocol import Group
-from testbed.base.axes import BACKENDS
 from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.control.protocol import gather
-from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
+from testbed.prediction.algorithms import (
+    Algorithm,
+    algorithm_of,
+    declared_algorithm,
+    parse_algorithm,
+    sums_on_servers,
+)
 from testbed.prediction.codec import CodecCost, CodecSample, sped_up
 from testbed.profiling.codec import SIZES, measure_codec
 from testbed.scheduling.under_compressor import CompressedExchange, plan_under
@@ -59,8 +64,7 @@ def codec_here(
     and the median over ranks counts. Where everything is `dilation` times slower, compressing is
     not: in the cluster's own time it is as many times faster.
     """
-    found = BACKENDS.find(link.backend)
-    if found is None or found.facts.algorithm is None:
+    if declared_algorithm(link.backend) is None:
         return None
     group.control.state = f"timing {compressor}"
     machine = group.machine
@@ -68,12 +72,11 @@ def codec_here(
     if link.num_workers * max(Counter(machines).values()) > MAX_PLAYED:
         return None
     sizes = sorted({min(size, max(num_elements, 1)) for size in SIZES})
-    merges = isinstance(_algorithm(link), Server)
     codec = measure_codec(
         compressor,
         link.num_workers,
         sizes=sizes,
-        merges=merges,
+        merges=sums_on_servers(link),
         typical=True,
         device=group.device,
     )

@@ -43,12 +43,6 @@ Steps = list[list[tuple[int, float]]]
 """Of each step bytes and seconds of its messages."""
 
 
-def from_rank_0(group: Group, name: str, mine: bytes) -> bytes:
-    """Rank 0's value on all ranks: ranks measure different times and must not plan differently."""
-    given = mine if group.rank == 0 else b""
-    return group.control.all_gather(name, given, PLAN_S, members=group.size)[0]
-
-
 class LinkProbe:
     """A backend opened as the run will use it, to measure what its messages cost; collective.
 
@@ -113,10 +107,10 @@ class LinkProbe:
     def refine(self, plan: Plan, link: Link) -> Link:
         """The link with what rehearsed steps of the plan took, where `--rehearse` asks for it.
 
-        Messages by priority or in halves are decided one by one while gradients arrive; no row of
-        messages tells their cost. What the link leaves out of such steps is kept as `missing_s`,
-        the factor by which it misses those of any other plan as `in_steps`; of several messages at
-        once the slow-down of the link tells the cost, not a rehearsal. A plan in another order or
+        Of plans by priority or in halves, the mean time of a message beyond the link's forecast is
+        kept as `missing_s`; of other plans, measured over forecast time of each step as `in_steps`.
+        Other plans on several channels are not rehearsed: `concurrency_slowdown` covers them. A
+        plan in another order or
         with another credit than the guess is rehearsed on a backend opened as it asks; not with
         dedicated servers, which expect a single probe. No plan is made from the result.
 

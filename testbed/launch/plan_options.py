@@ -124,9 +124,9 @@ def stream_of(plan: Plan, share: int = 1) -> list[int]:
 
     Args:
         plan: of the messages.
-        share: each counts as so many times shorter, down to a float32. Compressed payloads are
-            between a hundredth and a half of the messages. Without any row as long as these a
-            shaper lets all pass that it has saved up, and bytes seem to take no time.
+        share: sizes are divided by it, down to a float32: compressed payloads are between a
+            hundredth and a half of the messages. A stream that is too short passes with what a
+            shaper has saved up, and its bytes seem to take no time.
     """
     sizes = [size for m in plan.messages if (size := message_bytes(plan, m)) >= 4]
     return [max(4, size // share // 4 * 4) for size in sizes]

@@ -19,6 +19,7 @@ from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
 from testbed.cluster.facts import find_facts
 from testbed.cluster.spec import dilation_of
+from testbed.control.protocol import decided_by_first
 from testbed.launch.codec_cost import (
     CodecHere,
     codec_here,
@@ -26,7 +27,7 @@ from testbed.launch.codec_cost import (
     compressed_plan,
 )
 from testbed.launch.join import Role
-from testbed.launch.link_probe import LinkProbe, from_rank_0
+from testbed.launch.link_probe import PLAN_S, LinkProbe
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
@@ -166,17 +167,17 @@ def _prepare(
     return Planned(
         plan,
         replan,
-        trace,
-        seen,
-        None if seen is link else link,
-        overhead,
-        config.accumulate,
-        dilation,
-        why_whole(config),
-        role,
-        codec,
-        _kind(config, link),
-        isinstance(workload.recorded, Trace),
+        trace=trace,
+        link=seen,
+        fitted=None if seen is link else link,
+        overhead=overhead,
+        micro_batches=config.accumulate,
+        dilation=dilation,
+        whole=why_whole(config),
+        role=role,
+        codec=codec,
+        kind=_kind(config, link),
+        launches=isinstance(workload.recorded, Trace),
     )
 
 
@@ -205,7 +206,8 @@ def _agree_on_plan(
         plan = make(link)
     else:
         plan = compressed_plan(make, trace, link, codec, role.backend.facts.max_channels)
-    shared = from_rank_0(group, "plan", msgspec.json.encode(plan))
+    encode = partial(msgspec.json.encode, plan)
+    shared = decided_by_first(group.control, "plan", encode, PLAN_S, group.size)
     return msgspec.json.decode(shared, type=Plan), codec
 
 
@@ -249,7 +251,8 @@ def _profile(config: RunConfig, group: Group, workload: Workload) -> tuple[Trace
     overhead = measure_overhead(
         fetch, step, lambda: update(replica, config.clip_norm), replica.device
     )
-    shared = from_rank_0(group, "trace", msgspec.json.encode(trace))
+    encode = partial(msgspec.json.encode, trace)
+    shared = decided_by_first(group.control, "trace", encode, PLAN_S, group.size)
     return msgspec.json.decode(shared, type=Trace), overhead
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -93,33 +92,3 @@ def progress_of(
     if alone and out.isatty():
         return run_bar(now, out)
     return progress_lines(lambda: f"rank 0 is {now().line}", out)
-
-
-# Python's search for garbage, kept away from what lives as long as the process.
-
-
-def freeze_long_lived() -> None:
-    """From now on a search for garbage does not look through what exists already.
-
-    A full search goes through the hundreds of thousands of objects that the libraries made when
-    they were imported. It holds the interpreter for 0.2 s, so that no message of this rank moves
-    and all others wait for it: every rank once within the first steps, and again later.
-
-    Example:
-        >>> freeze_long_lived()
-        >>> gc.get_freeze_count() > 1000
-        True
-        >>> gc.unfreeze()
-    """
-    gc.collect()
-    gc.freeze()
-
-
-@contextmanager
-def gc_freeze() -> Iterator[None]:
-    """Likewise, for as long as the context lasts; `freeze_long_lived` may be called inside."""
-    freeze_long_lived()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

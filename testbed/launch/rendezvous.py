@@ -26,7 +26,8 @@ from typing import Any
 import msgspec
 
 from testbed.base.errors import DeadlineExceeded, RankLost, RunFailed, Unavailable
-from testbed.control.tcp import TcpControl, describe_self, host_control, join_control
+from testbed.control.protocol import describe_self
+from testbed.control.tcp import TcpControl, host_control, join_control
 from testbed.launch import slurm
 from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity

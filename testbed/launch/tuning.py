@@ -20,7 +20,7 @@ from testbed.base.parts import Axis
 from testbed.base.spec import PartSpec
 from testbed.launch.held_out import scorer
 from testbed.records.cell import Cell
-from testbed.scheduling.tuning import Budget, Trial, best_of, parse_budget, search
+from testbed.scheduling.tuning import Budget, best_of, parse_budget, search
 
 COLUMNS = ("trial", "specification", "predicted_s", "confirmed_s", "chosen", "why_not")
 
@@ -114,26 +114,28 @@ def sample(
         axis.resolve(axis.of(one)).check(one)
         return step_s(one)
 
+    options = axis.resolve(axis.of(config)).options
     trials = search(space, score, budget)
+    best = best_of(trials, budget.confirm or 1, {name: getattr(options, name) for name in space})
     samples = [Sample(axis.of(variant(t.values)), t.score, why_not=t.why) for t in trials]
     return _choose(
-        samples, trials, budget, lambda n: measure(short(variant(trials[n].values), budget), n)
+        samples, best, budget, lambda n: measure(short(variant(trials[n].values), budget), n)
     )
 
 
 def _choose(
     samples: Sequence[Sample],
-    trials: Sequence[Trial],
+    best: list[int],
     budget: Budget,
     run: Callable[[int], Cell],
 ) -> list[Sample]:
     found = list(samples)
-    best = best_of(trials, budget.confirm or 1)
     if budget.confirm:
         for number in best:
             cell = run(number)
             error = " ".join(cell.error.split())
-            found[number] = replace(found[number], confirmed_s=cell.step_time_s, why_not=error)
+            time_s = cell.step_time_s if cell.status == "ok" else None
+            found[number] = replace(found[number], confirmed_s=time_s, why_not=error)
         best = sorted(
             (n for n in best if found[n].confirmed_s is not None),
             key=lambda n: found[n].confirmed_s or 0.0,

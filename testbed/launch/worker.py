@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,13 +23,14 @@ from testbed.base.files import write_atomically
 from testbed.base.recorder import Recorder, Shown, as_read
 from testbed.cluster.spec import dilation_of
 from testbed.control.inproc import InprocHub
-from testbed.control.protocol import UNTIL_LOST_S, hand_to_first
+from testbed.control.protocol import UNTIL_LOST_S, decided_by_first, hand_to_first
 from testbed.forking import how_started
 from testbed.forking.process import root_of
 from testbed.launch.foresee import batch_that_fits
 from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
 from testbed.launch.lifecycle import (
     as_member,
+    freeze_long_lived,
     place_device,
     settle_allocator,
     share_cores,
@@ -36,7 +38,7 @@ from testbed.launch.lifecycle import (
 from testbed.launch.link_probe import PROBE
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
-from testbed.launch.progress import freeze_long_lived, progress_of
+from testbed.launch.progress import progress_of
 from testbed.launch.timeline import clock_of, describe_timeline, hand_in, make_timeline
 from testbed.memory.recording.calibrate import give_back_pages
 from testbed.records.cell import Cell
@@ -208,9 +210,11 @@ def _work(
     workload = make()
     if config.max_batch:
         group.control.state = "looking for the largest batch that fits"
-        mine = str(batch_that_fits(config, workload)).encode() if group.rank == 0 else b""
-        size = int(group.control.all_gather("batch", mine, UNTIL_LOST_S, group.size)[0])
-        config = msgspec.structs.replace(config, batch_size=size)
+        find = partial(batch_that_fits, config, workload)
+        size = decided_by_first(
+            group.control, "batch", lambda: str(find()).encode(), UNTIL_LOST_S, group.size
+        )
+        config = msgspec.structs.replace(config, batch_size=int(size))
     planned = prepare(config, role, group, workload, make)
     predicted_s = unrehearsed_s = None
     if group.rank == 0:
@@ -220,18 +224,19 @@ def _work(
     recorder = None if settings.timeline is None else Recorder()
     group = replace(group, recorder=recorder)
     backend = open_backend(planned.role or role, group_for(planned.plan, group))
+    alone = build is not None or group.size + role.num_servers == 1
     run = Run(
         config,
         backend,
         group.control,
         make,
-        planned.plan,
-        planned.replan,
-        dilation_of(config.cluster),
-        pricing_of(planned, config),
-        root_of(os.environ, alone=build is not None or group.size + role.num_servers == 1),
-        recorder,
-        (steps,) if group.rank == 0 else (),
+        plan=planned.plan,
+        replan=planned.replan,
+        dilation=dilation_of(config.cluster),
+        pricing=pricing_of(planned, config),
+        root=root_of(os.environ, alone=alone),
+        observers=(steps,) if group.rank == 0 else (),
+        recorder=recorder,
     )
     freeze_long_lived()
     with clock_of(group):

@@ -64,7 +64,9 @@ def checkpoint(options: CheckpointOptions) -> Strategy:
         Chen, Xu, Zhang and Guestrin, 2016, arXiv:1604.06174; cost: Wang et al., 2018, PPoPP
         (SuperNeurons). Departs: on PyTorch's operators instead of layers, so that shortcuts and
         concatenations are cut as well; segments of equal saved bytes, not of equal length; the
-        last one is kept, as by torch's `checkpoint_sequential`.
+        last one is kept, as by torch's `checkpoint_sequential`. SuperNeurons keeps joins, forks and
+        concatenations, and recomputed tensors only where they fit under the layer that needs most;
+        `cost` makes additions and concatenations again and keeps what was made until it was used.
     """
 
     def choose(lifetimes: Lifetimes, limits: Limits) -> MemoryPlan:

@@ -53,8 +53,9 @@ class ReleaseOptions:
         Release(in_flight=3)
 
     Reference:
-        Zhao et al., 2021, IEEE Access (LaySA: layer by layer, buffers of a few layers at once); Lv
-        et al., 2023, arXiv:2306.09782 (LOMO: update during the backward pass). Departs: with any
+        Zhao et al., 2021, IEEE Access (LaySA: layer by layer; buffers of a few layers at once are
+        our reading of its abstract); Lv et al., 2023, arXiv:2306.09782 (LOMO: update during the
+        backward pass). Departs: with any
         optimizer, plan and compressor, with fused messages, over steps of several micro-batches.
     """
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import TypeVar
@@ -19,6 +20,7 @@ from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.types import Event, Op
+from testbed.control.protocol import decided_by_first
 from testbed.noise.steady import quietest
 from testbed.noise.steal_time import StealTime
 from testbed.profiling.overhead import Step, training_step
@@ -133,8 +135,8 @@ class Rehearsal:
 def _affordable(step_s: float, most: int, group: Group) -> int:
     """How many steps to count, by what the first one took on rank 0."""
     mine = min(most, max(LEAST_COUNTED, int(BUDGET_S / step_s)), int(LONGEST_S / step_s))
-    told = group.control.all_gather("rehearsal", bytes([mine]), TELL_S, members=group.size)
-    return told[0][0]
+    encode = partial(bytes, [mine])
+    return decided_by_first(group.control, "rehearsal", encode, TELL_S, group.size)[0]
 
 
 def _of_all(

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import psutil
 
+from testbed.base.types import BSP
 from testbed.noise.steady import steady_steps
 from testbed.records.cell import Cell
 
@@ -154,7 +155,7 @@ def lost_of(cell: Cell) -> float | None:
         0.01
     """
     shares = cell.samples.cores_taken
-    by_step = any(shares) and cell.consistency == "bsp" and not cell.time_to_accuracy_s
+    by_step = any(shares) and cell.consistency == BSP and not cell.time_to_accuracy_s
     counting = steady_steps(shares, shares, cell.samples.unsteady) if by_step else []
     during_steps = fmean(counting) if counting else cell.cores_stolen
     known = (during_steps, (cell.link or {}).get(LINK_STOLEN))

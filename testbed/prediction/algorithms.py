@@ -227,14 +227,39 @@ def algorithm_of(backend: str) -> str:
         >>> algorithm_of("zmq-ps:servers=dedicated:2"), algorithm_of("zmq-ps"), algorithm_of("gloo")
         ('server:servers=2,placement=dedicated', 'server', 'ring')
     """
-    found = BACKENDS.find(backend)
-    if found is None or found.facts.algorithm is None:
-        why = "is not known here" if found is None else "declares no algorithm"
+    declared = declared_algorithm(backend)
+    if declared is None:
+        why = "is not known here" if BACKENDS.find(backend) is None else "declares no algorithm"
         raise UsageError(
             f"backend {backend!r} {why}, so that nothing can be predicted at other numbers of "
             f"workers or under a compressor; say what it does, as one of {', '.join(ALGORITHMS)}"
         )
-    return found.facts.algorithm
+    return declared
+
+
+def declared_algorithm(backend: str) -> str | None:
+    """The algorithm that a backend declares, as text; None: it declares none, or is not known here.
+
+    Example:
+        >>> declared_algorithm("gloo"), declared_algorithm("none"), declared_algorithm("elsewhere")
+        ('ring', None, None)
+    """
+    found = BACKENDS.find(backend)
+    return None if found is None else found.facts.algorithm
+
+
+def sums_on_servers(link: Link) -> bool:
+    """Whether the link's backend sums on parameter servers, as the algorithm that it declares says.
+
+    A backend that is not known here, or declares no algorithm, counts as an all-reduce.
+
+    Example:
+        >>> link = Link(backend="zmq-ps", num_workers=2, latency_s=0, seconds_per_byte=0)
+        >>> sums_on_servers(link)
+        True
+    """
+    declared = declared_algorithm(link.backend)
+    return declared is not None and isinstance(parse_algorithm(declared), Server)
 
 
 def _rounds(num_workers: int) -> tuple[int, int]:

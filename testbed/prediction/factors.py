@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from testbed.base.link import Link, phases_s
 from testbed.base.trace import Trace
@@ -52,8 +53,8 @@ def factors(
         trace: of one worker.
         stops: backward positions at which groups end.
         link: that they travel on.
-        overlap_slowdown: eps; from the first message's departure on, backward takes 1 + eps times
-            as long (memory, caches and cores are shared).
+        overlap_slowdown: eps; while a message is under way, backward takes 1 + eps times as long
+            (memory, caches and cores are shared).
 
     Example:
         >>> from testbed.base.trace import TraceTensor
@@ -65,11 +66,11 @@ def factors(
 tail_s=3.0, slowdown_s=0.0)
 
     Reference:
-        Liu et al., 2022, WWW (OSF), names these factors; its text was not at hand, and measuring
-        each by leaving it out is ours.
+        After Liu et al., 2022, WWW (OSF), whose text was not at hand: which factors there are, and
+        measuring each by leaving it out, is ours.
     """
     backward = Backward.of(trace)
-    slowed = _slowed(backward, stops, overlap_slowdown)
+    slowed = _slowed(backward, stops, link, overlap_slowdown)
     ends = _ends(slowed, stops, link)
     base_s = ends.iteration_s(trace.forward_s)
 
@@ -110,15 +111,22 @@ def _ends(
     return _Ends(whole_s, tuple(end for _, end in spans))
 
 
-def _slowed(backward: Backward, stops: Sequence[int], overlap_slowdown: float) -> Backward:
+def _slowed(
+    backward: Backward, stops: Sequence[int], link: Link, overlap_slowdown: float
+) -> Backward:
+    """Backward of which each second beside a message takes 1 + eps."""
     if not stops or overlap_slowdown == 0:
         return backward
-    first_s = backward.group_ready_s(stops)[0]
-    ready_s = tuple(
-        r if r <= first_s else first_s + (r - first_s) * (1 + overlap_slowdown)
-        for r in backward.ready_s
-    )
-    return Backward(ready_s, backward.num_bytes)
+    stretch, ends, sizes = 1 + overlap_slowdown, set(stops), iter(backward.group_sizes(stops))
+    ready_s, now_s, busy_until_s = [], 0.0, 0.0
+    for position, (before_s, after_s) in enumerate(pairwise([0.0, *backward.ready_s]), start=1):
+        compute_s = after_s - before_s
+        beside_s = min(compute_s, max(0.0, busy_until_s - now_s) / stretch)
+        now_s += beside_s * stretch + (compute_s - beside_s)
+        ready_s.append(now_s)
+        if position in ends:
+            busy_until_s = max(busy_until_s, now_s) + link.time_s(next(sizes))
+    return Backward(tuple(ready_s), backward.num_bytes)
 
 
 def _without(link: Link, latency: bool) -> Link:

@@ -20,7 +20,12 @@ from testbed.base.files import load_link
 from testbed.base.link import Link
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.units import parse_rate, parse_seconds
-from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm
+from testbed.prediction.algorithms import (
+    Algorithm,
+    algorithm_of,
+    declared_algorithm,
+    parse_algorithm,
+)
 from testbed.prediction.extrapolate import Setting, carried, each_piece, extrapolate, run_by
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
@@ -100,9 +105,7 @@ def num_startups(backend: str, num_workers: int, algorithm: str | None = None) -
 
 
 def _rule(backend: str, algorithm: str | None) -> Algorithm:
-    found = BACKENDS.find(backend)
-    declared = None if found is None else found.facts.algorithm
-    return parse_algorithm(algorithm or declared or "ring")
+    return parse_algorithm(algorithm or declared_algorithm(backend) or "ring")
 
 
 def parse_nominal(text: str) -> Nominal | None:

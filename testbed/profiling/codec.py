@@ -13,7 +13,7 @@ import torch
 
 from testbed.base.axes import COMPRESSORS
 from testbed.base.errors import UsageError
-from testbed.base.types import CUT_BYTES, Op, shard_bounds
+from testbed.base.types import Op
 from testbed.compression.common import ratio_of
 from testbed.compression.lockstep import carry_out, handed_over_bytes
 from testbed.compression.protocol import (
@@ -27,7 +27,7 @@ from testbed.compression.protocol import (
     State,
     can_cut,
 )
-from testbed.compression.server_merge import merge
+from testbed.compression.server_merge import bounds_of, merge
 from testbed.prediction.codec import CodecCost, CodecSample, FormName, RoundCost
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
@@ -199,9 +199,10 @@ class _Job:
         found: _Step,
     ) -> None:
         """What cutting takes is part of encoding; as many servers as workers are assumed."""
-        if self.num_workers == 1 or like.nbytes < CUT_BYTES or not can_cut(merger):
+        bounds = bounds_of(merger, like, self.num_workers)
+        if len(bounds) == 2:
             return
-        bounds = shard_bounds(like.numel(), self.num_workers)
+        assert can_cut(merger)
         for rank, payload in enumerate(payloads):
             start_s = self._now_s()
             merger.cut(payload, like, bounds)

@@ -144,9 +144,8 @@ def _processor_lines(link: Link) -> list[str]:
 
 
 def _line(latency_s: float, seconds_per_byte: float) -> str:
-    start = format_seconds(latency_s) if latency_s > 0 else "0 s"
     rate = f", {1 / seconds_per_byte / 1e9:.3g} GB/s" if seconds_per_byte > 0 else ""
-    return f"{start} + {seconds_per_byte:.3g} s per byte{rate}"
+    return f"{format_seconds(latency_s)} + {seconds_per_byte:.3g} s per byte{rate}"
 
 
 def _columns(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:

@@ -20,6 +20,9 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
             the fastest of several lossy methods wider by Bonferroni's rule; null: too few runs.
         high: upper end; null: likewise.
         differs: whether the difference is significant; null: the runs cannot tell.
+        pair_differs: of two that are ranked and differ: whether they do by their own runs alone, as
+            `testbed diff` has it; where not, the others' runs, which spread less, decided. Null:
+            not asked.
         test_accuracy: of the method, in the end.
     """
 
@@ -30,6 +33,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     differs: bool | None = None
+    pair_differs: bool | None = None
     test_accuracy: float | None = None
 
 

@@ -164,7 +164,7 @@ class Cell(msgspec.Struct, kw_only=True):
         num_servers: dedicated server processes (0: none or colocated).
         num_processes: all processes that did work for the cell, colocated servers included.
         num_machines: distinct hosts; those of dedicated servers, too, since 2026-11-25.
-        step_time_s: median over measured steps that count (see `StepSamples.cores_stolen`); of them
+        step_time_s: median over measured steps that count (see `StepSamples.unsteady`); of them
             p5 and p95, too. Low and high: 95 % interval over runs; null of one run (older records
             hold one over its steps, which says nothing of other runs).
         step_time_unfiltered_s: the same with the steps that were disturbed from outside.

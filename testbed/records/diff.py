@@ -18,14 +18,15 @@ class MetricDiff(msgspec.Struct, frozen=True, kw_only=True):
         b: the same of B.
         difference: b - a, in the metric's unit.
         share: of a; null where a is 0.
-        low: lower end of the interval of `share`; null: a side has a single run.
+        low: lower end of the interval of `share`; null: a side has a single run, or, of loss and
+            accuracy, runs of one seed.
         high: upper end; null likewise.
         resolves: smallest difference that would be significant; null likewise.
         resolves_share: the same as a share of a.
         p_value: of no difference; null likewise.
         num_pairs: runs that were paired by their round; 0: they were not.
-        verdict: what it comes to: a word of the metric (`slower`, `faster`), `tied`, `one run` or
-            `other work`.
+        verdict: what it comes to: a word of the metric (`slower`, `faster`), `tied`, `one run`,
+            `one seed` or `other work`.
     """
 
     metric: str
@@ -44,7 +45,7 @@ class MetricDiff(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_significant(self) -> bool:
         """Whether the runs tell the sides apart."""
-        return self.verdict not in ("tied", "one run", "other work")
+        return self.verdict not in ("tied", "one run", "one seed", "other work")
 
 
 class CellDiff(msgspec.Struct, frozen=True, kw_only=True):

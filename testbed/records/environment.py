@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ PREFIXES = (
 
 # Key of what a backend set for itself in that run, in words; not there in older records.
 SETS = "sets"
+
+# What tells by which program and on what machine a record was made, beside versions and variables;
+# of these not those that Open MPI or a queue gives to each run anew.
+_FACTS = ("commit", "platform", "python", "cpu", "num_cores", "device", "torch_threads")
+_OF_ONE_RUN = {
+    "CUDA_VISIBLE_DEVICES",
+    *("OMPI_MCA_PREFIXES", "OMPI_MCA_initial_wdir", "OMPI_MCA_cpu_type", "OMPI_MCA_num_procs"),
+    "OMPI_MCA_btl_sm_backing_directory",
+}
 
 # An absolute path: a slash at the beginning of a word (so not of 10.0.0.0/24, and/or, tcp://host).
 _PATH = re.compile(r"(?<![\w./])/(?=[\w.])[^\s:,;=\"'()\[\]]*")
@@ -61,14 +70,52 @@ def describe_environment(variables: Mapping[str, str] | None = None, **more: Any
     }
 
 
-def program_of(environment: Mapping[str, Any]) -> tuple[str, str]:
-    """Commit and platform of a record: runs that differ in them were not made alike.
+def program_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """What made a record: runs that differ in it were not made alike.
+
+    Commit, platform, processor, threads, versions of libraries and variables, each by its name;
+    what the record does not tell is not there.
 
     Example:
-        >>> program_of({"commit": "abc-dirty", "platform": "Linux-6.1"})
-        ('abc-dirty', 'Linux-6.1')
+        >>> program_of({"commit": "abc-dirty", "platform": "Linux", "versions": {"torch": "2.9"}})
+        {'commit': 'abc-dirty', 'platform': 'Linux', 'torch': '2.9'}
     """
-    return str(environment.get("commit") or ""), str(environment.get("platform") or "")
+    facts = {name: environment[name] or "unknown" for name in _FACTS if name in environment}
+    facts |= environment.get("versions") or {}
+    facts |= environment.get("variables") or {}
+    return {k: str(v) for k, v in facts.items() if v is not None and k not in _OF_ONE_RUN}
+
+
+def what_differs(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of what `program_of` tells of these records and what is not the same in all.
+
+    What a record does not tell is not compared; a variable that is not in its list was not set.
+
+    Example:
+        >>> old = {"commit": "a", "variables": {}}
+        >>> what_differs([old, {"commit": "a", "cpu": "X", "variables": {"OMP_DYNAMIC": "true"}}])
+        ['OMP_DYNAMIC']
+    """
+    made = [(program_of(each), "variables" in each) for each in environments]
+    values: dict[str, set[str | None]] = {name: set() for facts, _ in made for name in facts}
+    for facts, tells_variables in made:
+        for name, seen in values.items():
+            if name in facts or (tells_variables and name.startswith(PREFIXES)):
+                seen.add(facts.get(name))
+    return [name for name, seen in values.items() if len(seen) > 1]
+
+
+def program_words(environment: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Commit and platform of a record, and what it tells of these names.
+
+    Example:
+        >>> program_words({"commit": "a", "platform": "L", "versions": {"torch": "2.9"}}, ["torch"])
+        'commit a on L with torch 2.9'
+    """
+    facts = {"commit": "unknown", "platform": "unknown", **program_of(environment)}
+    more = [f"{n} {facts[n]}" for n in names if n in facts and n not in ("commit", "platform")]
+    told = f"commit {facts['commit']} on {facts['platform']}"
+    return f"{told} with {' and '.join(more)}" if more else told
 
 
 def without_machine_paths(text: str, working_dir: str) -> str:

@@ -57,6 +57,7 @@ class ReportCell(Cell, kw_only=True):
         counted_steps: measured steps that count, of all of them.
         run_medians_s: median step of each repeat, as measured, not undilated.
         run_rounds: number of each of these repeats: the round of the sweep that it ran in.
+        run_began_s: when each began, Unix time; null: not recorded.
         step_time_smallest_s: the least of them.
         step_time_largest_s: the largest of them.
         step_time_spread: standard deviation of their logarithms; null of one repeat.
@@ -88,6 +89,7 @@ class ReportCell(Cell, kw_only=True):
     counted_steps: int = 0
     run_medians_s: list[float] = []
     run_rounds: list[int] = []
+    run_began_s: list[float | None] = []
     step_time_smallest_s: float | None = None
     step_time_largest_s: float | None = None
     step_time_spread: float | None = None
@@ -246,6 +248,7 @@ class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Where a compressor should pay, and whether it did.
 
     Attributes:
+        place: of the compressed cell in `Report.cells`.
         compressor: specification.
         workload: specification.
         backend: specification.
@@ -260,6 +263,7 @@ class CompressionVerdict(msgspec.Struct, frozen=True, kw_only=True):
         agrees: whether both are 1 % or more, or both less.
     """
 
+    place: int
     compressor: str
     workload: str
     backend: str

@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from testbed.base.axes import SCHEDULERS
-from testbed.base.units import format_bytes
+from testbed.base.units import format_bytes, format_seconds
 from testbed.prediction.compressed import CompressedTimeline
 from testbed.prediction.factors import Factors
 from testbed.prediction.timeline import Span, Timeline
-from testbed.records.text import aligned, rate_text, time_text
+from testbed.records.text import aligned, rate_text
 
 
 def _shared(record: type[msgspec.Struct], predicted: object) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def compressed_table(results: Sequence[CompressedResult]) -> str:
                 each.compressor,
                 each.scheduler,
                 str(each.num_workers),
-                time_text(each.iteration_s),
-                "crosses" if each.exposed_s is None else time_text(each.exposed_s),
-                time_text(each.encode_s),
-                time_text(each.communication_s),
-                time_text(each.decode_s),
+                format_seconds(each.iteration_s),
+                "crosses" if each.exposed_s is None else format_seconds(each.exposed_s),
+                format_seconds(each.encode_s),
+                format_seconds(each.communication_s),
+                format_seconds(each.decode_s),
                 format_bytes(round(each.sent_bytes)),
                 format_bytes(each.dense_bytes),
                 f"{each.speedup:.2f} x",
@@ -274,13 +274,13 @@ def simulation_table(results: Sequence[SimulationResult]) -> str:
     """One line per scheduler, fastest first."""
     rows = [("scheduler", "messages", "iteration", "exposed", "above bound", "scaling")]
     for result in sorted(results, key=lambda r: r.iteration_s):
-        exposed = "crosses" if result.exposed_s is None else time_text(result.exposed_s)
+        exposed = "crosses" if result.exposed_s is None else format_seconds(result.exposed_s)
         bound_s = result.lower_bound_s
         above = f"{result.iteration_s / bound_s - 1:.1%}" if bound_s > 0 else "-"
         count = str(result.num_messages)
         scaling = f"{result.scaling_factor:.3f}"
         rows.append(
-            (result.scheduler, count, time_text(result.iteration_s), exposed, above, scaling)
+            (result.scheduler, count, format_seconds(result.iteration_s), exposed, above, scaling)
         )
     return "\n".join([aligned(rows), *_notes(results)])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from testbed.base.units import format_seconds
 from testbed.prediction.extrapolate import HeldOut
 from testbed.records.simulation import BreakEven, FactorsOf, SimulationResult
-from testbed.records.text import aligned, rate_text, time_text
+from testbed.records.text import aligned, rate_text
 
 
 def by_workers(
@@ -49,10 +50,10 @@ def factors_table(found: Sequence[FactorsOf], left_out: Sequence[tuple[str, int]
         [
             each.scheduler,
             str(each.num_workers),
-            time_text(each.iteration_s),
+            format_seconds(each.iteration_s),
             f"{each.scaling_factor:.3f}",
             *map(
-                time_text,
+                format_seconds,
                 (each.startup_s, each.bandwidth_s, each.head_delay_s, each.tail_s, each.slowdown_s),
             ),
         ]
@@ -106,8 +107,9 @@ def held_out_text(held_out: Sequence[HeldOut]) -> str:
     """One line per link that was measured and predicted."""
     return "\n".join(
         f"held out: {each.measured.num_workers} workers: start-up predicted "
-        f"{time_text(each.predicted.latency_s)}, measured {time_text(each.measured.latency_s)} "
-        f"({each.latency_error:+.0%}); per byte {each.predicted.seconds_per_byte:.3g} s and "
+        f"{format_seconds(each.predicted.latency_s)}, measured "
+        f"{format_seconds(each.measured.latency_s)} ({each.latency_error:+.0%}); per byte "
+        f"{each.predicted.seconds_per_byte:.3g} s and "
         f"{each.measured.seconds_per_byte:.3g} s ({each.seconds_per_byte_error:+.0%})"
         for each in held_out
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.base.units import format_seconds
-
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns, the first flush left, the others flush right."""
@@ -16,11 +14,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for row in rows
     )
-
-
-def time_text(seconds: float) -> str:
-    """A duration for people; nothing below a nanosecond."""
-    return "0 s" if seconds < 1e-9 else format_seconds(seconds)
 
 
 def rate_text(bits_per_s: float) -> str:

@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,18 @@ def collect_cells(directories: Sequence[Path]) -> Collected:
 
 
 def sweeps_in(directories: Iterable[Path]) -> list[Path]:
-    """The folders, each once; in place of one that holds no cells, those of the sweeps below it."""
+    """The folders and those of the sweeps below them, each once.
+
+    Below a sweep's own folder there are none. A folder that holds no cells is left out if there are
+    sweeps below it.
+    """
     found: dict[Path, None] = {}
     for directory in directories:
         nested: list[Path] = []
-        if directory.is_dir() and not (directory / PLAN).is_file() and _no_cells(directory):
+        if directory.is_dir() and not (directory / PLAN).is_file():
             nested = sorted(path.parent for path in directory.rglob(PLAN))
-        found |= dict.fromkeys(nested or [directory])
+        own = [] if nested and _no_cells(directory) else [directory]
+        found |= dict.fromkeys([*own, *nested])
     return list(found)
 
 
@@ -171,6 +177,11 @@ _MEDIANS = (
     "cores_outside",
 )
 _LARGEST = ("peak_memory_bytes", "max_reference_error", "staleness_max")
+_WORK = (
+    ("initial_digest", "initial parameters"),
+    ("sample_digest", "samples"),
+    ("content_digest", "sample contents"),
+)
 _DIGESTS = ("sample_digest", "content_digest", "initial_digest", "final_digest", "buffer_digest")
 
 
@@ -260,7 +271,7 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, Any]:
         for cell, steps in zip(ok, counted, strict=True)
     ]
     known = [median for median in medians if median]
-    rounds = [c.config.repeat for c, median in zip(ok, medians, strict=True) if median]
+    timed = [cell for cell, median in zip(ok, medians, strict=True) if median]
     found, pooled = estimate(known), list(itertools.chain.from_iterable(counted))
     if found is None:
         return dict.fromkeys(("step_time_low_s", "step_time_high_s"))
@@ -279,7 +290,8 @@ def _step_time(ok: Sequence[Cell]) -> dict[str, Any]:
         "step_time_spread": found.spread,
         "step_time_unfiltered_s": unfiltered.time if unfiltered else None,
         "run_medians_s": known,
-        "run_rounds": rounds,
+        "run_rounds": [cell.config.repeat for cell in timed],
+        "run_began_s": [began_s(cell) for cell in timed],
         "counted_steps": len(pooled),
         "samples_per_s": per_step / found.time if per_step else None,
     } | {
@@ -315,6 +327,8 @@ def _work(ok: Sequence[Cell]) -> dict[str, Any]:
     for name in _DIGESTS:
         seen = {getattr(cell, name) for cell in ok}
         values[name] = seen.pop() if len(seen) == 1 else ""
+    if other := _other_work(ok):
+        return values | {"identical_work": False, "identical_work_note": other}
     verdicts = {cell.identical_work for cell in ok}
     values["identical_work"] = False if False in verdicts else None if None in verdicts else True
     # The notes of the repeats that decided, each once.
@@ -322,6 +336,21 @@ def _work(ok: Sequence[Cell]) -> dict[str, Any]:
     notes = dict.fromkeys(cell.identical_work_note for cell in decisive)
     values["identical_work_note"] = "; ".join(filter(None, notes))
     return values
+
+
+def began_s(cell: Cell) -> float | None:
+    """When a run began, Unix time; None: not recorded."""
+    told = cell.environment.get("began")
+    return None if told is None else datetime.fromisoformat(told).timestamp()
+
+
+def _other_work(ok: Sequence[Cell]) -> str:
+    """What tells that repeats of a cell trained something else, as after a file was changed."""
+    for name, what in _WORK:
+        seen = [digest[:8] for digest in dict.fromkeys(getattr(c, name) for c in ok) if digest]
+        if len(seen) > 1:
+            return f"repeats did different work: their {what} differ ({', '.join(seen)})"
+    return ""
 
 
 def _times_to_targets(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

@@ -22,7 +22,8 @@ from testbed.reporting.work import (
     is_exact,
     is_upper_bound,
 )
-from testbed.statistics.runs import LEVEL, Comparison, Ratio, compare
+from testbed.statistics.differences import LEVEL
+from testbed.statistics.runs import Comparison, Ratio, compare
 
 Cells = Mapping[int, ReportCell]  # by place
 
@@ -188,8 +189,12 @@ def _beside(
         if sure and ratio.low is not None and ratio.high is not None
         else (None, None)
     )
+    pair_differs = None
     if both_ranked:
         differs: bool | None = str(place) not in found.tied[str(first)]
+        alone = runs_ratio(cell, best) if differs else None
+        if alone is not None and alone.low is not None and alone.high is not None:
+            pair_differs = not alone.low <= 1 <= alone.high
     else:
         differs = None if low is None or high is None else not low <= 0 <= high
     return Beside(
@@ -200,6 +205,7 @@ def _beside(
         low=low,
         high=high,
         differs=differs,
+        pair_differs=pair_differs,
         test_accuracy=cell.test_accuracy,
     )
 

@@ -18,30 +18,42 @@ def lines_of(answer: Answer) -> list[str]:
     return flow(_clauses(answer))
 
 
-def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES) -> list[str]:
+def flow(
+    clauses: Iterable[str | tuple[str, ...]], width: int = WIDTH, max_lines: int = MAX_LINES
+) -> list[str]:
     """Clauses, each in the first line that has room; what has none in the last line is left out.
 
+    Args:
+        clauses: each in words, or in several, the shorter ones for where there is less room.
+        width: of a line.
+        max_lines: how many there may be.
+
     Example:
-        >>> flow(["one two", "three four", "five", "six"], width=16, max_lines=2)
+        >>> flow(["one two", "three four", "five", ("seventeen", "six")], width=16, max_lines=2)
         ['One two; five.', 'Three four; six.']
     """
     lines: list[str] = []
     for clause in clauses:
-        room = [n for n, line in enumerate(lines) if len(line) + len(clause) + 3 <= width]
-        if room:
-            lines[room[0]] += f"; {clause}"
-        elif len(lines) < max_lines:
-            lines.append(clipped(clause[:1].upper() + clause[1:], width - 1))
+        for words in (clause,) if isinstance(clause, str) else clause:
+            room = [n for n, line in enumerate(lines) if len(line) + len(words) + 3 <= width]
+            if room:
+                lines[room[0]] += f"; {words}"
+            elif len(lines) < max_lines:
+                lines.append(clipped(words[:1].upper() + words[1:], width - 1))
+            else:
+                continue
+            break
     return [line if line.endswith("…") else f"{line}." for line in lines]
 
 
-def _clauses(answer: Answer) -> list[str]:
-    """The most important first."""
-    told = [_verdict(answer)]
+def _clauses(answer: Answer) -> list[str | tuple[str, ...]]:
+    """The most important first; one that should not be left out has shorter words too."""
+    told: list[str | tuple[str, ...]] = [_verdict(answer)]
     if answer.verdict == "tied" and answer.resolves is not None:
         told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
     if answer.next is not None:
-        told.append(f"{_gain(answer.next, answer)} the next, {clipped(answer.next.name)}")
+        doubt = ", not by their own runs alone" if answer.next.pair_differs is False else ""
+        told.append(f"{_gain(answer.next, answer)} the next, {clipped(answer.next.name)}{doubt}")
     if answer.usual is not None and answer.usual != answer.next:
         told.append(f"{_gain(answer.usual, answer)} {clipped(answer.usual.name)}")
     if answer.bound_s and answer.step_time_s:
@@ -54,9 +66,8 @@ def _clauses(answer: Answer) -> list[str]:
         )
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
-    if answer.unranked:
-        more = f" and {len(answer.unranked) - 1} more" if len(answer.unranked) > 1 else ""
-        told.append(f"may be faster, not ranked: {answer.unranked[0]}{more}")
+    if answer.unranked:  # it may be that the verdict does not hold
+        told.insert(1 if answer.verdict in ("fastest", "tied") else len(told), _unranked(answer))
     if answer.compressed is not None:
         told.append(_compressed(answer.compressed, answer.test_accuracy))
     if answer.memory is not None:
@@ -67,6 +78,13 @@ def _clauses(answer: Answer) -> list[str]:
         other = "" if answer.predicted == answer.best[0] else f" {clipped(answer.predicted)},"
         told.append(f"predicted fastest:{other or ' the same,'} {_ms(answer.predicted_s)}")
     return told
+
+
+def _unranked(answer: Answer) -> tuple[str, ...]:
+    first, *others = answer.unranked
+    more = f" and {len(others)} more" if others else ""
+    number = len(answer.unranked)
+    return f"may be faster, not ranked: {first}{more}", f"{number} not ranked may be faster"
 
 
 def _verdict(answer: Answer) -> str:

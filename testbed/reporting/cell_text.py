@@ -86,7 +86,8 @@ def describe_cell(cell: Cell) -> str:
         lines.append(f"  test accuracy {cell.test_accuracy:.2%}")
     for target, time_s in cell.time_to_accuracy_s.items():
         when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
-        lines.append(f"  {float(target):.0%} accuracy  {when}")
+        what = f"{float(target) * 100:g} % accuracy"
+        lines.append(f"  {what:<13} {when}")
     for target, time_s in cell.time_to_loss_s.items():
         when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
         lines.append(f"  loss {target}     {when}")

@@ -72,15 +72,16 @@ def compression_verdicts(cells: Sequence[ReportCell]) -> list[CompressionVerdict
     sending took, and the dense cell's compute time; it does not know either step time. Compared is
     with the fastest dense cell of the same work on the same backend.
     """
-    shown = [undilated(cell) for cell in cells if cell.status == "ok"]
+    shown = {place: undilated(cell) for place, cell in enumerate(cells) if cell.status == "ok"}
     verdicts = []
-    for cell in shown:
+    for place, cell in shown.items():
+        alike = [other for other in shown.values() if _same(other, cell)]
         dense = min(
-            (c for c in shown if c.compression is None and c.step_time_s and _same(c, cell)),
+            (c for c in alike if c.compression is None and c.step_time_s),
             key=lambda c: c.step_time_s or 0.0,
             default=None,
         )
-        verdict = None if dense is None else _verdict(cell, dense, _link(cell, dense, shown))
+        verdict = None if dense is None else _verdict(place, cell, dense, _link(cell, dense, alike))
         if verdict is not None:
             verdicts.append(verdict)
     return verdicts
@@ -119,19 +120,19 @@ def work_of(cell: ReportCell) -> dict[str, Any]:
 
 
 def _same(one: ReportCell, other: ReportCell) -> bool:
-    return work_of(one) == work_of(other)
+    """Whether they did the same work in the same sweep."""
+    return one.source == other.source and work_of(one) == work_of(other)
 
 
 def _link(
-    cell: ReportCell, dense: ReportCell, cells: Sequence[ReportCell]
+    cell: ReportCell, dense: ReportCell, alike: Sequence[ReportCell]
 ) -> dict[str, Any] | None:
     """The link of the dense cell, whose messages show it best, the cell's own, or another's."""
-    known = (dense, cell, *(c for c in cells if _same(c, cell)))
-    return next((c.link for c in known if c.link is not None), None)
+    return next((c.link for c in (dense, cell, *alike) if c.link is not None), None)
 
 
 def _verdict(
-    cell: ReportCell, dense: ReportCell, link: dict[str, Any] | None
+    place: int, cell: ReportCell, dense: ReportCell, link: dict[str, Any] | None
 ) -> CompressionVerdict | None:
     """None where something was not measured."""
     found = cell.compression
@@ -170,6 +171,7 @@ def _verdict(
     link_bits_per_s = 8 / wire_byte_s
     predicted, measured = gain(1.0), dense.step_time_s / cell.step_time_s - 1
     return CompressionVerdict(
+        place=place,
         compressor=found.compressor,
         workload=cell.workload,
         backend=cell.backend,
@@ -209,6 +211,7 @@ class _Where:
     num_workers: int
     cluster: str
     work: str
+    source: str
 
 
 def break_evens(
@@ -333,7 +336,7 @@ def _where(cell: ReportCell) -> _Where:
     rest = ",".join(part for part in spec.split(",") if not part.startswith("rate="))
     same = {"cluster": rest, "sharing": sharing_of(cell.cluster)}
     work = repr(sorted((work_of(cell) | same).items()))
-    return _Where(cell.workload, cell.backend, cell.num_workers, rest, work)
+    return _Where(cell.workload, cell.backend, cell.num_workers, rest, work, cell.source)
 
 
 def _rate_bps(cluster: Mapping[str, Any] | None) -> float | None:

@@ -30,7 +30,8 @@ from testbed.reporting.sides import (
     match,
 )
 from testbed.reporting.work import undilated
-from testbed.statistics.runs import STABLE, Difference, difference_of, holm_level
+from testbed.statistics.differences import Difference, difference_of, holm_level
+from testbed.statistics.runs import STABLE
 from testbed.sweeping.progress import label
 
 
@@ -44,6 +45,7 @@ class Metric:
         less: what it is where it has less.
         ratio: it is always above 0 and compared by its logarithm; else by its difference.
         counted: a count, not a measurement: it differs or it does not, runs need no repeats.
+        seeded: it hangs on the seed: runs of one seed tell nothing of others, however alike.
     """
 
     unit: str
@@ -51,6 +53,7 @@ class Metric:
     less: str
     ratio: bool = True
     counted: bool = False
+    seeded: bool = False
 
 
 METRICS: Final[Mapping[str, Metric]] = {
@@ -64,8 +67,8 @@ METRICS: Final[Mapping[str, Metric]] = {
     "wire_bytes_per_step": Metric("B", "more", "less", counted=True),
     "received_bytes_per_step": Metric("B", "more", "less", counted=True),
     "num_messages": Metric("", "more", "fewer", counted=True),
-    "final_loss": Metric("", "higher", "lower", ratio=False),
-    "test_accuracy": Metric("", "higher", "lower", ratio=False),
+    "final_loss": Metric("", "higher", "lower", ratio=False, seeded=True),
+    "test_accuracy": Metric("", "higher", "lower", ratio=False, seeded=True),
 }
 _OF_STEPS = ("step_time_s", "compute_s", "exposed_comm_s")
 _INPUTS = {
@@ -134,11 +137,13 @@ class _Compared:
     b: float
     found: Difference
     ratio: bool
+    untold: str = "one run"  # the verdict where nothing tells the error
 
 
 def _compare(one: Runs, other: Runs) -> dict[str, _Compared]:
     """What the runs of both sides tell of each metric that they have recorded."""
     rounds, found = common_rounds(one, other), {}
+    one_seed = any(len({c.config.seed for c in s.ok.values()}) < len(s.ok) for s in (one, other))
     for name, metric in METRICS.items():
         sides = [
             {n: v for n, cell in side.ok.items() if (v := value_of(cell, name)) is not None}
@@ -154,6 +159,9 @@ def _compare(one: Runs, other: Runs) -> dict[str, _Compared]:
                 continue  # there was nothing to measure
             metric = dataclasses.replace(metric, ratio=False)
         found[name] = _compared(x, y, metric, paired)
+        if metric.seeded and one_seed:
+            apart = dataclasses.replace(found[name].found, error=None)
+            found[name] = dataclasses.replace(found[name], found=apart, untold="one seed")
     return found
 
 
@@ -182,7 +190,7 @@ def _levels(compared: Sequence[Mapping[str, _Compared]]) -> dict[str, float]:
 def _metric_diff(name: str, one: _Compared, level: float) -> MetricDiff:
     found, p_value = one.found, one.found.p_value
     ends = found.interval(1 - level)
-    verdict = "one run"
+    verdict = one.untold
     if p_value is not None:
         metric = METRICS[name]
         word = metric.more if found.mean > 0 else metric.less

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from testbed.base.units import format_bytes
+from testbed.base.units import format_bytes, format_seconds
 from testbed.records.diff import CellDiff, Diff, MetricDiff
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned
 from testbed.reporting.diff import METRICS
 from testbed.statistics.runs import STABLE
 
@@ -121,7 +121,7 @@ def value_text(metric: str, value: float) -> str:
     """
     unit = METRICS[metric].unit
     if unit == "s":
-        return time_text(value)
+        return format_seconds(value)
     return format_bytes(value) if unit == "B" else f"{value:.4g}"
 
 
@@ -177,7 +177,7 @@ def _notes(diff: Diff) -> list[str]:
             notes.append(f"only in {name}: {len(alone) - _SHOWN} more; --format json has all")
     notes += diff.notes
     verdicts = {m.verdict for cell in diff.cells for m in cell.metrics}
-    if verdicts - {"one run", "other work"}:
+    if verdicts - {"one run", "one seed", "other work"}:
         notes.append(
             "a difference is significant at 95 % for all cells of a metric together (Holm); the "
             "interval leaves out 0 where it is; tied: not significant; resolves: the smallest "
@@ -185,6 +185,12 @@ def _notes(diff: Diff) -> list[str]:
         )
     if "one run" in verdicts:
         notes.append("one run: a side ran once, which tells nothing of other runs; use --repeats 5")
+    seeded = [m for cell in diff.cells for m in cell.metrics if m.verdict == "one seed"]
+    if names := dict.fromkeys(m.metric for m in seeded if m.difference):
+        notes.append(
+            f"one seed: not judged: {' and '.join(names)}, for repeats have the same seed, which "
+            "tells nothing of other seeds; --format json has the values"
+        )
     if any(cell.unstable for cell in diff.cells):
         notes.append(f"unstable: runs of that side spread by {100 * STABLE:.0f} % or more")
     return notes

@@ -71,19 +71,35 @@ def dilation_verdict(
 def dilation_verdicts(cells: Sequence[ReportCell]) -> list[Verdict]:
     """The verdict on each cell: what it took at every dilation that the report holds counts.
 
-    Cells outside an emulated cluster, and those that failed, have none to be held to.
+    Where several folders have it at another dilation, its own folder counts, else the time that
+    lies farthest from its own. Cells outside an emulated cluster, and those that failed, have none
+    to be held to.
     """
-    measured: dict[object, dict[float, float]] = {}
+    measured: dict[object, list[ReportCell]] = {}
     keys = [apart_from_dilation(cell) if cell.cluster is not None else None for cell in cells]
     for key, cell in zip(keys, cells, strict=True):
         if key is not None and cell.step_time_s is not None:
-            measured.setdefault(key, {})[cell.dilation] = cell.step_time_s / cell.dilation
+            measured.setdefault(key, []).append(cell)
     return [
         ""
-        if key not in measured
-        else dilation_verdict(cell.num_messages or 0, measured[key], cell.dilation, cell.cores_busy)
+        if key is None or cell.step_time_s is None
+        else dilation_verdict(
+            cell.num_messages or 0, _times_s(cell, measured[key]), cell.dilation, cell.cores_busy
+        )
         for key, cell in zip(keys, cells, strict=True)
     ]
+
+
+def _times_s(cell: ReportCell, measured: Sequence[ReportCell]) -> dict[float, float]:
+    """Dilation -> the cluster's time; see `dilation_verdicts`."""
+    own_s = (cell.step_time_s or 0.0) / cell.dilation
+    found: dict[float, float] = {}
+    for dilation in sorted({other.dilation for other in measured} - {cell.dilation}):
+        there = [other for other in measured if other.dilation == dilation]
+        there = [other for other in there if other.source == cell.source] or there
+        times_s = [(other.step_time_s or 0.0) / dilation for other in there]
+        found[dilation] = max(times_s, key=lambda time_s: abs(time_s / own_s - 1))
+    return found | {cell.dilation: own_s}
 
 
 def describe_dilation(cells: Sequence[ReportCell]) -> list[str]:

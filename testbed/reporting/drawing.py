@@ -337,16 +337,15 @@ def draw(timeline: Timeline, width: int = 80, until_s: float = 0.0) -> str:
         bar = _bar(spans, scale, columns)
         lines.append(f"{f'channel {channel}':<{LABEL_WIDTH}} {bar}".rstrip())
     count = len(timeline.spans)
-    exposed = "" if timeline.exposed_s is None else f", exposed {_time(timeline.exposed_s)}"
+    exposed = (
+        "" if timeline.exposed_s is None else f", exposed {format_seconds(timeline.exposed_s)}"
+    )
     lines.append(
-        f"0 .. {_time(end_s)}; {count} message{'' if count == 1 else 's'}; iteration "
-        f"{_time(timeline.iteration_s)}{exposed}, lower bound {_time(timeline.lower_bound_s)}"
+        f"0 .. {format_seconds(end_s)}; {count} message{'' if count == 1 else 's'}; iteration "
+        f"{format_seconds(timeline.iteration_s)}{exposed}, lower bound "
+        f"{format_seconds(timeline.lower_bound_s)}"
     )
     return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    return "0 s" if seconds == 0 else format_seconds(seconds)
 
 
 def _bar(spans: Sequence[Span], scale: float, columns: int) -> str:

@@ -148,7 +148,8 @@ def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
     logs = [math.log(cell.step_time_s) for cell in cells if cell.step_time_s]
     alike: dict[object, list[float]] = {}
     for cell in cells:
-        alike.setdefault(program_of(cell.environment), []).append(cell.step_time_s or 0.0)
+        made_by = frozenset(program_of(cell.environment).items())
+        alike.setdefault(made_by, []).append(cell.step_time_s or 0.0)
     return ForecastRow(
         name=foreseen.name,
         backend=foreseen.backend,

@@ -117,13 +117,16 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
         return told("undecided", "not recorded on both sides")
     if one.verdict == "other work":
         return told("undecided", f"not the same work: {cell.work}")
+    apart = one.share if limit.is_share else one.difference
+    beyond = apart is not None and (apart > limit.size if limit.above else apart < -limit.size)
+    if one.verdict == "one seed" and apart is not None and cell.failed_b <= cell.failed_a:
+        words = f"{_words(limit, one, apart)}: repeats of it tell nothing of other seeds"
+        return told("undecided" if beyond else "held", words)
     if one.p_value is None:
         runs = f"{cell.runs_a} run(s) in A, {cell.runs_b} in B"
         return told("undecided", f"{runs}: no interval; two or more are needed, five are better")
-    apart = one.share if limit.is_share else one.difference
     if apart is None or one.resolves is None:
         return told("undecided", "A is 0: there is no share of it; give a limit in the unit")
-    beyond = apart > limit.size if limit.above else apart < -limit.size
     words = _words(limit, one, apart)
     if one.is_significant and beyond:
         return told("breached", words)

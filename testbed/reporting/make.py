@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.records.environment import program_of
+from testbed.records.environment import program_words, what_differs
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import Collected, Found, aggregate
 from testbed.reporting.answer import answers
@@ -97,16 +97,15 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
 
 def _programs(found: Iterable[Found]) -> list[str]:
     """A note where repeats of one cell were made by different programs or machines."""
-    repeats: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    repeats: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for each in found:
         if each.cell.status == "ok":
-            made_by = program_of(each.cell.environment)
-            repeats.setdefault((each.source, each.group), Counter())[made_by] += 1
-    mixed = [counts for counts in repeats.values() if len(counts) > 1]
+            repeats.setdefault((each.source, each.group), []).append(each.cell.environment)
+    mixed = [(made, names) for made in repeats.values() if (names := what_differs(made))]
     if not mixed:
         return []
-    total = sum(mixed, Counter[tuple[str, str]]())
-    told = [f"{runs} by commit {commit} on {where}" for (commit, where), runs in total.items()]
+    total = Counter(program_words(one, names) for made, names in mixed for one in made)
+    told = [f"{runs} by {words}" for words, runs in total.items()]
     return [
         f"repeats of {len(mixed)} cells were made by different programs or machines "
         f"({', '.join(told)}): what changed between them is in their spread and intervals, and in "

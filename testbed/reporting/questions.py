@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,9 +21,8 @@ from testbed.reporting.answer import (
 from testbed.reporting.answer_text import SURE_RUNS
 from testbed.reporting.naming import marks_text, part_of, short_text
 from testbed.reporting.prediction import kinds_text
-from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import alike_text, name_of
-from testbed.reporting.setting import Setting, differing, method_names
+from testbed.reporting.setting import Setting, differing
 from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of
 from testbed.reporting.work import apart_from_memory, compresses, is_upper_bound, undilated
 from testbed.statistics.runs import Comparison
@@ -119,7 +117,8 @@ def _legend(marks: Mapping[int, str], places: Iterable[int], foreseen: Cells) ->
     return "; ".join(words for mark, words in _LEGEND.items() if mark in used)
 
 
-def _ms(figure: float | None) -> str:
+def ms_text(figure: float | None) -> str:
+    """Seconds in milliseconds; empty where they are not known."""
     return "" if figure is None else rounded(1e3 * figure)
 
 
@@ -160,7 +159,7 @@ def _method_columns(
         Column("vs best %", lambda p: _above(cells[p], best)),
         Column("vs usual %", lambda p: _above(cells[p], usual)),
         Column("pred. ms", lambda p: _forecast(cells, p)),
-        Column("exposed ms", lambda p: _ms(cells[p].exposed_comm_s)),
+        Column("exposed ms", lambda p: ms_text(cells[p].exposed_comm_s)),
         Column("MB/step", lambda p: _mb(cells[p].wire_bytes_per_step)),
     ]
 
@@ -193,7 +192,9 @@ def _methods(
         return [table_of("Schedulers", columns, [*bound, *places], below)]
     title = "Backends" if one_each else "Backends, each with its fastest scheduler"
     shown = list(fastest.values())
-    below = "; ".join(filter(None, [_below(cells, marks, shown), alike_text(cells.values())]))
+    below = "; ".join(
+        filter(None, [_below(cells, marks, shown), alike_text(cells, comparison(cells))])
+    )
     tables = [table_of(title, columns, [*bound, *shown], below)]
     if one_each:
         return tables
@@ -240,7 +241,7 @@ def _of_backend(
         place = grid[row].get(backend)
         if place is None:
             return ""
-        return _marked(_ms(cells[place].step_time_s), marks[place], marks.values())
+        return _marked(ms_text(cells[place].step_time_s), marks[place], marks.values())
 
     return Column(f"{short_text(backend)} ms", text)
 
@@ -258,7 +259,7 @@ def _forecast(cells: Cells, place: int) -> str:
     known = {p: c.predicted_step_time_s for p, c in cells.items() if c.predicted_step_time_s}
     if place not in known:
         return ""
-    return _marked(_ms(known[place]), "*" if known[place] == min(known.values()) else "", "*")
+    return _marked(ms_text(known[place]), "*" if known[place] == min(known.values()) else "", "*")
 
 
 def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -> list[Table]:
@@ -278,32 +279,30 @@ def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -
     used = [place for row in grid.values() for place in row.values()]
     marks = {p: _MARKS.get(cells[p].rank_note, "").strip("=") for p in used}
     backends = list(dict.fromkeys(backend for row in grid.values() for backend in row))
-    rates = {
-        (v.workload, v.backend, v.num_workers, v.scheduler, v.compressor): v
-        for v in report.compression
-    }
+    rates = {verdict.place: verdict for verdict in report.compression}
+
+    def first(row: str) -> int:
+        return next(iter(grid[row].values()))
 
     def best(row: str) -> ReportCell:
-        return cells[next(iter(grid[row].values()))]
+        return cells[first(row)]
 
     def plain(row: str) -> ReportCell | None:
-        alike = setting.row(COMPRESSORS.default, next(iter(grid[row].values())))
+        alike = setting.row(COMPRESSORS.default, first(row))
         rows = grid.get(alike) or grid.get(COMPRESSORS.default) or {}
         own = rows.get(part_of(best(row), BACKENDS))
         return None if own is None else cells[own]
 
     def codec(row: str) -> str:
         found = best(row).compression
-        return "" if found is None else _ms(found.encode_s + found.decode_s)
+        return "" if found is None else ms_text(found.encode_s + found.decode_s)
 
     def sent(row: str) -> str:
         found = best(row).compression
         return _mb(best(row).wire_bytes_per_step if found is None else found.sent_bytes)
 
     def pays(row: str) -> str:
-        c = best(row)
-        key = (c.workload, c.backend, c.num_workers, c.scheduler, c.config.compressor)
-        found = rates.get(key)
+        found = rates.get(first(row))
         if found is None:
             return ""
         rate = found.below_bits_per_s
@@ -362,39 +361,8 @@ def _memory(cells: Cells) -> list[Table]:
         Column("peak MB", of_memory("measured_bytes")),
         Column("pred. MB", of_memory("predicted_bytes")),
         Column("moved MB", of_memory("moved_bytes")),
-        Column("step ms", lambda p: _ms(cells[p].step_time_s)),
+        Column("step ms", lambda p: ms_text(cells[p].step_time_s)),
         Column("vs none %", lambda p: _above(cells[p], plain.get(apart_from_memory(cells[p])))),
     ]
     title = "Memory strategies, peak of live storages of rank 0"
     return [table_of(title, columns, places, "moved: to the host and back in each step")]
-
-
-def scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Table]:
-    """The step of each method at each number of workers, where there are several."""
-    groups: dict[tuple[str, ...], dict[int, Setting]] = {}
-    for setting in settings:
-        first = cells[setting.places[0]]
-        rest = [p for p in setting.parts[2:] if not p.startswith("nodes=")]
-        groups.setdefault((first.source, setting.parts[0], *rest), {})[first.num_workers] = setting
-    tables = []
-    for (_, *alike), by_workers in groups.items():
-        counts = sorted(by_workers)[-(MOST_COLUMNS - 1) :]
-        if len(counts) < 2:
-            continue
-        steps: dict[str, dict[int, float]] = {}
-        places = [place for count in counts for place in by_workers[count].places]
-        for place, name in method_names(cells, places).items():
-            own = cells[place]
-            if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
-                row = steps.setdefault(name, {})
-                row[own.num_workers] = min(step_s(own), row.get(own.num_workers, math.inf))
-        rows = sorted(steps.items(), key=lambda row: row[1].get(counts[-1], math.inf))
-        tables.append(
-            Table(
-                title=f"Scaling of {', '.join(alike)}: step in ms by workers",
-                headings=("method", *(f"{n} workers" for n in counts)),
-                numeric=(False, *[True] * len(counts)),
-                rows=tuple((name, *(_ms(times.get(n)) for n in counts)) for name, times in rows),
-            )
-        )
-    return tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -13,7 +14,8 @@ from testbed.records.report import RatioLine, ReportCell
 from testbed.reporting.naming import part_of, short_text, tuning_of
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.work import step_key
-from testbed.statistics.runs import CONFIDENCE, Ratio, ratio_of
+from testbed.statistics.differences import CONFIDENCE, LEVEL, shared_rounds
+from testbed.statistics.runs import Comparison, Ratio, ratio_of
 
 
 def transport_of(cell: Cell) -> str:
@@ -66,22 +68,43 @@ def compare_with_frameworks(
     return placed, lines
 
 
-def alike_text(cells: Iterable[ReportCell]) -> str:
+def alike_text(cells: Mapping[int, ReportCell], compared: Comparison) -> str:
     """Of each transport with a framework: its fastest method beside its fastest framework.
 
+    Where both are ranked, by the interval that ranks go by. Else the reason stands beside the
+    method, and the fastest of m was chosen after the fact: the interval of its runs is as much
+    wider as Bonferroni asks for, of 1 - 0.05 / m.
+
     Args:
-        cells: of one setting, the fastest first, with their ratios (`compare_with_frameworks`).
+        cells: of one setting by place, with their ratios (`compare_with_frameworks`); the fastest
+            first.
+        compared: the ranks, by place.
     """
-    told: dict[str, str] = {}
-    for cell in cells:
-        if cell.ratio is not None and not is_framework(cell):
-            ratio = _ratio_text(cell.ratio, cell.ratio_low, cell.ratio_high)
-            told.setdefault(
-                cell.transport,
-                f"over {cell.transport} alone {short_name_of(cell)} takes {ratio} times the step "
-                f"of {short_text(cell.ratio_to)}",
-            )
-    return "; ".join(told.values())
+    frameworks: dict[str, int] = {}
+    methods: dict[str, list[int]] = {}
+    for place, cell in cells.items():
+        if is_framework(cell):
+            frameworks.setdefault(cell.transport, place)
+        elif cell.ratio is not None:
+            methods.setdefault(cell.transport, []).append(place)
+    told = []
+    for transport, candidates in methods.items():
+        if transport not in frameworks:
+            continue
+        both = candidates[0], frameworks[transport]
+        best, framework = (cells[place] for place in both)
+        if {str(place) for place in both} <= compared.ranks.keys():
+            found: Ratio | None = compared.ratio(*map(str, both))
+        else:
+            found = runs_ratio(best, framework, 1 - LEVEL / len(candidates))
+        assert found is not None  # it has a ratio, so both have runs
+        note = "" if best.rank_note in ("", "tied") else f" ({best.rank_note})"
+        told.append(
+            f"over {transport} alone {short_name_of(best)}{note} takes "
+            f"{_ratio_text(found.ratio, found.low, found.high)} times the step of "
+            f"{short_name_of(framework)}"
+        )
+    return "; ".join(told)
 
 
 def describe_ratios(lines: Sequence[RatioLine]) -> list[str]:
@@ -191,15 +214,17 @@ def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
 def runs_ratio(
     method: ReportCell, framework: ReportCell, confidence: float = CONFIDENCE
 ) -> Ratio | None:
-    """Of their steps, paired by the rounds of the sweep.
+    """Of their steps, paired by the rounds of the sweep in which both ran.
 
     Cells whose rounds are not known have none in common.
     """
     both = (method, framework)
     known = all(len(set(c.run_rounds)) == len(c.run_medians_s) for c in both)
+    began = [dict(itertools.zip_longest(c.run_rounds, c.run_began_s)) for c in both]
+    shared = known and shared_rounds(*began, interleaved=method.source == framework.source)
     sides: list[Mapping[int, float]] = []
     for side, cell in enumerate(both):
-        numbers = cell.run_rounds if known else range(side, 2 * len(cell.run_medians_s), 2)
+        numbers = cell.run_rounds if shared else range(side, 2 * len(cell.run_medians_s), 2)
         sides.append(dict(zip(numbers, cell.run_medians_s, strict=True)))
     return ratio_of(sides[0], sides[1], confidence)
 

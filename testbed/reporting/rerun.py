@@ -11,9 +11,11 @@ import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
+from testbed.base.types import IN_STEP
+from testbed.base.units import format_seconds
 from testbed.records.archive import MASK
 from testbed.records.cell import Cell
-from testbed.records.text import aligned, time_text
+from testbed.records.text import aligned
 from testbed.reporting.diff import value_of
 from testbed.reporting.sides import environment_differences
 from testbed.statistics.runs import estimate
@@ -30,13 +32,12 @@ _ROWS: Final = {
     "bytes sent a step": "wire_bytes_per_step",
     "bytes received a step": "received_bytes_per_step",
 }
-_OF_ORDER: Final = (  # what depends on the order of updates and messages
+_OF_ORDER: Final = (  # what depends on the order of updates and messages, which ranks in step fix
     "final_digest",
     "buffer_digest",
     "wire_bytes_per_step",
     "received_bytes_per_step",
 )
-IN_ORDER: Final = ("bsp", "none")  # consistencies under which that order is always the same
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def to_run(stored: Cell) -> tuple[RunConfig, list[str]]:
 
 def rows_of(stored: Cell, now: Cell) -> list[Row]:
     """What is expected to agree between two runs of the same settings."""
-    ordered = stored.consistency in IN_ORDER
+    ordered = stored.consistency in IN_STEP
     return [
         Row(
             what,
@@ -170,7 +171,7 @@ def _wrapped(text: str) -> str:
 
 def _time(cell: Cell) -> str:
     median = value_of(cell, "step_time_s")
-    return "-" if median is None else time_text(median)
+    return "-" if median is None else format_seconds(median)
 
 
 def _beside(now: Cell, repeats: Sequence[Cell]) -> list[str]:
@@ -182,8 +183,10 @@ def _beside(now: Cell, repeats: Sequence[Cell]) -> list[str]:
     if found.low is None or found.high is None:
         return [f"step time now / stored: {new / found.time:.3f}; one stored run has no interval"]
     place = "within" if found.smallest <= new <= found.largest else "outside"
-    ends = f"{time_text(found.smallest)} .. {time_text(found.largest)}"
-    interval = f"{time_text(found.time)} [{time_text(found.low)}, {time_text(found.high)}]"
+    ends = f"{format_seconds(found.smallest)} .. {format_seconds(found.largest)}"
+    interval = (
+        f"{format_seconds(found.time)} [{format_seconds(found.low)}, {format_seconds(found.high)}]"
+    )
     return [
         f"step time now / mean of {found.num_runs} stored runs: {new / found.time:.3f}; it lies "
         f"{place} their range {ends}; 95 % interval of their mean {interval}"
@@ -200,7 +203,7 @@ def _verdict(stored: Cell, rows: Sequence[Row]) -> str:
     missing = [row.what for row in rows if row.verdict == "not recorded"]
     if missing:
         told += f"; not recorded: {', '.join(missing)}"
-    if stored.consistency not in IN_ORDER:
+    if stored.consistency not in IN_STEP:
         told += f"; under {stored.consistency} no two runs need to end with the same parameters"
     return told
 

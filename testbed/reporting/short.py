@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,14 +13,16 @@ from testbed.prediction.break_even import Pays
 from testbed.records.answer import Answer, Beside
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
+from testbed.reporting.answer import step_s
 from testbed.reporting.answer_text import WIDTH, faster_text
 from testbed.reporting.compression import PAYS_TEXTS
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
 from testbed.reporting.prediction import describe_errors
-from testbed.reporting.questions import scaling, tables_of
-from testbed.reporting.setting import Setting, full_names, settings_of
-from testbed.reporting.table import Column, Table, table_of, table_text
+from testbed.reporting.questions import ms_text, tables_of
+from testbed.reporting.ranking import is_compared
+from testbed.reporting.setting import Setting, full_names, method_names, settings_of
+from testbed.reporting.table import MOST_COLUMNS, Column, Table, table_of, table_text
 from testbed.reporting.work import is_upper_bound, same_work
 from testbed.sweeping.progress import last_line
 
@@ -60,7 +64,7 @@ class Short:
 def shorten(report: Report) -> Short:
     """The short report of a report, as `make_report` made it."""
     settings = settings_of(report.cells)
-    between = [*scaling(report.cells, settings), *_break_evens(report.break_evens)]
+    between = [*_scaling(report.cells, settings), *_break_evens(report.break_evens)]
     sections = [
         Section(answer.setting, tuple(answer.lines), tuple(tables_of(report, setting, answer)))
         for setting, answer in zip(settings, report.answers, strict=True)
@@ -115,6 +119,45 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         if said
         else "",
     )
+
+
+def _scaling(cells: Sequence[ReportCell], settings: Sequence[Setting]) -> list[Table]:
+    """The step of each method at each number of workers, where there are several."""
+    groups: dict[tuple[str, ...], dict[int, Setting]] = {}
+    for setting in settings:
+        first = cells[setting.places[0]]
+        rest = [p for p in setting.parts[2:] if not p.startswith("nodes=")]
+        group = groups.setdefault((first.source, setting.parts[0], *rest), {})
+        if first.num_workers in group:  # on clusters of several sizes
+            group = groups.setdefault((first.source, setting.parts[0], *setting.parts[2:]), {})
+        group[first.num_workers] = setting
+    tables = []
+    for (_, *alike), by_workers in groups.items():
+        counts = sorted(by_workers)[-(MOST_COLUMNS - 1) :]
+        if len(counts) < 2:
+            continue
+        steps: dict[str, dict[int, float]] = {}
+        places = [place for count in counts for place in by_workers[count].places]
+        names = method_names(cells, places)
+        alike_names = Counter((cells[place].num_workers, name) for place, name in names.items())
+        for place, name in names.items():
+            own = cells[place]
+            if own.step_time_s and (is_compared(own) or is_upper_bound(own)):
+                if alike_names[own.num_workers, name] > 1:  # told apart by what differs
+                    name = by_workers[own.num_workers].names[place]
+                steps.setdefault(name, {})[own.num_workers] = step_s(own)
+        rows = sorted(steps.items(), key=lambda row: row[1].get(counts[-1], math.inf))
+        tables.append(
+            Table(
+                title=f"Scaling of {', '.join(alike)}: step in ms by workers",
+                headings=("method", *(f"{n} workers" for n in counts)),
+                numeric=(False, *[True] * len(counts)),
+                rows=tuple(
+                    (name, *(ms_text(times.get(n)) for n in counts)) for name, times in rows
+                ),
+            )
+        )
+    return tables
 
 
 def _break_evens(found: Sequence[CompressorBreakEven]) -> list[Table]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError, closest
@@ -17,8 +17,9 @@ from testbed.base.units import format_bytes
 from testbed.records.archive import MASK
 from testbed.records.cell import Cell
 from testbed.records.store import PLAN
-from testbed.reporting.aggregate import Found, collect_cells
+from testbed.reporting.aggregate import Found, began_s, collect_cells
 from testbed.reporting.work import files_of, settings_of
+from testbed.statistics.differences import shared_rounds
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Runs:
 
     Attributes:
         settings: those that the cell is known by (see `settings_of`); with the folders of its files
-            where a side that is compared holds another one of the same settings.
+            and how it was recorded where a side that is compared holds another one of the same
+            settings.
         source: where they were read from.
         ok: the finished ones, by number of the repeat, or in the order in which they began.
         failed: the others.
@@ -40,8 +42,8 @@ class Runs:
 
     @property
     def full(self) -> RunConfig:
-        """Its settings with the folders of files."""
-        return settings_of(_known([*self.ok.values(), *self.failed]), folders=True)
+        """Its settings with the folders of files and how it was recorded."""
+        return _full(_known([*self.ok.values(), *self.failed]))
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,10 @@ def pick(found: Sequence[Found], key: str, where: Path) -> Found:
 
 
 def grouped(found: Iterable[Found]) -> list[Runs]:
-    """The runs put together by cell; cells that differ in the folders of their files stay apart."""
+    """The runs put together by cell.
+
+    Cells that differ in the folders of their files, or in how they were recorded, stay apart.
+    """
     groups: dict[str, list[Cell]] = {}
     sources: dict[str, str] = {}
     for each in found:
@@ -157,7 +162,7 @@ def grouped(found: Iterable[Found]) -> list[Runs]:
     cells: dict[tuple[RunConfig, str], list[Cell]] = {}
     source_of: dict[tuple[RunConfig, str], str] = {}
     for group, runs in groups.items():
-        full = settings_of(_known(runs), folders=True)
+        full = _full(_known(runs))
         # folders that were cut when they were packed may have been others
         is_cut = any(MASK in text for text in files_of(full).values())
         key = full, group if is_cut else ""
@@ -179,6 +184,17 @@ def _known(runs: Sequence[Cell]) -> Cell:
     return next((cell for cell in runs if cell.status == "ok"), runs[0])
 
 
+# Settings of the record that may change what is measured, so that other values make another cell.
+_RECORDED = ("warmup", "evaluate_every", "verify_steps", "every", "measure_memory")
+
+
+def _full(cell: Cell) -> RunConfig:
+    """Its settings with the folders of files and how it was recorded; a checkpoint has no name."""
+    kept: dict[str, Any] = {name: getattr(cell.config, name) for name in _RECORDED}
+    kept["checkpoint"] = cell.config.checkpoint and "kept"
+    return msgspec.structs.replace(settings_of(cell, folders=True), **kept)
+
+
 def _numbered(runs: Sequence[Cell]) -> dict[int, Cell]:
     by_repeat = {cell.config.repeat: cell for cell in runs}
     if len(by_repeat) == len(runs):
@@ -187,10 +203,10 @@ def _numbered(runs: Sequence[Cell]) -> dict[int, Cell]:
 
 
 def common_rounds(one: Runs, other: Runs) -> list[int]:
-    """Rounds in which both ran, one soon after the other; empty: their runs are not paired.
+    """Rounds in which both ran, one soon after the other; see `shared_rounds`.
 
-    They are in rounds if all runs of a round began before any of the next. Where records of before
-    do not say when they began, those of one sweep are, because a sweep interleaves its repeats.
+    Where records of before do not say when runs began, those of one sweep are in rounds, because a
+    sweep interleaves its repeats.
 
     Example:
         >>> def at(repeat: int, hour: int) -> Cell:
@@ -202,29 +218,17 @@ def common_rounds(one: Runs, other: Runs) -> list[int]:
         >>> common_rounds(runs(1, 3, 5), runs(2, 4, 6)), common_rounds(runs(1, 2), runs(3, 4))
         ([0, 1, 2], [])
     """
-    rounds = sorted(one.ok.keys() & other.ok.keys())
-    if len(rounds) < 2:
-        return []
-    began = [[_began(side.ok[number]) for side in (one, other)] for number in rounds]
-    known = [[time for time in pair if time is not None] for pair in began]
-    if any(len(pair) < 2 for pair in known):
-        return rounds if one.source == other.source else []
-    known.sort()
-    apart = all(max(pair) < min(later) for pair, later in itertools.pairwise(known))
-    return rounds if apart else []
-
-
-def _began(cell: Cell) -> float | None:
-    told = cell.environment.get("began")
-    return None if told is None else datetime.fromisoformat(told).timestamp()
+    began = [{number: began_s(cell) for number, cell in side.ok.items()} for side in (one, other)]
+    return shared_rounds(*began, interleaved=one.source == other.source)
 
 
 def match(a: Side, b: Side) -> tuple[list[tuple[Runs, Runs]], list[Runs], list[Runs]]:
     """Cells of the same settings, and those of each side that have no counterpart.
 
-    Cells of one side that differ in the folders of their files alone belong to those with the same
-    folders. A failed cell may not have learnt all its settings: it belongs to the only one that has
-    those that it knows. The only cells of both sides belong together whatever they are.
+    Cells of one side that differ in the folders of their files, or in how they were recorded, alone
+    belong to those with the same. A failed cell may not have learnt all its settings: it belongs to
+    the only one that has those that it knows. The only cells of both sides belong together whatever
+    they are.
 
     Raises:
         UsageError: nothing tells which of such cells belong together.
@@ -247,7 +251,7 @@ def match(a: Side, b: Side) -> tuple[list[tuple[Runs, Runs]], list[Runs], list[R
 
 
 def _told_apart(a: Side, b: Side) -> tuple[list[Runs], list[Runs]]:
-    """The cells of both sides; where one has several of the same settings, with their folders."""
+    """The cells of both sides; where one has several of the same settings, with all of them."""
     alike: dict[RunConfig, tuple[list[Runs], list[Runs]]] = {}
     for place, side in enumerate((a, b)):
         for each in side.cells:
@@ -258,12 +262,13 @@ def _told_apart(a: Side, b: Side) -> tuple[list[Runs], list[Runs]]:
         is_cut = len(full) < len(ones) or len(theirs) < len(others)
         if ones and others and (is_cut or (full - theirs and theirs - full)):
             told = "; ".join(
-                f"{side.name} has {' and '.join(_folders(each) for each in cells)}"
+                f"{side.name} has {' and '.join(_in_full(each) for each in cells)}"
                 for side, cells in ((a, ones), (b, others))
             )
             raise UsageError(
-                f"cells that differ in the folders of their files alone cannot be matched: {told}; "
-                "expected the same folders on both sides; name one cell of each, as FOLDER:KEY"
+                "cells that differ in the folders of their files, or in how they were recorded, "
+                f"alone cannot be matched: {told}; expected the same on both sides; name one cell "
+                "of each, as FOLDER:KEY"
             )
     found = (
         [
@@ -275,9 +280,10 @@ def _told_apart(a: Side, b: Side) -> tuple[list[Runs], list[Runs]]:
     return next(found), next(found)
 
 
-def _folders(one: Runs) -> str:
-    files = files_of(one.full).items()
-    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in files)
+def _in_full(one: Runs) -> str:
+    recorded = {name: value for name, (_, value) in differing(one.settings, one.full).items()}
+    told = (files_of(one.full) | recorded).items()
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told)
 
 
 def _may_be(one: Runs, other: Runs) -> bool:

@@ -180,26 +180,34 @@ def compresses(cell: Cell) -> bool:
 
 
 def judge(cells: Sequence[ReportCell]) -> list[ReportCell]:
-    """The cells with `efficiency`, `comparable` and `comparable_note` filled in."""
-    bounds: dict[Key, float | None] = {}
+    """The cells with `efficiency`, `comparable` and `comparable_note` filled in.
+
+    Each is held against cells of its own folder: those of another were made another day, perhaps
+    by another program.
+    """
+    bounds: dict[tuple[str, Key], float] = {}
+    peers: dict[tuple[str, Key], list[ReportCell]] = {}
+    plain: dict[tuple[str, Key], ReportCell] = {}
     for cell in cells:
-        if cell.status == "ok" and is_upper_bound(cell):
-            bounds.setdefault(step_key(cell), cell.step_time_s)
-    peers: dict[Key, list[ReportCell]] = {}
-    for cell in cells:
-        peers.setdefault(_work_key(cell), []).append(cell)
-    plain = {_exact_key(cell): cell for cell in cells if cell.config.memory == MEMORY.default}
+        if cell.status == "ok" and is_upper_bound(cell) and cell.step_time_s:
+            at = cell.source, step_key(cell)
+            bounds[at] = min(cell.step_time_s, bounds.get(at, cell.step_time_s))
+        peers.setdefault((cell.source, _work_key(cell)), []).append(cell)
+        if cell.config.memory == MEMORY.default:
+            plain[cell.source, _exact_key(cell)] = cell
     judged = []
     for cell in cells:
-        comparable, note = _compare(cell, peers[_work_key(cell)])
-        share = efficiency(bounds.get(step_key(cell)), cell.step_time_s)
+        comparable, note = _compare(cell, peers[cell.source, _work_key(cell)])
+        share = efficiency(bounds.get((cell.source, step_key(cell))), cell.step_time_s)
         judged.append(
             msgspec.structs.replace(
                 cell,
                 efficiency=share,
                 comparable=comparable,
                 comparable_note=note,
-                same_parameters_note=_same_parameters(cell, plain.get(_exact_key(cell))),
+                same_parameters_note=_same_parameters(
+                    cell, plain.get((cell.source, _exact_key(cell)))
+                ),
             )
         )
     return judged

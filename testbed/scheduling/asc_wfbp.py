@@ -94,7 +94,8 @@ def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
     Reference:
         Shi, Chu and Li, 2021, INFOCOM. Departs: that plans are made with serial times is read from
         the authors' code, not from the paper's text; admission to channels, and the slow-down of
-        more than two messages at once, are ours; so is `with_processor_time`.
+        more than two messages at once, are ours; so is `with_processor_time`. A group of several
+        dtypes counts as one message, and travels as one for each.
     """
     backward = Backward.of(trace)
 

@@ -120,11 +120,15 @@ def explain(best: Candidate, candidates: list[Candidate], noise: float) -> str:
     others = _best_of_other_families(best, candidates)
     time_s = best.predicted.iteration_s
     bound_s = best.predicted.lower_bound_s
-    words = [f"auto chose {best.scheduler} of {len(candidates)} candidates: {_time(time_s)}"]
+    words = [
+        f"auto chose {best.scheduler} of {len(candidates)} candidates: {format_seconds(time_s)}"
+    ]
     if bound_s > 0:
-        words.append(f"{time_s / bound_s - 1:.1%} above the lower bound of {_time(bound_s)}")
+        words.append(
+            f"{time_s / bound_s - 1:.1%} above the lower bound of {format_seconds(bound_s)}"
+        )
     beside = ", ".join(
-        f"{c.scheduler} {_time(c.predicted.iteration_s)} (+{_above(c, time_s):.1%})"
+        f"{c.scheduler} {format_seconds(c.predicted.iteration_s)} (+{_above(c, time_s):.1%})"
         for c in others[:3]
     )
     words.append(f"next: {beside}")
@@ -164,10 +168,6 @@ def _simulated(schedulers: Sequence[str], trace: Trace, link: Link) -> list[Cand
             continue
         candidates.append(Candidate(scheduler, plan, predict(plan, trace, link)))
     return candidates
-
-
-def _time(seconds: float) -> str:
-    return format_seconds(seconds) if seconds > 0 else "0 s"
 
 
 AUTO = Part(

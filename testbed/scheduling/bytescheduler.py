@@ -11,7 +11,7 @@ from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.base.units import format_bytes
-from testbed.scheduling.backend_kind import sums_on_servers
+from testbed.prediction.algorithms import sums_on_servers
 from testbed.scheduling.build import (
     elements_in,
     require_few_messages,

@@ -113,7 +113,8 @@ def plan_cycle(trace: Trace, link: Link, options: CycleOptions) -> Plan:
         (today 128 MiB and 1 ms; earlier 64 MiB and 5 ms). Departs, a reconstruction: Horovod's
         loop runs on every rank, agrees with the others at each tick on what all have ready, and
         forms its messages anew in every step; here the trace decides once, and the cost of agreeing
-        is left out. The phase of the ticks is ours: the first is the start of backward.
+        is left out. The phase of the ticks is ours: the first is the start of backward. A group of
+        several dtypes counts as one message, and travels as one for each.
     """
     stops = cycle_stops(Backward.of(trace), link, options.mib * MIB, options.ticks)
     how = "waits for its messages" if options.blocking else "hands its messages on"

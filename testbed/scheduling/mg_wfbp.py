@@ -80,7 +80,9 @@ def plan_mg_wfbp(trace: Trace, link: Link, options: NoOptions) -> Plan:
     Reference:
         Shi, Chu and Li, 2021, IEEE TPDS 32(8) (INFOCOM 2019). Departs: no minimum tensor size,
         which the authors' later code has (8192 elements); a message's processor time
-        counts as start-up where that is predicted to be faster, see `with_processor_time`.
+        counts as start-up where that is predicted to be faster, see `with_processor_time`. A group
+        of several dtypes counts as one message, and travels as one for each. A tensor without
+        elements is merged like any other, though alone it would cost nothing.
     """
     backward = Backward.of(trace)
 

@@ -149,7 +149,8 @@ def plan_osf(trace: Trace, link: Link, options: OsfOptions) -> Plan:
     Reference:
         Liu et al., 2022, WWW (OSF): adaptive fusion driven by a recursive scaling-factor model that
         knows overlap and fusion. Departs: this is a reconstruction from the abstract, as the
-        paper's text was not at hand; all four rules are ours.
+        paper's text was not at hand; all four rules are ours. A group of several dtypes counts as
+        one message, also in the reason of the plan, and travels as one for each.
     """
     backward = Backward.of(trace)
 

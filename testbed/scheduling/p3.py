@@ -11,7 +11,7 @@ from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.scheduling.backend_kind import sums_on_servers
+from testbed.prediction.algorithms import sums_on_servers
 from testbed.scheduling.build import require_few_messages, require_positive, sliced_plan
 
 
@@ -21,9 +21,8 @@ class P3Options:
 
     Attributes:
         slice_elements: per slice; 50 000 in the paper, 40 000 in the authors' code.
-        under_way: slices at once, from the start of their push to the end of their pull; None = 2
-            on parameter servers, so that the next push waits for the one before it and not for its
-            pull; 1 with all-reduce.
+        under_way: slices that are chosen ahead, which a more urgent one cannot overtake; None = 2
+            on parameter servers, 1 with all-reduce.
     """
 
     slice_elements: int = 50_000
@@ -37,7 +36,7 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
     """Slices of `slice_elements`, few at a time; of the ready ones the first that forward needs.
 
         priority(slice of tensor l) = position of l in the forward pass
-        when fewer than `under_way` slices are:  start the ready one with the smallest priority
+        when fewer than `under_way` slices are chosen:  choose the ready one of smallest priority
 
     Nothing is fused and each slice costs one start-up time, so it suits links with a small one.
 
@@ -61,8 +60,9 @@ def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:
     Reference:
         Jayarajan et al., 2019, MLSys (P3). A sender of P3 blocks until a slice is pushed, never for
         its answer, which the server sends by itself. Departs: a message here is the push and the
-        pull of a slice together, so that not waiting for the pull is two slices under way; over
-        all-reduce, which P3 is not made for, a slice is one exchange; how slices spread over
+        pull of a slice together, and those of one channel travel one after another, so that a push
+        waits for the pull before it; two chosen ahead leave no gap between them, and that is all.
+        Over all-reduce, which P3 is not made for, a slice is one exchange; how slices spread over
         servers is decided by the parameter server's placement, not by turns.
     """
     limits = [options.slice_elements] * len(trace.tensors)

@@ -344,7 +344,7 @@ def _planned(trace: Trace, link: Link, options: PaceOptions) -> Plan:
         f"largest tail first; {describe_order(trace)}; {len(tensors)} tensors in {len(stops)} "
         f"groups (window {options.window}, {options.oracle} oracle), {len(messages)} messages"
         + (f" of up to {format_bytes(tensors.segment_bytes)}" if tensors.segment_bytes else "")
-        + f"; iteration {_words(fused_s)}, {_words(unfused_s)} unfused"
+        + f"; iteration {format_seconds(fused_s)}, {format_seconds(unfused_s)} unfused"
     )
     credit_bytes = max(1, int(options.credit_kib * 1024)) if options.credit_kib else None
     return priority_plan("pace", trace, messages, credit_bytes=credit_bytes, reason=reason)
@@ -378,10 +378,6 @@ def _messages(trace: Trace, tensors: Tensors, stops: list[int]) -> tuple[Message
             parts = tuple(TensorSlice(i, 0, trace.tensors[i].num_elements) for i in members)
             messages.append(Message(parts=parts, priority=priority))
     return tuple(messages)
-
-
-def _words(seconds: float) -> str:
-    return format_seconds(seconds) if seconds > 0 else "0 s"
 
 
 PACE = Part(

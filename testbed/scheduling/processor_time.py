@@ -23,7 +23,7 @@ Make = Callable[[Link], Plan]
 def with_processor_time(
     make: Make, trace: Trace, link: Link, others: Callable[[Plan], Iterable[Plan]] | None = None
 ) -> Plan:
-    """A planner's plan, or a faster one by the same rule for start-ups that hold o.
+    """A planner's plan, or a faster one that it makes with processor time in the start-up.
 
     A rule knows one start-up time for a message, a. What the thread needs to submit it and to take
     its result, o and o', delays compute instead: a message costs between a and a + o + o'. So plans

@@ -132,18 +132,27 @@ def search(
     return trials
 
 
-def best_of(trials: Sequence[Trial], count: int) -> list[int]:
+def best_of(trials: Sequence[Trial], count: int, given: Mapping[str, Any]) -> list[int]:
     """Numbers of the best trials that can be, each setting once, and of the given one.
 
+    Args:
+        trials: the given setting first.
+        count: of the best.
+        given: each knob's value in the given setting; a trial that sets it is the same setting.
+
     Example:
-        >>> best_of([Trial({}, 3.0), Trial({"k": 1}, 2.0), Trial({"k": 2}, 1.0)], 1)
-        [2, 0]
+        >>> trials = [Trial({}, 3.0), Trial({"k": 1}, 2.0), Trial({"k": 2}, 1.0)]
+        >>> best_of(trials, 1, {"k": 4}), best_of([*trials, trials[2]], 2, {"k": 4})
+        ([2, 0], [2, 1, 0])
     """
     order = sorted(
         (n for n, t in enumerate(trials) if t.score is not None),
         key=lambda n: (_score(trials[n]), n),
     )
-    best = order[:count]
+    once: dict[tuple[tuple[str, Any], ...], int] = {}
+    for n in order:
+        once.setdefault(_key({**given, **trials[n].values}), n)
+    best = list(once.values())[:count]
     return best if 0 in best or trials[0].score is None else [*best, 0]
 
 

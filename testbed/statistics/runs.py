@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-CONFIDENCE: Final = 0.95
-LEVEL: Final = 0.05  # the chance of finding a difference where there is none
+from testbed.statistics.differences import CONFIDENCE, difference_of, spread_of, student
+
 STABLE: Final = 0.03  # a cell whose runs spread by less is compared with others
 
 
@@ -75,11 +75,11 @@ def estimate(medians: Sequence[float], confidence: float = CONFIDENCE) -> Estima
     if not medians:
         return None
     logs, n = _logs(medians), len(medians)
-    mean, spread = statistics.fmean(logs), _spread(logs)
+    mean, spread = statistics.fmean(logs), spread_of(logs)
     smallest, largest = min(medians), max(medians)
     if spread is None:
         return Estimate(medians[0], None, None, smallest, largest, None, n)
-    half = _student(n - 1, confidence) * spread / math.sqrt(n)
+    half = student(n - 1, confidence) * spread / math.sqrt(n)
     time, low, high = (math.exp(mean + d) for d in (0.0, -half, half))
     return Estimate(time, low, high, smallest, largest, spread, n)
 
@@ -174,7 +174,7 @@ def compare(
         the limit of spread are left out, for the rule takes all to spread alike.
     """
     logs = {name: _logs(medians) for name, medians in runs.items()}
-    spreads = {name: s for name, x in logs.items() if (s := _spread(x)) is not None}
+    spreads = {name: s for name, x in logs.items() if (s := spread_of(x)) is not None}
     unstable = tuple(name for name, s in spreads.items() if s >= stable)
     ranked = {name: logs[name] for name, s in spreads.items() if s < stable}
     if len(ranked) < 2:
@@ -274,104 +274,6 @@ def ratio_of(
     return Ratio(math.exp(found.mean), low, high, found.num_pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far the mean of one set of numbers lies above that of another.
-
-    Attributes:
-        mean: the difference of the means.
-        error: its standard error; None: one of the sets has a single number.
-        freedom: degrees of freedom of the error.
-        num_pairs: numbers of both that were paired; 0: they were not.
-    """
-
-    mean: float
-    error: float | None
-    freedom: float
-    num_pairs: int
-
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-        """Student's interval; None without an error."""
-        if self.error is None:
-            return None
-        half = _student(self.freedom, confidence) * self.error
-        return self.mean - half, self.mean + half
-
-    @property
-    def p_value(self) -> float | None:
-        """Probability that alike sets lie so far apart, or farther, by chance; None: unknown."""
-        from scipy.special import stdtr
-
-        if self.error is None:
-            return None
-        if self.error == 0:
-            return float(self.mean == 0)
-        return float(2 * stdtr(self.freedom, -abs(self.mean) / self.error))
-
-
-def difference_of(
-    values: Sequence[float], others: Sequence[float], *, paired: bool = False
-) -> Difference:
-    """The mean of the first set less that of the second, with its error.
-
-        paired:      d_i = x_i - y_i,   error = s_d / sqrt(n),   df = n - 1
-        else Welch:  error^2 = s_x^2 / n + s_y^2 / m,            df by Satterthwaite
-
-    Args:
-        values: at least one.
-        others: at least one; if paired as many, in the same order.
-        paired: whether each number has its partner in the other set.
-
-    Example:
-        >>> found = difference_of([1.0, 2.0, 3.0], [0.5, 1.5, 2.6], paired=True)
-        >>> round(found.mean, 3), round(found.p_value, 3)
-        (0.467, 0.005)
-        >>> round(difference_of([1.0, 2.0, 3.0], [0.5, 1.5, 2.6]).p_value, 3)
-        0.607
-
-    Reference:
-        Student, 1908, Biometrika; Welch, 1947, Biometrika.
-    """
-    if paired:
-        apart = [x - y for x, y in zip(values, others, strict=True)]
-        spread = _spread(apart)
-        error = None if spread is None else spread / math.sqrt(len(apart))
-        return Difference(statistics.fmean(apart), error, len(apart) - 1, len(apart))
-    mean = statistics.fmean(values) - statistics.fmean(others)
-    if min(len(values), len(others)) < 2:
-        return Difference(mean, None, 0, 0)
-    shares = [statistics.variance(x) / len(x) for x in (values, others)]
-    weights = [share**2 / (len(x) - 1) for share, x in zip(shares, (values, others), strict=True)]
-    rest = float(len(values) + len(others) - 2)
-    freedom = sum(shares) ** 2 / sum(weights) if sum(weights) else rest
-    if not sum(shares) and math.isclose(values[0], others[0], rel_tol=1e-12):
-        mean = 0.0  # what is left is the rounding of the means
-    return Difference(mean, math.sqrt(sum(shares)), freedom, 0)
-
-
-def holm_level(p_values: Sequence[float], level: float = LEVEL) -> float:
-    """The p-value up to which differences are significant when several are tested at once.
-
-    Sorted p_1 <= ... <= p_m, the first k are significant while p_i <= level / (m - i + 1); the
-    result is level / (m - k), which is reached by these k and by no other. So the interval at a
-    confidence of 1 less the result leaves out 0 exactly where a difference is significant. That
-    any of m alike pairs differs has at most the probability `level`.
-
-    Example:
-        >>> holm_level([0.04]), holm_level([0.03, 0.04]), holm_level([0.001, 0.04])
-        (0.05, 0.025, 0.05)
-
-    Reference:
-        Holm, 1979, Scandinavian Journal of Statistics.
-    """
-    left = len(p_values)
-    for p_value in sorted(p_values):
-        if p_value > level / left or left == 1:
-            break
-        left -= 1
-    return level / max(1, left)
-
-
 def _logs(medians: Sequence[float]) -> list[float]:
     for median in medians:
         if not (math.isfinite(median) and median > 0):
@@ -379,17 +281,6 @@ def _logs(medians: Sequence[float]) -> list[float]:
                 f"median of a run is {median}; expected a time above 0; leave failed runs out"
             )
     return [math.log(median) for median in medians]
-
-
-def _spread(logs: Sequence[float]) -> float | None:
-    return statistics.stdev(logs) if len(logs) > 1 else None
-
-
-@functools.cache
-def _student(degrees_of_freedom: float, confidence: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
 
 
 @functools.cache

@@ -23,6 +23,12 @@ Command = Callable[[RunConfig, Path], list[str]]
 
 MODULES = ("testbed.cli", "testbed.workloads.load")  # what `testbed run` imports to check a cell
 
+# What a failed cell keeps of a record: what was run, and where; nothing that was measured.
+_KEPT = (
+    *("backend", "workload", "data", "num_workers", "num_servers", "num_processes", "num_machines"),
+    *("steps", "batch_size", "consistency", "scheduler", "dilation", "cluster", "environment"),
+    *("config", "command"),
+)
 _PROGRESS = "testbed: after "  # what a long run tells beside what went wrong
 _LOG_TAIL_LINES = 12
 _LOG_TAIL_BYTES = 1 << 16
@@ -147,10 +153,15 @@ def collect(config: RunConfig, json_path: Path, log_path: Path, reason: str) -> 
 
 
 def failed_cell(config: RunConfig, error: str, known: Cell | None = None) -> Cell:
-    """A cell without figures; what a failed run could still tell (its environment) is kept."""
+    """A cell without figures; what a failed run could still tell (its environment) is kept.
+
+    Figures of its record are dropped: it was written before the run failed, or measured elsewhere
+    than was asked for.
+    """
     if known is not None:
-        resolved = msgspec.structs.replace(known.config, repeat=config.repeat)
-        return msgspec.structs.replace(known, status="failed", error=error, config=resolved)
+        kept = Cell(status="failed", error=error, **{name: getattr(known, name) for name in _KEPT})
+        kept.config = msgspec.structs.replace(known.config, repeat=config.repeat)
+        return kept
     return Cell(
         status="failed",
         backend=config.backend,

@@ -27,7 +27,7 @@ from testbed.forking import fork_server
 from testbed.noise.reruns import TimeLeft, choose, to_repeat, why_no_more, why_none
 from testbed.noise.steal_time import TOO_MUCH
 from testbed.records.cell import Cell
-from testbed.records.environment import describe_environment, program_of
+from testbed.records.environment import describe_environment, program_words, what_differs
 from testbed.records.forecast import link_digests
 from testbed.records.store import Store, SweepPlan, cell_key, create_store
 from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, progress_file, run_command
@@ -197,6 +197,7 @@ class _Origin(msgspec.Struct):
     """What is read of a cell to know what made it; the rest is skipped."""
 
     environment: dict[str, Any] = {}
+    cluster: dict[str, Any] | None = None
 
 
 def _made_by_others(store: Store, plan: SweepPlan, keys: Collection[str]) -> str:
@@ -204,24 +205,33 @@ def _made_by_others(store: Store, plan: SweepPlan, keys: Collection[str]) -> str
 
     Where cells run on hosts of their own, the platform here is not theirs: commits alone count.
     """
-    here = program_of(describe_environment())
-    known = 1 if plan.hostfile else 2
-    others: Counter[tuple[str, str]] = Counter()
+    here, others, differ = describe_environment(), Counter[str](), dict[str, None]()
     for key in sorted(keys):
         data = (store.cells / f"{key}.json").read_bytes()
-        made_by = program_of(msgspec.json.decode(data, type=_Origin).environment)
-        if any(made_by) and made_by[:known] != here[:known]:
-            others[made_by] += 1
+        made = msgspec.json.decode(data, type=_Origin)
+        names = what_differs([made.environment, _made_here(made, here)])
+        if plan.hostfile:
+            names = [name for name in names if name == "commit"]
+        if names:
+            others[program_words(made.environment, names)] += 1
+            differ |= dict.fromkeys(names)
     if not others:
         return ""
-    told = [
-        f"{count} made by commit {commit or 'unknown'} on {where}"
-        for (commit, where), count in others.items()
-    ]
-    return (
-        f", {', '.join(told)}; this is commit {here[0] or 'unknown'} on {here[1]}: a report names "
-        "both"
-    )
+    told = ", ".join(f"{count} made by {words}" for words, count in others.items())
+    return f", {told}; this is {program_words(here, differ)}: a report names both"
+
+
+def _made_here(made: _Origin, here: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment that the cell would have had here, with what its launcher told and set.
+
+    An emulated cluster sets variables of MPI and Gloo whatever they are.
+    """
+    found = {**made.environment, **here}
+    if "variables" in made.environment:
+        kept = ("OMPI_MCA_", "GLOO_") if made.cluster else ()
+        own = {k: v for k, v in here["variables"].items() if not k.startswith(kept)}
+        found["variables"] = {**made.environment["variables"], **own}
+    return found
 
 
 def _run_tuned(

@@ -50,16 +50,21 @@ class CodecNeeds:
         compression: of the messages.
         element_bytes: of their values.
         num_workers: that exchange.
-        wanted: values join what is kept and means have memory of their own (see `Outgoing`).
+        becomes_residual: values join what is kept, means have their own memory (see `Outgoing`).
     """
 
     def __init__(
-        self, compression: Compression, element_bytes: int, num_workers: int, *, wanted: bool
+        self,
+        compression: Compression,
+        element_bytes: int,
+        num_workers: int,
+        *,
+        becomes_residual: bool,
     ) -> None:
         self._compressor = compression.compressor
         self._dtype = {8: torch.float64, 2: torch.bfloat16}.get(element_bytes, torch.float32)
         self._num_workers = num_workers
-        self._wanted = wanted
+        self._becomes_residual = becomes_residual
         self._measured = functools.cache(self._measure)
 
     def of(self, num_elements: int) -> Need:
@@ -98,7 +103,7 @@ class CodecNeeds:
         """One exchange of a worker, the others sending the same; the bytes that come from them."""
         context = Context(step=step, learning_rate=0.1)
         compressor = self._compressor
-        if self._wanted and feeds_back(compressor):
+        if self._becomes_residual and feeds_back(compressor):
             conversation = compressor.send(values, state, replace(context, sparse=True))
         else:
             conversation = compressor.exchange(values, state, replace(context, out=values))
@@ -125,7 +130,7 @@ def compressed(
     """What a compressor keeps on the device, and the costs with what its exchange needs."""
     width, share = exchanged.element_bytes, lifetimes.update_share
     slice_bytes = lifetimes.update_slice_bytes
-    needs = CodecNeeds(compression, width, num_workers, wanted=mirror is not None)
+    needs = CodecNeeds(compression, width, num_workers, becomes_residual=mirror is not None)
     kept, needed = 0.0, dict.fromkeys((g.name for g in lifetimes.gradients), 0.0)
     for names, size in exchanged.messages:
         need = needs.of(size)

@@ -14,6 +14,7 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
+from testbed.control.protocol import decided_by_first
 from testbed.memory.planning.plan import MemoryPlan
 from testbed.memory.recording.calibrate import give_back_pages, moving_costs
 from testbed.memory.recording.tracker import (
@@ -40,7 +41,6 @@ from testbed.training.replica import Replica
 
 MIB: Final = 2**20
 PLAN_S: Final = 1800.0  # rank 0 measures operators and searches
-_REFUSED: Final = b"refused: "
 
 
 @dataclass
@@ -132,9 +132,9 @@ def foresee(
     budget_bytes = None if budget is None else round(budget * MIB)
     run.control.state = "planning its memory"
     found: Forecast | None = None
-    schedule: Plan | None = None
-    mine = b""
-    if run.rank == 0:
+
+    def decide() -> bytes:
+        nonlocal found
         exchanged = Exchanged.of(replica, run.plan, workers, compression is not None)
 
         def least() -> Forecast:
@@ -142,26 +142,22 @@ def foresee(
             given = Exchanged.of(other, run.plan, workers, compression is not None)
             return forecast(lifetimes, other.strategy, given, compression, workers, costs=costs)
 
-        try:
-            lifetimes = record_step(replica, batch_size, calibrated=True)
-            costs = moving_costs(replica.device)
-            found, schedule = jointly(
-                lifetimes,
-                replica.strategy,
-                exchanged,
-                compression,
-                workers,
-                budget_bytes,
-                run.pricing,
-                costs,
-            )
-            refuse_excess(found, budget_bytes, least)
-            mine = msgspec.json.encode((found.plan, schedule))
-        except UsageError as error:  # raised below, on all ranks
-            mine = _REFUSED + str(error).encode()
-    shared = run.control.all_gather("memory plan", mine, PLAN_S, members=run.backend.size)[0]
-    if shared.startswith(_REFUSED):
-        raise UsageError(shared.removeprefix(_REFUSED).decode())
+        lifetimes = record_step(replica, batch_size, calibrated=True)
+        costs = moving_costs(replica.device)
+        found, schedule = jointly(
+            lifetimes,
+            replica.strategy,
+            exchanged,
+            compression,
+            workers,
+            budget_bytes,
+            run.pricing,
+            costs,
+        )
+        refuse_excess(found, budget_bytes, least)
+        return msgspec.json.encode((found.plan, schedule))
+
+    shared = decided_by_first(run.control, "memory plan", decide, PLAN_S, run.backend.size)
     plan, schedule = msgspec.json.decode(shared, type=tuple[MemoryPlan, Plan | None])
     let_overwrite(replica.model, plan.in_place)
     engine = ActivationEngine(plan, replica.strategy.to)

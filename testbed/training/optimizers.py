@@ -96,10 +96,23 @@ def common_learning_rate(optimizer: torch.optim.Optimizer) -> float:
     Raises:
         UsageError: they have different ones, which a server cannot tell apart.
     """
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if len(rates) > 1:
+    rate = shared_learning_rate(optimizer)
+    if rate is None:
+        rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
         raise UsageError(
-            f"parameter groups have different learning rates ({sorted(rates)}); on a server that "
+            f"parameter groups have different learning rates ({rates}); on a server that "
             "runs the optimizer all must be equal; use update=worker"
         )
-    return rates.pop()
+    return rate
+
+
+def shared_learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """The one learning rate of all parameter groups; None: they have different ones.
+
+    Example:
+        >>> parameter = torch.nn.Parameter(torch.ones(1))
+        >>> shared_learning_rate(torch.optim.SGD([parameter], lr=0.5))
+        0.5
+    """
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 else None

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from testbed.base.errors import UsageError
-from testbed.control.protocol import Control
+from testbed.control.protocol import Control, decided_by_first
 from testbed.memory.planning.plan import MemoryPlan
 from testbed.memory.recording.calibrate import moving_costs
 from testbed.memory.recording.record import record
@@ -25,7 +25,6 @@ from testbed.training.exchange.setup import AGREE_S
 from testbed.training.forecast import chosen
 from testbed.training.session import Session
 
-REFUSED: Final = b"!"
 MOST_PLANS: Final = 256  # that are kept; shapes may be without number
 
 
@@ -160,21 +159,15 @@ class PlannedModel:
             return self._own_plan(args, kwargs)
         # Every rank begins with a forward pass. Later ones may see other shapes than others do.
         key = repr(shapes).encode()
-        mine = b""
-        if self._session.backend.rank == 0:
-            try:
-                mine = msgspec.json.encode(self._own_plan(args, kwargs))
-            except UsageError as error:  # raised below, on all ranks
-                mine = REFUSED + str(error).encode()
-        answers = self._control.all_gather(
-            "memory plan", msgspec.msgpack.encode((key, mine)), AGREE_S, self._session.backend.size
+
+        def decide() -> bytes:
+            return msgspec.msgpack.encode((key, self._own_plan(args, kwargs)))
+
+        shared = decided_by_first(
+            self._control, "memory plan", decide, AGREE_S, self._session.backend.size
         )
-        first_key, first = msgspec.msgpack.decode(answers[0], type=tuple[bytes, bytes])
-        if first.startswith(REFUSED):
-            raise UsageError(first.removeprefix(REFUSED).decode())
-        if first_key != key:
-            return self._own_plan(args, kwargs)
-        return msgspec.json.decode(first, type=MemoryPlan)
+        first_key, first = msgspec.msgpack.decode(shared, type=tuple[bytes, MemoryPlan])
+        return first if first_key == key else self._own_plan(args, kwargs)
 
     def _own_plan(self, args: Any, kwargs: Any) -> MemoryPlan:
         self._session.flush()  # updates that are pending belong to real tensors

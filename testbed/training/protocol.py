@@ -13,7 +13,7 @@ from testbed.backends.protocol import Backend
 from testbed.base.config import RunConfig
 from testbed.base.plan import Plan
 from testbed.base.recorder import Recorder
-from testbed.base.types import Traffic
+from testbed.base.types import BSP, Traffic
 from testbed.control.protocol import Control
 from testbed.training.exchange.setup import Replan
 from testbed.training.summary import Outcome
@@ -58,8 +58,8 @@ class Run:
     dilation: float = 1.0
     pricing: Pricing | None = None
     root: int | None = None
-    recorder: Recorder | None = None
     observers: tuple[Observer, ...] = ()
+    recorder: Recorder | None = None
 
     @property
     def rank(self) -> int:
@@ -69,7 +69,7 @@ class Run:
     @property
     def in_step(self) -> bool:
         """Whether all ranks take each step together, so that one that pauses delays the others."""
-        return self.backend.size > 1 and self.backend.capabilities.consistency == "bsp"
+        return self.backend.size > 1 and self.backend.capabilities.consistency == BSP
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class StepRecord:
         loss: mean over this rank's samples.
         step_s: wall time of the step.
         time_s: training time, this step included; what observers take does not count.
-        is_steady: neither this step nor the one before it waited for updates that it would have
-            left to the next one, and nothing was done between the two.
+        is_steady: False if this step or the one before it ended updates that it would have left to
+            the next one, or if training paused between them (evaluation, checkpoint, comparison).
         report: of the session.
         began_s: when it began, of `time.perf_counter`; `ended_s` likewise.
     """

@@ -26,6 +26,7 @@ from testbed.training.compressed.spec import Compression, compressors_of
 from testbed.training.compressed.state import carried
 from testbed.training.evidence import ContentDigest, Sketch, sketch_of
 from testbed.training.exchange.buckets import describe_messages
+from testbed.training.optimizers import shared_learning_rate
 from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import (
     Replica,
@@ -196,13 +197,6 @@ class Reference:
     contents: list[ContentDigest]
 
 
-def reference_parameters(
-    workload: Workload, config: RunConfig, num_workers: int, steps: int
-) -> list[torch.Tensor]:
-    """Parameters after `steps` steps of `num_workers` workers, see `reference_of`."""
-    return reference_of(workload, config, num_workers, steps).parameters
-
-
 def reference_of(
     workload: Workload,
     config: RunConfig,
@@ -317,8 +311,7 @@ class CompressedMeans:
         given = [[of_rank[place[name]] for name in plan.names] for of_rank in self._gradients]
         self._gradients = []
         means = [torch.zeros(t.numel(), dtype=t.dtype, device=t.device) for t in tensors]
-        rates = {float(group["lr"]) for group in replica.optimizer.param_groups}
-        rate = rates.pop() if len(rates) == 1 else None
+        rate = shared_learning_rate(replica.optimizer)
         for job, message in zip(self._jobs, plan.messages, strict=True):
             job.step = step
             values = [_values(message, of_rank, tensors) for of_rank in given]

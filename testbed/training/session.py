@@ -21,7 +21,6 @@ from testbed.training.compressed.engine import engine_of
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.hooks import ForwardHooks, before_state_access
-from testbed.training.exchange.reducer import Phase, StepState
 from testbed.training.exchange.refusals import (
     closure_refused,
     read_unseen,
@@ -31,6 +30,7 @@ from testbed.training.exchange.refusals import (
 )
 from testbed.training.exchange.release import ReleasedUpdate
 from testbed.training.exchange.setup import AGREE_S, Replan, agree_on, replanner, share_start
+from testbed.training.exchange.step_state import Phase, StepState
 from testbed.training.exchange.unused import UnusedParameters
 from testbed.training.exchange.update import DeferredUpdate, Delivery, delivery_of
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
@@ -71,10 +71,10 @@ class Session:
         recorder: told of exchanges and of waiting for them.
 
     Attributes:
-        backend: as given.
-        model: as given.
+        backend, model: as given.
         plan: that is carried out.
         engine: what compresses the messages, if anything does.
+        step_state: of the step that is being computed.
         events: the newest step's exchanges that have all ended, in the order of waiting for them.
     """
 
@@ -101,7 +101,7 @@ class Session:
         self._optimizer = optimizer
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
-        self._step = StepState(control, patience_s, on_resume, recorder)
+        self.step_state = StepState(control, patience_s, on_resume, recorder)
         self._pending: DeferredUpdate | None = None
         self._released: ReleasedUpdate | None = None
         self._is_steady = True
@@ -125,10 +125,10 @@ class Session:
         self._replan = replan if self._delivery.may_replan else None
         share_start(model, backend)
         self._adopt(plan)
-        self._reducer = self._delivery.reducer(self._step)
+        self._reducer = self._delivery.reducer(self.step_state)
         device, timeout_s = self._named[0][1].device, max(AGREE_S, patience_s)
         self._unused = UnusedParameters(
-            *(backend, control, self._step, device, timeout_s), zeros_tell=compression is None
+            *(backend, control, self.step_state, device, timeout_s), zeros_tell=compression is None
         )
         self._forward: ForwardHooks | None = None
         self._handles: list[Any] = []
@@ -146,11 +146,11 @@ class Session:
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         """Backward passes inside only add to the gradients; the first one outside sends them."""
-        self._step.phase = Phase.ACCUMULATING
+        self.step_state.phase = Phase.ACCUMULATING
         try:
             yield
         finally:
-            self._step.phase = Phase.EXCHANGING
+            self.step_state.phase = Phase.EXCHANGING
 
     def synchronize(self) -> None:
         """Wait until every gradient is the mean over the workers.
@@ -163,7 +163,7 @@ class Session:
         """
         if self._strategy.release is not None:
             raise released_early("session.synchronize() is for what looks at all mean gradients")
-        if self._step.phase is Phase.SYNCHRONIZED:
+        if self.step_state.phase is Phase.SYNCHRONIZED:
             return
         self._end_pending()
         reducer, parameters = self._reducer, self._buckets.parameters
@@ -178,7 +178,7 @@ class Session:
         gradients = self._delivery.deliver(values, reducer.number, unused)
         for tensor, gradient in gradients.items():
             parameters[tensor].grad = gradient
-        self.events = self._step.take_events()
+        self.events = self.step_state.take_events()
         self._go_on()
 
     def flush(self) -> None:
@@ -192,10 +192,10 @@ class Session:
             self.flush()
         is_steady, self._is_steady = self._is_steady, True
         return StepReport(
-            exposed_s=self._step.take_waited_s(),
+            exposed_s=self.step_state.take_waited_s(),
             is_steady=is_steady,
             excluded_s=0.0 if self.engine is None else self.engine.take_excluded_s(),
-            staleness=self._step.staleness,
+            staleness=self.step_state.staleness,
         )
 
     def held_tensors(self) -> list[torch.Tensor]:
@@ -211,7 +211,7 @@ class Session:
     @property
     def step(self) -> int:
         """Number of the step that is being computed."""
-        return self._step.number
+        return self.step_state.number
 
     def traffic(self) -> Traffic:
         """See `TrainingSession.traffic`."""
@@ -234,26 +234,14 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a step, with the plan of the session that was saved."""
         names: list[str] = state["order"]
-        self._step.number = state["step"]
+        self.step_state.number = state["step"]
         if self._replan is not None and names:
             self._adopt(self._replan(names))
             self._replan = None
         self._ready_names = list(names)
         if self.engine is not None:
             self.engine.load_state_dict(state["compression"])
-        self._reducer = self._delivery.reducer(self._step)
-
-    @property
-    def num_begun(self) -> int:
-        """Steps of which this rank has given gradients away, or begun to."""
-        return self._step.num_begun
-
-    def hear_of_end(self, member: int, who: str, num_begun: int) -> None:
-        """Another rank has ended its loop after so many steps; one more step is not waited for.
-
-        For backends whose steps need every rank. From any thread.
-        """
-        self._step.hear_of_end(member, who, num_begun)
+        self._reducer = self._delivery.reducer(self.step_state)
 
     def on_close(self, leave: Callable[[], None]) -> None:
         """Call this once when the session is closed; for whoever opened the backend for it."""
@@ -306,10 +294,10 @@ class Session:
         tensor = self._index[id(parameter)]
         if self._pending is not None and tensor in self._pending.left:
             raise read_unseen(self.plan.names[tensor], self.plan.scheduler)
-        if self._step.phase is Phase.ACCUMULATING:
+        if self.step_state.phase is Phase.ACCUMULATING:
             self._reducer.accumulate(tensor)
             return
-        self._step.begin_exchange()
+        self.step_state.begin_exchange()
         if self._strategy.release is None or self._defers:
             self._reducer.mark_ready(tensor)
         else:
@@ -322,8 +310,8 @@ class Session:
             raise closure_refused()
         if self._delivery.exchanges:
             refuse_unexchanged(optimizer, self._index, self._frozen)
-        if self._defers and self._step.phase is not Phase.SYNCHRONIZED:
-            if not self._step.is_first and self._reducer.may_defer:
+        if self._defers and self.step_state.phase is not Phase.SYNCHRONIZED:
+            if not self.step_state.is_first and self._reducer.may_defer:
                 self._defer()
                 return
             self._is_steady = False
@@ -334,7 +322,7 @@ class Session:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_updating:
-            self._step.phase = Phase.EXCHANGING
+            self.step_state.phase = Phase.EXCHANGING
 
     @property
     def _is_updating(self) -> bool:
@@ -342,7 +330,7 @@ class Session:
 
     def _finalize_backward(self) -> None:
         self._reducer.finalize_backward()
-        if self._step.is_first and not self._ready_names:
+        if self.step_state.is_first and not self._ready_names:
             self._ready_names = [self.plan.names[i] for i in self._reducer.ready_order]
 
     def _defer(self) -> None:
@@ -372,7 +360,7 @@ class Session:
             self._finalize_backward()
             self._reducer.spread()
         released.finish()
-        self.events = self._step.take_events()
+        self.events = self.step_state.take_events()
         self._released = None
         self._go_on()
 
@@ -386,16 +374,16 @@ class Session:
             return False
         self._pending.take(list(self._pending.left))
         self._unused.end()
-        self.events = self._step.take_events()
+        self.events = self.step_state.take_events()
         self._pending = None
         return True
 
     def _go_on(self) -> None:
         """Begin the next step."""
-        if self._step.is_first and self._delivery.exchanges:
+        if self.step_state.is_first and self._delivery.exchanges:
             self._learn_from_first_step()
-        self._step.end()
-        self._reducer = self._delivery.reducer(self._step)
+        self.step_state.end()
+        self._reducer = self._delivery.reducer(self.step_state)
 
     def _learn_from_first_step(self) -> None:
         """Adopt rank 0's order of gradients; learn whether parameters stay unused on any rank."""

@@ -13,7 +13,7 @@ from testbed.base.axes import inexact_parts
 from testbed.base.config import RunConfig, reproduce
 from testbed.base.link import Link
 from testbed.base.plan import Plan
-from testbed.base.types import NOTHING_MOVES
+from testbed.base.types import BSP, IN_STEP, NOTHING_MOVES
 from testbed.noise.steady import steady_steps
 from testbed.noise.steal_time import LINK_STOLEN
 from testbed.records.cell import Accuracy, Cell, CompressionResult, MemoryResult, StepSamples
@@ -32,8 +32,8 @@ class Outcome(msgspec.Struct, kw_only=True):
             compared.
         reference_worst: name of that parameter.
         reference_steps: after so many steps.
-        reference_slack: what the difference may be at least, as a compressor's sums may be rounded
-            so differently in another order.
+        reference_slack: least tolerance for the difference: in another order a compressor's sums
+            may be rounded so differently.
         reference_contents: digest of what each worker's samples held in those steps, there.
         reference_buffers: of each worker after its first step, there.
         verified_content: digest of what this rank's samples held in those steps.
@@ -78,9 +78,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     compression: CompressionResult | None = None
     memory: MemoryResult | None = None
 
-
-# Consistencies under which all ranks take a step at the same time (or, without exchange, as if).
-IN_STEP = ("bsp", "none")
 
 # Largest relative difference to the reference that rounding alone explains; float32 after 20 steps.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bf16": 5e-2, "fp16": 5e-2}
@@ -225,7 +222,7 @@ def judge(
         return False, "ranks started from different parameters"
     if consistency == NOTHING_MOVES:
         return False, "no exchange: every worker trains its own model"
-    if consistency != "bsp":
+    if consistency != BSP:
         return False, f"{consistency}: workers read parameters of different age"
     if len({o.final_digest for o in outcomes}) > 1:
         return False, "ranks ended with different parameters"

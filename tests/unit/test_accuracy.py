@@ -25,7 +25,7 @@ from testbed.studies.accuracy.digits import (
 )
 from testbed.studies.accuracy.kept import Kept, Record, read_record
 from testbed.studies.accuracy.trials import Outcome, Trial
-from testbed.training.reference import reference_parameters
+from testbed.training.reference import reference_of
 from testbed.workloads.load import load_workload
 
 TINY = Trial(
@@ -65,7 +65,7 @@ def test_dense_trials_are_the_reference_run():
     config = RunConfig(workers=2, epochs=2, batch_size=32, learning_rate=0.05, momentum=0.9, seed=1)
     assert found.steps == 2 * (1437 // 64)
     workload = load_workload(trial.workload, seed=1)
-    parameters = reference_parameters(workload, config, 2, found.steps)
+    parameters = reference_of(workload, config, 2, found.steps).parameters
     fresh = load_workload(trial.workload, seed=1)
     for own, value in zip(fresh.model.parameters(), parameters, strict=True):
         own.data.copy_(value)

@@ -40,11 +40,19 @@ def test_factors_of_the_worked_example():
 
 def test_overlap_slows_what_comes_after_the_first_message():
     trace = make_trace([2, 4], [1, 1])
-    # The first message travels from 2 to 7, the second, of 5 s, from its gradient's readiness on:
-    # 2 + 4 x 1.5 = 8; without the slowdown, from 7.
+    # The first message travels from 2 to 7; of the second's 4 s of backward 5 / 1.5 s pass beside
+    # it, the rest after it. It takes 5 s from then on; without the slowdown, from 7.
     found = factors(trace, [1, 2], LINK_A, overlap_slowdown=0.5)
-    assert found.iteration_s == 13
-    assert found.slowdown_s == 1
+    ready_s = 7 + 4 - 5 / 1.5
+    assert found.iteration_s == pytest.approx(ready_s + 5)
+    assert found.slowdown_s == pytest.approx(ready_s - 7)
+
+
+def test_nothing_is_slowed_while_the_channel_is_idle():
+    trace = make_trace([2, 100], [1, 1])  # the first message ends at 7, 95 s before the gradient
+    found = factors(trace, [1, 2], LINK_A, overlap_slowdown=0.5)
+    assert found.iteration_s == pytest.approx(2 + 100 + 5 - 5 / 1.5 + 5)
+    assert found.slowdown_s == pytest.approx(5 - 5 / 1.5)
 
 
 @settings(deadline=None, max_examples=60)

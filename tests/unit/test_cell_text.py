@@ -39,3 +39,10 @@ def test_the_prediction_stands_beside_the_measured_step() -> None:
     assert "rehearsed" not in describe_cell(cell(**known, link=ignored))
     used = {"latency_s": 1e-3, "in_steps": [1.1] * 4, "stretched": 1.1}
     assert "as long as in rehearsed steps\n" in describe_cell(cell(**known, link=used))
+
+
+def test_targets_are_told_as_tables_tell_them() -> None:
+    words = describe_cell(cell(time_to_accuracy_s={"0.975": 5.0, "0.98": None, "0.07": 1.0}))
+    assert "  97.5 % accuracy after 5 s\n" in words
+    assert "  98 % accuracy not reached\n" in words
+    assert "  7 % accuracy  after 1 s\n" in words

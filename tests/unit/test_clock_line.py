@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
-from testbed.base.recorder import Asked, fastest
+from testbed.base.errors import DeadlineExceeded
+from testbed.base.recorder import Asked, Recorder, fastest
+from testbed.control import clocks
+from testbed.control.inproc import InprocControl, InprocHub
 from testbed.statistics.clock_line import FittedClock, fit_clock
 
 AHEAD_S, DRIFT = 0.05, 50e-6
@@ -82,3 +86,25 @@ def test_more_spread_is_more_uncertainty_and_too_few_bursts_tell_none() -> None:
     lone = fit_clock(bursts[:1], window_s)
     assert lone.drift == 0.0
     assert lone.uncertainty_s == pytest.approx((bursts[0][2] - bursts[0][0]) / 2)
+
+
+def test_a_slow_answer_does_not_end_the_comparison_of_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SlowOnce(InprocControl):
+        def __init__(self) -> None:
+            super().__init__(InprocHub(2), rank=1)
+            self.asked, self.went_on = 0, threading.Event()
+
+        def time_exchange(self, timeout_s: float) -> Asked:
+            self.asked += 1
+            if self.asked == clocks.NUM_AT_ENDS * clocks.EXCHANGES + 1:
+                raise DeadlineExceeded("rank 0 did not tell the time")
+            if self.asked > (clocks.NUM_AT_ENDS + 2) * clocks.EXCHANGES:
+                self.went_on.set()
+            return super().time_exchange(timeout_s)
+
+    monkeypatch.setattr(clocks, "EVERY_S", 0.001)
+    control = SlowOnce()
+    with clocks.ClockBursts(control, Recorder()):
+        assert control.went_on.wait(20)

@@ -26,8 +26,8 @@ from testbed.reporting.aggregate import Found, collect_cells
 from testbed.reporting.diff import METRICS, diff
 from testbed.reporting.diff_text import to_markdown, to_text
 from testbed.reporting.gate import gate, parse_limit, status_of
-from testbed.reporting.sides import Side, grouped, read_run, read_side
-from testbed.statistics.runs import difference_of, holm_level
+from testbed.reporting.sides import Runs, Side, grouped, read_run, read_side
+from testbed.statistics.differences import difference_of, holm_level
 from tests.harness.runs import answer
 
 RUNS = Path(__file__).parents[2] / "runs"
@@ -209,6 +209,40 @@ def test_times_are_those_of_the_emulated_cluster():
     assert (one.difference, one.verdict) == (0, "tied")
 
 
+@pytest.mark.parametrize("apart", [1e-9, 0.3])
+def test_repeats_of_one_seed_tell_nothing_of_loss_and_accuracy(apart):
+    a, b = (
+        side(name, [made(t, final_loss=loss, test_accuracy=0.9) for t in (1.0, 1.01, 0.99)])
+        for name, loss in (("a", 0.5), ("b", 0.5 + apart))
+    )
+    found = diff(a, b)
+    one = found.cells[0].of("final_loss")
+    assert (one.verdict, one.is_significant) == ("one seed", False)
+    assert (one.p_value, one.low, one.resolves) == (None, None, None)
+    assert one.difference == pytest.approx(apart)
+    told = " ".join(to_text(found).split())
+    assert "one seed: not judged: final_loss, for repeats have the same seed" in told
+    assert "higher" not in told
+    (judged,) = gated(a, b, "final_loss > 0")
+    assert (judged.verdict, "one seed" in judged.why) == ("undecided", True)
+    (held,) = gated(a, b, "final_loss > 0.4")  # nothing of that was seen
+    assert (held.verdict, "one seed" in held.why) == ("held", True)
+    assert time_of(a, b).verdict == "tied"  # what was measured is told as ever
+    assert "one seed" not in to_text(diff(a, a))
+
+
+def test_loss_is_judged_where_each_run_has_a_seed_of_its_own():
+    def seeded(name, more):
+        runs = {
+            seed: made(1.0, config={"seed": seed}, final_loss=0.5 + seed / 1000 + more)
+            for seed in range(4)
+        }
+        return Side(name, (Runs(RunConfig(), name, runs, ()),))
+
+    assert diff(seeded("a", 0), seeded("b", 0.3)).cells[0].of("final_loss").verdict == "higher"
+    assert diff(seeded("a", 0), seeded("b", 0.0001)).cells[0].of("final_loss").verdict == "tied"
+
+
 # What belongs together
 
 
@@ -252,6 +286,38 @@ def test_cells_of_one_side_that_differ_in_a_folder_stay_apart(tmp_path, setting,
     pairs = sorted((one.a, one.b) for one in times.values())
     assert pairs == [pytest.approx((1.0, 1.2)), pytest.approx((3.0, 3.3))]
     assert all(cell.settings == {} for cell in found.cells)
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new"),
+    [
+        ("warmup", 0, 50),
+        ("verify_steps", 0, 20),
+        ("measure_memory", False, True),
+        ("checkpoint", None, "c.pt"),
+        ("evaluate_every", None, 10),
+    ],
+)
+def test_cells_of_one_side_that_are_recorded_otherwise_stay_apart(tmp_path, setting, old, new):
+    a = kept(tmp_path, "a", {old: 1.0, new: 3.0}, setting)
+    assert [sorted(each.ok) for each in a.cells] == [[0, 1], [0, 1]]
+    found = diff(a, kept(tmp_path, "b", {new: 3.3, old: 1.2}, setting))
+    assert (found.only_a, found.only_b) == ((), ())
+    pairs = sorted((one.a, one.b) for cell in found.cells if (one := cell.of("step_time_s")))
+    assert pairs == [pytest.approx((1.0, 1.2)), pytest.approx((3.0, 3.3))]
+    assert len({cell.label for cell in found.cells}) == 2
+
+
+def test_runs_that_keep_a_checkpoint_each_are_of_one_cell(tmp_path):
+    files = {f"{number}.pt": 1.0 for number in range(3)}
+    assert [len(each.ok) for each in kept(tmp_path, "a", files, "checkpoint").cells] == [6]
+
+
+def test_cells_that_only_their_record_tells_apart_are_refused_with_both_values(tmp_path):
+    a = kept(tmp_path, "a", {0: 1.0, 50: 3.0}, "warmup")
+    b = kept(tmp_path, "b", {10: 1.2}, "warmup")
+    with pytest.raises(UsageError, match=r"a has workload [\w-]+, warmup 0 and .*, warmup 50; b"):
+        diff(Side("a", a.cells), Side("b", b.cells))
 
 
 def test_a_cell_of_another_folder_is_left_over_not_pooled(tmp_path):

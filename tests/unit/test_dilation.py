@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -116,6 +118,32 @@ def test_busy_cores_are_cleared_by_the_same_time_at_another_dilation_or_found_ou
     assert other["bucket", 10.0] == (None, "depends on dilation")
     # Nobody knows what it would take at 160.
     assert other["bucket", 40.0] == (None, "depends on dilation")
+
+
+def test_a_cell_is_held_to_its_own_time_and_first_to_its_own_folder():
+    """An old sweep's slow time at the same dilation was taken for the new one's, or hid it."""
+    sweeps = {
+        "old": runs("bucket", 10.0, 0.20, 5),
+        "new": runs("bucket", 10.0, 0.14, 5),
+        "slow": runs("bucket", 40.0, 0.14, 5),
+    }
+
+    def notes(**sweeps):
+        found = [Found(name, name, cell) for name, cells in sweeps.items() for cell in cells]
+        report = make_report(Collected(tuple(found), ()))
+        return {(c.source, c.dilation): c.rank_note for c in report.cells}
+
+    for order in itertools.permutations(sweeps):
+        found = notes(**{name: sweeps[name] for name in order})
+        assert found["new", 10.0] == ""
+        assert found["old", 10.0] == "depends on dilation"
+    own = Found("new", "at 40", sweeps["slow"][0])
+    cells = [Found(n, n, c) for n, of in sweeps.items() for c in of if n != "slow"] + [own]
+    other = [Found("other", "o", c) for c in runs("bucket", 40.0, 0.3, 5)]
+    report = make_report(Collected(tuple([*cells, *other]), ()))
+    told = {(c.source, c.dilation): c.rank_note for c in report.cells}
+    assert told["new", 10.0] == ""  # its own folder has it at 40
+    assert told["old", 10.0] == "depends on dilation"
 
 
 def test_a_cell_whose_work_differed_is_told_that_alone():

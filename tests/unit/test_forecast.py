@@ -133,6 +133,37 @@ def test_what_lies_between_two_programs_is_no_spread_of_runs() -> None:
     assert not any("different programs" in note for note in make_report(same).cautions)
 
 
+MADE = {"commit": "one", "platform": "Linux", "versions": {"torch": "2.9"}, "variables": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"versions": {"torch": "2.10"}}, "1 by commit one on Linux with torch 2.10"),
+        ({"variables": {"OMP_DYNAMIC": "true"}}, "1 by commit one on Linux with OMP_DYNAMIC true"),
+        ({"cpu": "Y", "torch_threads": 2}, ""),  # the other record does not tell
+        ({"variables": {"OMPI_MCA_num_procs": "2", "CUDA_VISIBLE_DEVICES": "1"}}, ""),
+    ],
+)
+def test_a_report_tells_of_other_libraries_and_variables(change: dict[str, Any], told: str) -> None:
+    cells = [ran(1.0, environment=MADE), ran(1.1, environment={**MADE, **change})]
+    report = make_report(Collected(tuple(Found("here", "a", cell) for cell in cells), ()))
+    notes = [note for note in report.cautions if "different programs" in note]
+    assert len(notes) == bool(told)
+    assert all(told in note for note in notes)
+    (row,) = compare(forecast_of(foreseen("a", 1.0)), [("a", cell) for cell in cells]).rows
+    assert row.num_runs == 2
+
+
+def test_another_processor_is_told_and_no_spread_of_runs() -> None:
+    cells = [ran(t, environment={**MADE, "cpu": cpu}) for t, cpu in ((1.0, "X"), (1.1, "Y"))]
+    (row,) = compare(forecast_of(foreseen("a", 1.0)), [("a", cell) for cell in cells]).rows
+    assert row.spread is None
+    report = make_report(Collected(tuple(Found("here", "a", cell) for cell in cells), ()))
+    told = "1 by commit one on Linux with cpu X, 1 by commit one on Linux with cpu Y"
+    assert any(told in note for note in report.cautions)
+
+
 def test_links_that_changed_between_forecast_and_cells_are_told() -> None:
     cells = (foreseen("a", 1.0),)
     made = sealed(

@@ -49,3 +49,10 @@ def test_a_norm_that_overflows_is_not_a_gradient_that_does() -> None:
         bad = torch.tensor([1.0, value])
         with pytest.raises(NonFiniteGradient, match=f"parameter of 'w' has {words} .* step 7"):
             refuse_non_finite(["w"], [bad], norms_of([bad]), 7, "parameter")
+
+
+def test_a_sum_beyond_float16_says_what_to_do() -> None:
+    total = sum(torch.full((2,), 20_000.0, dtype=torch.float16) for _ in range(4))
+    assert isinstance(total, torch.Tensor)
+    with pytest.raises(NonFiniteGradient, match=r"added in float16 before .* use bfloat16"):
+        refuse_non_finite(["w"], [total / 4], norms_of([total / 4]), 0)

@@ -19,7 +19,7 @@ from testbed.base.config import make_config
 from testbed.base.errors import NonFiniteGradient, UsageError
 from testbed.base.plan import Message, Plan, TensorSlice
 from testbed.memory.planning.gradients import HELD_BYTES
-from testbed.memory.running.arena import arena_bytes, is_bounded
+from testbed.memory.running.arena import is_bounded, place_buckets
 from testbed.memory.strategy import KEEP_ALL, Release, Strategy
 from testbed.training.compressed.spec import compression_of
 from testbed.training.session import Session
@@ -295,7 +295,7 @@ def test_buckets_take_turns_in_the_arena() -> None:
                 assert (
                     arena.num_bytes
                     == sum(t.nbytes for t in session.held_tensors())
-                    == arena_bytes(session.plan, 2)
+                    == place_buckets(session.plan, 2).num_bytes
                 )
                 assert 0 < arena.peak_bytes <= arena.num_bytes
             assert (arena.used_bytes, arena.num_outside) == (0, 0)

@@ -589,6 +589,75 @@ def test_reporting_and_sweeping_never_load_torch(folder):
     assert "Only one method was run: gloo, 30.0 ms" in done.stdout
 
 
+def test_repeats_that_trained_something_else_did_not_do_the_same_work():
+    """A file of the user's was changed between a sweep and its `--resume`."""
+    runs = [cell("gloo", 30, r) for r in range(3)] + [cell("mpi-ring", 31, r) for r in range(3)]
+    runs[1] = msgspec.structs.replace(runs[1], initial_digest="2e2e2e2e2e")
+    report = report_of(runs)
+    verdict, why = same_work(row(report, "gloo"))
+    assert verdict == "no"
+    assert why == (
+        "repeats did different work: their initial parameters differ (1d1d1d1d, 2e2e2e2e)"
+    )
+    assert row(report, "gloo").rank is None
+    assert same_work(row(report, "mpi-ring"))[0] == "yes"
+
+
+def test_cells_are_held_against_those_of_their_own_folder():
+    """Of two days' sweeps the first had everybody's bound, and the most common work won."""
+    old = [cell("none", 20, identical_work=None), cell("gloo", 30)]
+    other = {"initial_digest": "2e2e2e2e2e"}
+    new = [cell("none", 10, identical_work=None, **other), cell("gloo", 15, **other)]
+    for order in ((old, new), (new, old)):
+        found = [
+            Found("old" if cells is old else "new", c.backend, c) for cells in order for c in cells
+        ]
+        report = make_report(Collected(tuple(found), ()))
+        bounds = {c.source: c.efficiency for c in report.cells if c.backend == "gloo"}
+        assert bounds["old"] == pytest.approx(20 / 30, rel=0.01)
+        assert bounds["new"] == pytest.approx(10 / 15, rel=0.01)
+        assert all(c.comparable for c in report.cells)
+    alone = [Found("old", "none", old[0]), Found("new", "gloo", new[1])]
+    assert make_report(Collected(tuple(alone), ())).cells[1].efficiency is None
+
+
+def test_runs_are_paired_by_round_only_if_they_ran_in_rounds():
+    """A run that was repeated at the end shares nothing with what ran in its round."""
+    cells = framework_cells()
+
+    def pairs(began):
+        timed = [
+            msgspec.structs.replace(c, environment={**c.environment, "began": began(n, c)})
+            for n, c in enumerate(cells)
+        ]
+        return {line.num_pairs for line in report_of(timed).ratios}
+
+    def in_rounds(number, c):
+        return f"2026-01-0{1 + c.config.repeat}T00:{number:02}:00+00:00"
+
+    def again(number, c):
+        return "2026-02-01T00:00:00+00:00" if number == 1 else in_rounds(number, c)
+
+    assert pairs(in_rounds) == {5}
+    assert pairs(again) == {0, 5}
+
+
+def test_the_fastest_by_others_spread_alone_says_so():
+    """The pooled spread of quiet cells tells apart what the two noisy ones cannot themselves."""
+    quiet = {f"quiet{n}": 30.0 + n for n in range(6)}
+    times = {"a": (25.0, 25.4, 25.1), "b": (25.5, 25.3, 25.4)}
+    times |= {name: (ms, 1.0001 * ms, 0.9999 * ms) for name, ms in quiet.items()}
+    cells = [
+        cell("gloo", 1.0, r, scheduler=name, config={"scheduler": name}, step_time_s=ms / 1e3,
+             samples=StepSamples())
+        for name, runs in times.items() for r, ms in enumerate(runs)
+    ]  # fmt: skip
+    (answer,) = report_of(cells).answers
+    assert (answer.verdict, answer.next.differs) == ("fastest", True)
+    assert answer.next.pair_differs is False
+    assert "the next, gloo/b, not by their own runs alone" in " ".join(answer.lines)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--rewrite"]:
         sys.exit("usage: python tests/unit/test_reporting.py --rewrite")

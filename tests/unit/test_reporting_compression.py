@@ -12,12 +12,13 @@ import pytest
 
 from testbed.base.config import RunConfig
 from testbed.records.cell import Cell, CompressionResult, StepSamples
+from testbed.records.text import rate_text
 from testbed.reporting.aggregate import Collected, Found
 from testbed.reporting.compression import Bulk, describe_break_evens
 from testbed.reporting.forecast import Compared
 from testbed.reporting.formats import to_markdown
 from testbed.reporting.make import make_report
-from testbed.reporting.short import to_text
+from testbed.reporting.short import shorten, to_text
 from testbed.reporting.terminal import print_report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -115,6 +116,34 @@ def test_verdicts_by_hand():
     assert qsgd.below_bits_per_s < 1e9
     # As many bytes as before, and more to do.
     assert (fp16.pays, fp16.below_bits_per_s, fp16.agrees) == ("never", None, True)
+
+
+def test_each_setting_has_its_own_rate_and_its_own_sweep():
+    """The slower cluster's rate stood everywhere, and dense cells of another sweep counted."""
+    cells = []
+    for rate, step_ms in (("1gbit", 95), ("4gbit", 60)):
+        link = {**LINK, "seconds_per_byte": 8e-9 if rate == "1gbit" else 2e-9}
+        both = [cell("none", step_ms, link=link)]
+        both.append(cell("qsgd:bits=8", 60, sent=2_500_000, stages_ms=(110, 29, 4), link=link))
+        spec = f"nodes=2,rate={rate}"
+        for each in both:
+            config = msgspec.structs.replace(each.config, cluster=spec)
+            cells.append(msgspec.structs.replace(each, config=config, cluster={"spec": spec}))
+    apart = tuple(Found("a", str(number), each) for number, each in enumerate(cells))
+    report = make_report(Collected(apart, ()))
+    rates = {report.cells[v.place].config.cluster: v.below_bits_per_s for v in report.compression}
+    assert len(set(rates.values())) == len(rates) == 2
+    told = [
+        row[table.headings.index("should pay")]
+        for section in shorten(report).sections
+        for table in section.tables
+        if "should pay" in table.headings
+        for row in table.rows
+        if "qsgd" in row[0]
+    ]
+    assert sorted(told) == sorted(f"< {rate_text(rate)}" for rate in rates.values())
+    alone = [Found("b" if f.cell.compression else "a", f.group, f.cell) for f in apart]
+    assert make_report(Collected(tuple(alone), ())).compression == []
 
 
 def test_the_link_is_the_dense_cell_s():

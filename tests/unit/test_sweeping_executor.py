@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from testbed.base.config import RunConfig
-from testbed.records.cell import decode_cell
+from testbed.records.cell import Cell, decode_cell
 from testbed.records.store import Store
 from testbed.sweeping.executor import ProcessRunner, run_command
 from testbed.sweeping.grid import Sweep
@@ -22,11 +22,14 @@ WRITES_A_CELL = """
 import sys
 from pathlib import Path
 from testbed.base.config import RunConfig
-from testbed.records.cell import Cell, encode_cell
+from testbed.records.cell import Cell, StepSamples, encode_cell
 print("hello from the cell")
 config = RunConfig(workers=2, steps=20)
 cell = Cell(backend="gloo", workload="digits-cnn", num_workers=2, config=config,
-            status=sys.argv[2], error=sys.argv[3])
+            status=sys.argv[2], error=sys.argv[3], step_time_s=0.5, samples_per_s=64.0,
+            time_to_accuracy_s={"0.9": 5.0}, samples=StepSamples(step_time_s=[0.5]),
+            cluster={"spec": "nodes=2"}, dilation=2.0, environment={"commit": "c0"},
+            command="testbed run")
 Path(sys.argv[1]).write_bytes(encode_cell(cell))
 sys.exit(int(sys.argv[4]))
 """
@@ -110,6 +113,18 @@ def test_a_result_with_a_bad_exit_status_is_a_failure(tmp_path):
     cell = run_in(tmp_path, runs(WRITES_A_CELL, Path, "ok", "", "3"))
     assert cell.status == "failed"
     assert cell.error.startswith("exit status 3\nhello")
+    assert cell == Cell(
+        status="failed",
+        backend="gloo",
+        workload="digits-cnn",
+        num_workers=2,
+        config=RunConfig(workers=2, steps=20, repeat=1),
+        cluster={"spec": "nodes=2"},
+        dilation=2.0,
+        environment={"commit": "c0"},
+        command="testbed run",
+        error=cell.error,
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def begun(sweep=SWEEP, **changes):
     return begin(msgspec.structs.replace(make_plan(sweep), **changes), Path("mine"))
 
 
-def finish(store, *environments):
+def finish(store, *environments, cluster=None):
     """Finished cells of the first runs, made in these environments."""
     for (key, config), made_in in zip(store.read_plan().runs(), environments, strict=False):
         cell = Cell(
@@ -55,6 +55,7 @@ def finish(store, *environments):
             num_workers=config.workers,
             step_time_s=0.1,
             environment=made_in,
+            cluster=cluster,
             config=config,
         )
         store.write_cell(key, cell)
@@ -179,10 +180,33 @@ def test_runs_of_another_platform_are_told_where_cells_run_on_this_one(changes, 
     assert ("on Linux-1.0; this is commit" in go_on(store)[0]) == told
 
 
+def test_runs_of_another_library_processor_or_variable_are_told(monkeypatch):
+    monkeypatch.setenv("OMP_DYNAMIC", "true")
+    store, here = begun(FOUR), describe_environment()
+    other = {"versions": {**here["versions"], "torch": "0.1"}, "cpu": "X", "variables": {}}
+    finish(store, {**here, **other})
+    told = go_on(store)[0]
+    made_by, this = told.split("; this is ")
+    assert "1 made by commit" in made_by
+    assert made_by.endswith("with cpu X and torch 0.1")
+    assert f"cpu {here['cpu']} and torch {here['versions']['torch']} and OMP_DYNAMIC true" in this
+
+
 def test_of_runs_made_alike_nothing_is_told():
-    store = begun(FOUR)
-    finish(store, describe_environment(), describe_environment())
+    store, here = begun(FOUR), describe_environment()
+    own = {"OMP_NUM_THREADS": "1", "OMPI_MCA_num_procs": "2", **here["variables"]}
+    finish(store, here, {**here, "variables": own, "torch_threads": 1, "device": "cpu"})
     assert go_on(store)[0] == "2 of 4 runs are there already"
+
+
+def test_variables_that_an_emulated_cluster_sets_are_not_told(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_btl", "^ofi")
+    here = describe_environment()
+    emulated = {**here["variables"], "OMPI_MCA_btl": "tcp,self"}
+    for place, (cluster, alike) in enumerate([({"spec": "nodes=2"}, True), (None, False)]):
+        store = begin(make_plan(FOUR), Path(f"mine{place}"))
+        finish(store, {**here, "variables": emulated}, cluster=cluster)
+        assert (go_on(store)[0] == "1 of 4 runs are there already") == alike
 
 
 def linked():

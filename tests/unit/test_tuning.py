@@ -16,12 +16,13 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.knobs import Grid, Range, no_knobs
 from testbed.base.parts import Part
+from testbed.commands.tuning import tuned_run
 from testbed.launch.held_out import scorer
 from testbed.launch.plan_options import parts_of
 from testbed.launch.tuning import COLUMNS, space_of, tuned, with_knobs
 from testbed.records.cell import Cell
 from testbed.reporting.naming import tuning_of
-from testbed.scheduling.tuning import Budget, best_of, search
+from testbed.scheduling.tuning import Budget, Trial, best_of, search
 
 LINK = "rate=10gbit,latency=50us,workers=4"
 REPLAY = "replay:resnet50-v100"
@@ -60,7 +61,7 @@ def test_a_search_takes_its_budget_and_begins_with_what_was_given(trials: int):
 def test_the_later_trials_are_nearer_to_the_best():
     found = search(SPACE, distance, Budget(trials=60))
     assert min(t.score for t in found[31:]) < min(t.score for t in found[:31])
-    best = found[best_of(found, 1)[0]].values
+    best = found[best_of(found, 1, {})[0]].values
     assert best["depth"] == 2
     assert 15 < best["mib"] < 27
 
@@ -83,7 +84,28 @@ def test_what_cannot_be_is_a_trial_with_its_reason():
     refused = [t for t in found if t.score is None]
     assert refused
     assert {t.why for t in refused} == {"too large"}
-    assert not {found.index(t) for t in refused} & set(best_of(found, 20))
+    assert not {found.index(t) for t in refused} & set(best_of(found, 20, {}))
+
+
+def test_of_the_best_each_setting_is_there_once():
+    trials = [Trial({}, 2.0), Trial({"k": 4}, 1.0), Trial({"k": 2}, 2.0), Trial({"k": 4}, 1.0)]
+    assert best_of(trials, 3, {"k": 2}) == [1, 0]
+    assert best_of(trials, 1, {"k": 2}) == [1, 0]
+    assert best_of(trials, 3, {"k": 8}) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["osf", "asc-wfbp"])
+def test_the_given_setting_is_not_run_again_as_a_point_of_a_grid(name: str, tmp_path: Path):
+    seen: list[Any] = []
+
+    def measure(one: RunConfig, number: int) -> Cell:
+        seen.append(SCHEDULERS.resolve(one.scheduler).options)
+        return Cell(backend="gloo", workload=REPLAY, num_workers=4, config=one, step_time_s=1.0)
+
+    tuned(config(name, tune="trials=9,confirm=9"), tmp_path / "log.csv", measure)
+    (grid,) = space_of(config(name)).values()
+    assert len(seen) == len(set(seen)) == len(grid.values)
+    assert SCHEDULERS.resolve(name).options in seen
 
 
 @pytest.mark.parametrize(("axis", "name"), WITH_KNOBS, ids=lambda e: getattr(e, "what", e))
@@ -174,7 +196,7 @@ def test_runs_of_the_best_and_of_the_given_setting_decide(tmp_path: Path):
         seen[number] = one
         if len(seen) == 1:
             return Cell(
-                status="failed", error="RankLost: rank 1", step_time_s=None,
+                status="failed", error="RankLost: rank 1", step_time_s=0.1,
                 backend="gloo", workload=REPLAY, num_workers=4, config=one,
             )  # fmt: skip
         time_s = 0.9 if number == 0 else 1.0
@@ -212,6 +234,18 @@ def test_a_method_without_knobs_runs_as_it_is(tmp_path: Path):
 def test_what_cannot_be_tuned_is_refused_before_anything_starts(changes: dict[str, Any], why: str):
     with pytest.raises(UsageError, match=why):
         parts_of(config(**changes))
+
+
+def test_an_earlier_log_is_replaced_by_another_search_and_by_nothing_else(tmp_path: Path):
+    record, log = tmp_path / "cell.json", tmp_path / "cell.tuning.csv"
+    log.write_text("an earlier search")
+    with pytest.raises(UsageError, match="over which link"):
+        tuned_run(config("dear", link=None, tune="trials=9"), "alone", record)
+    tuned_run(config("wfbp", tune="trials=9"), "alone", record)  # nothing to search
+    assert log.read_text() == "an earlier search"
+    tuned_run(config("dear", tune="trials=3,confirm=0"), "alone", record)
+    assert len(rows(log)) == 3
+    assert [path.name for path in tmp_path.iterdir()] == [log.name]
 
 
 def test_a_search_needs_a_link(tmp_path: Path):

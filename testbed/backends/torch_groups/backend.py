@@ -166,7 +166,7 @@ class TorchBackend(ThreadedBackend):
 
     def submit(self, request: Request) -> PendingWork:
         """See `Backend.submit`."""
-        if any(t.is_cuda for t in (request.tensor, *request.parts) if t is not None):
+        if any(t.is_cuda for t in request.tensors):
             # The kernels that make this tensor are only queued: the channel's stream, on another
             # thread, must come after them.
             theirs = torch.cuda.current_stream(self._device)

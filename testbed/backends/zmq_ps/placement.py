@@ -135,11 +135,11 @@ def busiest_link(num_workers: int, options: ZmqPsOptions) -> str:
 class Owners:
     """Each new key goes to the server that has the fewest bytes of its channel so far.
 
-    Not every payload can be cut, and small ones need not be (`types.CUT_BYTES`): their whole keys
-    are distributed by the bytes of the uncompressed message, which are equal on all ranks, as those
-    of payloads need not be. All ranks run the requests of a channel in one order and those of
-    several channels in any, so each channel counts for itself and begins at another server. A
-    server has at most one key's bytes per channel more than another.
+    A payload that is not cut (small ones, `types.CUT_BYTES`, and those that cannot be) goes whole
+    to one server. Keys are balanced by the bytes of the uncompressed message, which are equal on
+    all ranks; sizes of payloads may differ. Ranks agree on the order of requests within a channel,
+    not across channels, so each channel is balanced for itself and begins at another server. Within
+    a channel two servers differ by at most one key's bytes.
 
     Args:
         num_servers: at least 1.

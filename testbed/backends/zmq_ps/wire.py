@@ -94,7 +94,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         operation: what is asked or answered.
         worker: the worker that sends a request, or to which an answer goes.
-        root: source of a broadcast or of a gathered part; the range of a message that was cut.
+        root: source of a broadcast or of a gathered part; destination (ALL_TO_ALL); the range of a
+            message that was cut.
         flags: see `Flag`.
         dtype: one of `DTYPES`.
         frame_count: messages that this worker sends to this server in this exchange, where the
@@ -109,7 +110,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         version: for APPLY, answered: number of updates that the parameters hold.
         staleness: for APPLY, answered: clocks that the slowest worker was behind.
         key: name of the tensor.
-        note: optimizer (INSTALL), counters (COUNTERS) or error text, as bytes.
+        note: optimizer (INSTALL), merger (MERGE), counters (COUNTERS) or error text, as bytes.
     """
 
     operation: Operation

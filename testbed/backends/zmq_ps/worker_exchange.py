@@ -367,7 +367,7 @@ class MergeExchange(AnswersOfAnySize):
 
     def __init__(self, request: Request, ticket: Ticket, layout: Layout, first: int) -> None:
         super().__init__(request, ticket, layout)
-        self._payloads = request.parts if request.tensor is None else (request.tensor,)
+        self._payloads = request.tensors
         self._first = first
         self._merged: dict[int, torch.Tensor] = {}
         self._lossless = True

@@ -96,8 +96,8 @@ def plan_jointly(
         ('late', 0.0, 2.0)
 
     Reference:
-        Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA) plans memory for a given exchange.
-        Departs: the exchange is planned again for the memory plan, in turn.
+        Ours; after Zhao, Liu, Wang and Feng, 2021, IEEE Access 9 (LaySA), whose abstract has memory
+        reuse and sparse communication together and no such planning in turn.
     """
     pairs: list[tuple[float, MemoryPlan, Schedule]] = []
 

@@ -153,8 +153,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             memory bandwidth), overlapped or not.
         in_flight: gradients of parameters are freed as they get ready, but for so many that are
             on their way; None: all stay until the optimizer's step.
-        row: those on their way also make room for so many that come next: all together take no
-            more than the largest ones in a row; 0: they do not.
+        row: look-ahead: gradients on their way are ended early enough that they and the next `row`
+            ones fit into the largest sum of so many in a row; 0: they are not.
         held_bytes: gradients that do not travel are freed together, as soon as they have so many
             bytes; 0: as `in_flight` says.
         exchange_bytes: what exchanging each gradient needs while it is on its way (scratch and

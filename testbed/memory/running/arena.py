@@ -233,14 +233,6 @@ def place_buckets(plan: Plan, in_flight: int) -> ArenaPlan:
     return assign([Interval(size, turn, turn + in_flight) for size, turn in pairs])
 
 
-def arena_bytes(plan: Plan, in_flight: int) -> int:
-    """Bytes that released messages take at most in buffers; see `place_buckets`.
-
-    Where the bound does not hold these are the bytes of all fused messages.
-    """
-    return place_buckets(plan, in_flight if is_bounded(plan) else len(plan.messages)).num_bytes
-
-
 class Arena:
     """One allocation out of which tensors are taken, and to which they are given back.
 

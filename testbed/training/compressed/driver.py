@@ -43,7 +43,7 @@ from testbed.training.compressed.work import (
     Relay,
 )
 
-_OVER = 2  # a step this many before another one has no message left when that one's end
+_OVER = 2  # when a message of step k ends, none of step k - 2 is under way any more
 
 _Submission = tuple[Request, Callable[[Work], None]]
 """What is to be submitted, and who hears of its work."""
@@ -166,7 +166,7 @@ class Conversations:
         began_s = time.perf_counter()
         state = self.states.get(exchange.key, {})
         compressor = self._compressors[exchange.key]
-        if outgoing.wanted:
+        if outgoing.becomes_residual:
             assert feeds_back(compressor)
             context = dataclasses.replace(context, sparse=True)
             exchange.conversation = compressor.send(outgoing.values, state, context)
@@ -183,7 +183,7 @@ class Conversations:
             given = next(conversation) if arrived is None else conversation.send(arrived)
         except StopIteration as stop:
             outgoing, mean = exchange.outgoing, stop.value.mean
-            if mean is not outgoing.values and not outgoing.wanted:
+            if mean is not outgoing.values and not outgoing.becomes_residual:
                 mean = outgoing.values.copy_(mean)
             self._settle(mean.device)
             self.states[exchange.key] = stop.value.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from testbed.training.compressed.spec import Compression, refuse_unfit
 from testbed.training.compressed.state import carried, packed, unpacked
 from testbed.training.compressed.work import summarise
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.setup import agree_on
+from testbed.training.exchange.step_state import StepState
 from testbed.training.exchange.update import MeanGradients
+from testbed.training.optimizers import shared_learning_rate
 
 
 def shapes_of(plan: Plan, parameters: Sequence[torch.Tensor]) -> list[Shapes]:
@@ -95,7 +98,7 @@ class CompressionEngine(MeanGradients):
         self.probe = ErrorProbe(
             *(backend, control, self.driver.num_workers, compression.compared_steps, patience_s)
         )
-        self._optimizer = optimizer
+        self._learning_rate = partial(shared_learning_rate, optimizer)
         self._shapes: Sequence[Shapes] = ()
         self._mirror = mirror
         self._lost = Lost()
@@ -163,10 +166,6 @@ class CompressionEngine(MeanGradients):
     def close(self) -> None:
         """End the threads that compress; whatever is still under way fails."""
         self.driver.close()
-
-    def _learning_rate(self) -> float | None:
-        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
-        return rates.pop() if len(rates) == 1 else None
 
 
 def engine_of(

@@ -256,7 +256,7 @@ class MirrorBuffers(ReleasedBuffers):
 class MirrorReducer(CompressedReducer):
     """See `CompressedReducer`; gradients join what is kept, and means have memory of their own."""
 
-    wanted = True
+    becomes_residual = True
 
     def __init__(self, buckets: MirrorBuckets, *args: Any, **named: Any) -> None:
         super().__init__(buckets, *args, **named)

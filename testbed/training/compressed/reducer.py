@@ -14,8 +14,9 @@ from testbed.training.compressed.channel_order import made_on
 from testbed.training.compressed.driver import Conversations
 from testbed.training.compressed.work import CompressedWork, Outgoing
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.setup import AGREE_S
+from testbed.training.exchange.step_state import StepState
 
 # A step's messages where a compressor exchanges them: the same plan, other requests.
 #
@@ -37,10 +38,10 @@ class CompressedReducer(GradientReducer):
         probe: compares means with the true ones, if the step is one of the first.
 
     Attributes:
-        wanted: see `Outgoing`.
+        becomes_residual: see `Outgoing`.
     """
 
-    wanted = False
+    becomes_residual = False
     held_bytes = 0  # payloads that have arrived and their mean take memory of their own
 
     def __init__(
@@ -95,7 +96,7 @@ class CompressedReducer(GradientReducer):
             message.priority,
             message.channel,
             made_on(values.device),
-            self.wanted,
+            self.becomes_residual,
         )
         self._works[number] = [self._driver.begin(outgoing)]
 

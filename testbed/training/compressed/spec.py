@@ -13,7 +13,7 @@ from testbed.base.axes import COMPRESSORS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
-from testbed.base.types import NOTHING_MOVES, Op
+from testbed.base.types import IN_STEP, Op
 from testbed.compression.common import ratio_of, with_ratio
 from testbed.compression.protocol import Compressor
 
@@ -138,7 +138,7 @@ def refuse_unfit(
             f"{what} delivers means to the workers, but with update=server the optimizer is on the "
             "servers and takes gradients as they are; use update=worker"
         )
-    if capabilities.consistency not in ("bsp", NOTHING_MOVES):
+    if capabilities.consistency not in IN_STEP:
         raise UsageError(
             f"{what} needs all ranks in the same step, and this backend's consistency is "
             f"{capabilities.consistency}; use consistency=bsp"

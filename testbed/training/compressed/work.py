@@ -55,14 +55,15 @@ class Outgoing:
     """A message that may leave.
 
     Attributes:
-        values: [n], this rank's; replaced by the mean when the conversation has ended, if `wanted`
-            is False.
+        values: [n], this rank's; replaced by the mean when the conversation has ended, unless they
+            become the residual.
         context: of the message in this step.
         priority: see `Request`.
         channel: see `Request`.
         made: waits until a GPU has computed the values.
-        wanted: the values are those of `Feedback.send`, which become what is kept; the mean has
-            memory of its own, and is a sparse tensor where the compressor can list it.
+        becomes_residual: the values are those of `Feedback.send`, whose memory becomes the
+            residual; the mean has memory of its own, and is a sparse tensor where the compressor
+            can list it.
     """
 
     values: torch.Tensor
@@ -70,7 +71,7 @@ class Outgoing:
     priority: int = 0
     channel: int = 0
     made: Callable[[], None] = lambda: None
-    wanted: bool = False
+    becomes_residual: bool = False
 
 
 class CompressedWork(PendingResult):

@@ -82,7 +82,8 @@ class ReleasedUpdate(DeferredUpdate):
         """The gradient of a tensor is final.
 
         Raises:
-            UsageError: it was before; settings of the optimizer do not matter yet.
+            UsageError: it was final already in this step. Settings of the optimizer that changed
+                are refused later, in `finish`.
             RankLost, DeadlineExceeded, NonFiniteGradient: of a message that was waited for.
         """
         if not self._delivery.exchanges:

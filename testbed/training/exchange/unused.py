@@ -10,7 +10,8 @@ import torch
 from testbed.backends.protocol import Backend, Work
 from testbed.base.types import Op, Request
 from testbed.control.protocol import Control, gather
-from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.reducer import GradientReducer
+from testbed.training.exchange.step_state import StepState
 from testbed.training.exchange.update import Unused
 
 KEY = "(parameters in use)"

@@ -13,10 +13,11 @@ from testbed.base.errors import NonFiniteGradient
 from testbed.base.types import Op
 from testbed.memory.planning.gradients import SLICE_ELEMENTS
 from testbed.training.exchange.buckets import GradientBuckets
-from testbed.training.exchange.reducer import GradientReducer, StepState
+from testbed.training.exchange.reducer import GradientReducer
 from testbed.training.exchange.refusals import halves_refused
 from testbed.training.exchange.setup import install
 from testbed.training.exchange.step import DeferredStep
+from testbed.training.exchange.step_state import StepState
 
 Unused = Callable[[Sequence[int]], Collection[int]]
 """Those of the given tensors that no rank has used in the step."""
@@ -320,7 +321,10 @@ def refuse_non_finite(
         if math.isfinite(norm) or bool(torch.isfinite(tensor).all()):
             continue
         bad = "NaN" if bool(torch.isnan(tensor).any()) else "infinite values"
+        advice = "lower the learning rate or clip with --clip-norm"
+        if tensor.dtype is torch.float16:
+            advice = "ranks' gradients are added in float16 before they are divided: use bfloat16"
         raise NonFiniteGradient(
             f"{what} of {name!r} has {bad} after the exchange of step {step}; expected finite "
-            "numbers; lower the learning rate or clip with --clip-norm"
+            f"numbers; {advice}"
         )

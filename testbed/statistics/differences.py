@@ -1,0 +1,156 @@
+"""How far two sets of numbers lie apart, paired or not, and how sure that is."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CONFIDENCE: Final = 0.95
+LEVEL: Final = 0.05  # the chance of finding a difference where there is none
+
+
+def shared_rounds(
+    one: Mapping[int, float | None], other: Mapping[int, float | None], *, interleaved: bool
+) -> list[int]:
+    """Rounds in which two cells ran, one soon after the other; empty: their runs are not paired.
+
+    They are in rounds if all runs of a round began before any of the next: a run that was repeated
+    later, or resumed another day, shares nothing with what ran in its round.
+
+    Args:
+        one: number of a round -> when the first cell's run in it began, in seconds; None: unknown.
+        other: the same of the second cell.
+        interleaved: what counts where it is unknown: whether one sweep made both.
+
+    Example:
+        >>> shared_rounds({0: 1.0, 1: 3.0}, {0: 2.0, 1: 4.0}, interleaved=False)
+        [0, 1]
+        >>> shared_rounds({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.0}, interleaved=True)
+        []
+    """
+    rounds = sorted(one.keys() & other.keys())
+    if len(rounds) < 2:
+        return []
+    began = [[side[number] for side in (one, other)] for number in rounds]
+    known = [[time for time in pair if time is not None] for pair in began]
+    if any(len(pair) < 2 for pair in known):
+        return rounds if interleaved else []
+    known.sort()
+    apart = all(max(pair) < min(later) for pair, later in itertools.pairwise(known))
+    return rounds if apart else []
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far the mean of one set of numbers lies above that of another.
+
+    Attributes:
+        mean: the difference of the means.
+        error: its standard error; None: one of the sets has a single number.
+        freedom: degrees of freedom of the error.
+        num_pairs: numbers of both that were paired; 0: they were not.
+    """
+
+    mean: float
+    error: float | None
+    freedom: float
+    num_pairs: int
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+        """Student's interval; None without an error."""
+        if self.error is None:
+            return None
+        half = student(self.freedom, confidence) * self.error
+        return self.mean - half, self.mean + half
+
+    @property
+    def p_value(self) -> float | None:
+        """Probability that alike sets lie so far apart, or farther, by chance; None: unknown."""
+        from scipy.special import stdtr
+
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return float(self.mean == 0)
+        return float(2 * stdtr(self.freedom, -abs(self.mean) / self.error))
+
+
+def difference_of(
+    values: Sequence[float], others: Sequence[float], *, paired: bool = False
+) -> Difference:
+    """The mean of the first set less that of the second, with its error.
+
+        paired:      d_i = x_i - y_i,   error = s_d / sqrt(n),   df = n - 1
+        else Welch:  error^2 = s_x^2 / n + s_y^2 / m,            df by Satterthwaite
+
+    Args:
+        values: at least one.
+        others: at least one; if paired as many, in the same order.
+        paired: whether each number has its partner in the other set.
+
+    Example:
+        >>> found = difference_of([1.0, 2.0, 3.0], [0.5, 1.5, 2.6], paired=True)
+        >>> round(found.mean, 3), round(found.p_value, 3)
+        (0.467, 0.005)
+        >>> round(difference_of([1.0, 2.0, 3.0], [0.5, 1.5, 2.6]).p_value, 3)
+        0.607
+
+    Reference:
+        Student, 1908, Biometrika; Welch, 1947, Biometrika.
+    """
+    if paired:
+        apart = [x - y for x, y in zip(values, others, strict=True)]
+        spread = spread_of(apart)
+        error = None if spread is None else spread / math.sqrt(len(apart))
+        return Difference(statistics.fmean(apart), error, len(apart) - 1, len(apart))
+    mean = statistics.fmean(values) - statistics.fmean(others)
+    if min(len(values), len(others)) < 2:
+        return Difference(mean, None, 0, 0)
+    shares = [statistics.variance(x) / len(x) for x in (values, others)]
+    weights = [share**2 / (len(x) - 1) for share, x in zip(shares, (values, others), strict=True)]
+    rest = float(len(values) + len(others) - 2)
+    freedom = sum(shares) ** 2 / sum(weights) if sum(weights) else rest
+    if not sum(shares) and math.isclose(values[0], others[0], rel_tol=1e-12):
+        mean = 0.0  # what is left is the rounding of the means
+    return Difference(mean, math.sqrt(sum(shares)), freedom, 0)
+
+
+def holm_level(p_values: Sequence[float], level: float = LEVEL) -> float:
+    """The p-value up to which differences are significant when several are tested at once.
+
+    Sorted p_1 <= ... <= p_m, the first k are significant while p_i <= level / (m - i + 1); the
+    result is level / (m - k), which is reached by these k and by no other. So the interval at a
+    confidence of 1 less the result leaves out 0 exactly where a difference is significant. That
+    any of m alike pairs differs has at most the probability `level`.
+
+    Example:
+        >>> holm_level([0.04]), holm_level([0.03, 0.04]), holm_level([0.001, 0.04])
+        (0.05, 0.025, 0.05)
+
+    Reference:
+        Holm, 1979, Scandinavian Journal of Statistics.
+    """
+    left = len(p_values)
+    for p_value in sorted(p_values):
+        if p_value > level / left or left == 1:
+            break
+        left -= 1
+    return level / max(1, left)
+
+
+def spread_of(values: Sequence[float]) -> float | None:
+    """Their standard deviation; None of fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+@functools.cache
+def student(degrees_of_freedom: float, confidence: float) -> float:
+    """Half of the interval around 0 that holds Student's t with this probability."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
