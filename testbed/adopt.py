@@ -101,6 +101,9 @@ def distribute(
         UnknownName, UsageError, Unavailable: a part cannot be used.
         UsageError: the backend needs server processes of its own, which a script cannot become;
             the scheduler needs a trace and a link; or they are of another model.
+        Disagreement: ranks have other parameters or plans.
+        RunFailed: rank 0 was not reached in time.
+        RankLost, DeadlineExceeded: a rank did not join, was lost or did not come.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)

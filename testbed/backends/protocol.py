@@ -162,6 +162,11 @@ class ExternalFramework(Backend, Protocol):
         """Whether parameters that the first step does not use may stay unused in all others."""
         ...
 
+    @property
+    def raises_late(self) -> bool:
+        """Whether an exchange that stands still raises; else whoever trains has to watch it."""
+        ...
+
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """The model with the framework's hooks, to be called instead of it; collective.
 

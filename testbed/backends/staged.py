@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from testbed.backends.channels import ThreadedBackend
-from testbed.backends.protocol import Backend, Group, Work
+from testbed.backends.protocol import Backend, ExternalFramework, Group, Work
 from testbed.backends.queue import PendingWork
 from testbed.base.types import Capabilities, Event, Op, Request, Result, Traffic
 
@@ -281,9 +281,28 @@ def _with(request: Request, hosts: tuple[torch.Tensor, ...]) -> Request:
     return replace(request, tensor=hosts[0])
 
 
+class StagedFramework(StagedBackend):
+    """See `ExternalFramework`: its wrapper takes the device's tensors; its ops are staged."""
+
+    def __init__(
+        self, inner: ExternalFramework, copier: Copier, device_type: str, deadline_s: float
+    ) -> None:
+        super().__init__(inner, copier, device_type, deadline_s)
+        self.fixed_graph, self.raises_late = inner.fixed_graph, inner.raises_late
+        self.wrap, self.hold_back = inner.wrap, inner.hold_back
+        self.set_timeout, self.broke = inner.set_timeout, inner.broke
+        self.count_step = inner.count_step
+
+
 def staged(inner: Backend, device: str, deadline_s: float) -> Backend:
-    """The backend, able to take tensors of the device; itself if it already is."""
+    """The backend, able to take tensors of the device; itself if it already is.
+
+    What is another framework stays one: else its plan would be carried out here under its name.
+    """
     device_type = device.partition(":")[0]
     if device_type in inner.capabilities.device_types:
         return inner
-    return StagedBackend(inner, CudaCopier(device), device_type, deadline_s)
+    copier = CudaCopier(device)
+    if isinstance(inner, ExternalFramework):
+        return StagedFramework(inner, copier, device_type, deadline_s)
+    return StagedBackend(inner, copier, device_type, deadline_s)

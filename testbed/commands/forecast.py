@@ -104,9 +104,9 @@ def forecast(
 
     costs = dict(map(_given_codecs, codecs or ()))
 
-    from testbed.launch.held_out import Known, foresee
+    from testbed.launch.held_out import Known, forecast_cells
 
-    cells = foresee(wanted.cells, Known(links, nominal, costs))
+    cells = forecast_cells(wanted.cells, Known(links, nominal, costs))
     for named in dict.fromkeys(c.link for c in wanted.cells if c.link is not None):
         if parse_nominal(named) is None:
             links[named] = read_link(named)

@@ -51,7 +51,7 @@ def simulate_memory(
         UsageError: `--max-batch` without a budget, a budget not above 0, a part that cannot
             be used, or several plans for one file.
     """
-    from testbed.launch.foresee import foresee_all
+    from testbed.launch.memory_forecast import foresee_all
 
     if max_batch and budget_mb is None:
         raise UsageError("--max-batch was given without --budget-mb; expected both")

@@ -56,7 +56,7 @@ class Known:
     num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
 
-def foresee(configs: Sequence[RunConfig], known: Known) -> list[ForecastCell]:
+def forecast_cells(configs: Sequence[RunConfig], known: Known) -> list[ForecastCell]:
     """The forecast of each cell of a sweep; what cannot be foreseen says why."""
     traces: dict[tuple[str, str | None], Trace | None] = {}
     return [_foresee(config, known, traces) for config in configs]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,6 @@ from testbed.control.inproc import InprocHub
 from testbed.control.protocol import UNTIL_LOST_S, decided_by_first, hand_to_first
 from testbed.forking import how_started
 from testbed.forking.process import root_of
-from testbed.launch.foresee import batch_that_fits
 from testbed.launch.join import Role, announce_identity, join, left_to_start_s, open_backend
 from testbed.launch.lifecycle import (
     as_member,
@@ -36,6 +34,7 @@ from testbed.launch.lifecycle import (
     share_cores,
 )
 from testbed.launch.link_probe import PROBE
+from testbed.launch.memory_forecast import batch_that_fits
 from testbed.launch.plan_options import group_for
 from testbed.launch.planning import measures_link, predicted_step_s, prepare, pricing_of
 from testbed.launch.progress import progress_of
@@ -44,7 +43,7 @@ from testbed.memory.recording.calibrate import give_back_pages
 from testbed.records.cell import Cell
 from testbed.records.environment import describe_environment
 from testbed.records.progress import RunProgress
-from testbed.records.timeline import encode_timeline
+from testbed.records.timeline import Timeline, encode_timeline
 from testbed.training.compressed.spec import without_own_momentum
 from testbed.training.protocol import Observer, Run, StepRecord
 from testbed.training.replica import DEFAULT_STEPS, resolve_optimizer
@@ -209,12 +208,7 @@ def _work(
     make = build or (lambda: _build(config))
     workload = make()
     if config.max_batch:
-        group.control.state = "looking for the largest batch that fits"
-        find = partial(batch_that_fits, config, workload)
-        size = decided_by_first(
-            group.control, "batch", lambda: str(find()).encode(), UNTIL_LOST_S, group.size
-        )
-        config = msgspec.structs.replace(config, batch_size=int(size))
+        config = _with_largest_batch(config, workload, group)
     planned = prepare(config, role, group, workload, make)
     predicted_s = unrehearsed_s = None
     if group.rank == 0:
@@ -284,13 +278,28 @@ def _work(
         timeline = make_timeline(
             cell, recorded or (), outcomes, recorder, planned.link, dilation_of(config.cluster)
         )
-        told = describe_timeline(timeline)
-        try:
-            write_atomically(settings.timeline, encode_timeline(timeline))
-        except OSError as error:  # the record of the training is worth more than its timeline
-            told = f"not written ({error.strerror}); give another file to --timeline"
-        sys.stderr.write(f"testbed: {settings.timeline}: {told}\n")
+        _write_timeline(timeline, settings.timeline)
     return cell
+
+
+def _with_largest_batch(config: RunConfig, workload: Workload, group: Group) -> RunConfig:
+    """See `batch_that_fits`, which rank 0 asks."""
+    group.control.state = "looking for the largest batch that fits"
+
+    def find() -> bytes:
+        return str(batch_that_fits(config, workload)).encode()
+
+    size = decided_by_first(group.control, "batch", find, UNTIL_LOST_S, group.size)
+    return msgspec.structs.replace(config, batch_size=int(size))
+
+
+def _write_timeline(timeline: Timeline, path: Path) -> None:
+    told = describe_timeline(timeline)
+    try:
+        write_atomically(path, encode_timeline(timeline))
+    except OSError as error:  # the record of the training is worth more than its timeline
+        told = f"not written ({error.strerror}); give another file to --timeline"
+    sys.stderr.write(f"testbed: {path}: {told}\n")
 
 
 def _serve(config: RunConfig, role: Role, group: Group, settings: Settings) -> None:

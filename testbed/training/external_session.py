@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -19,16 +20,62 @@ from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.protocol import StepReport
 
+LOOK_EVERY_S: Final = 0.25
+
+
+def _now_on(device: torch.device) -> Any:
+    """This moment on the clock of a GPU, where what was queued before has ended; else None."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+class StillWatch:
+    """Tells once, from a thread of its own, that what began has not ended within its time.
+
+    Args:
+        late: called with the limit, in seconds.
+    """
+
+    def __init__(self, late: Callable[[float], None]) -> None:
+        self._late = late
+        self._limit_s, self._until_s = 0.0, math.inf
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="still-watch", daemon=True)
+        self._thread.start()
+
+    def begin(self, limit_s: float) -> None:
+        """Something began."""
+        self._limit_s, self._until_s = limit_s, time.monotonic() + limit_s
+
+    def end(self) -> None:
+        """It has ended."""
+        self._until_s = math.inf
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            if time.monotonic() > self._until_s:
+                self._late(self._limit_s)
+                return
+
 
 class ExternalSession:
     """See `TrainingSession`: another framework makes the training data-parallel.
 
     The framework's own wait for messages lies at the end of `loss.backward()`: exposed time is
-    what passes between the moment when the last gradient is ready and the optimizer's step.
+    what passes between the moment when the last gradient is ready and the optimizer's step. On a
+    GPU both moments are the device's, as the host runs ahead of it.
 
     An exchange that stands still for `patience_s` (or twice this rank's slowest step, if that is
     longer) makes the framework raise in the middle of a step; leaving the session raises what that
-    means instead.
+    means instead. Where it cannot raise, because a GPU waits for the exchange, this rank reports
+    that it failed, and is lost.
 
     Args:
         model: trained; the framework makes all ranks start with rank 0's parameters.
@@ -63,7 +110,11 @@ class ExternalSession:
         self._timeout_s = max(AGREE_S, patience_s)  # first steps compile, allocate and connect
         self._lost = threading.Event()
         self._exposed_s = 0.0
+        self._exposed_there: list[tuple[Any, Any]] = []  # moments of the device, begin and end
         self._last_ready_s: float | None = None
+        self._last_ready: Any = None
+        self._device = next(model.parameters()).device
+        self._watch = None if framework.raises_late else StillWatch(self._give_up)
         control.on_loss(self._on_loss)
         try:
             self.model = framework.wrap(model, self._timeout_s)
@@ -86,6 +137,8 @@ class ExternalSession:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         for handle in self._handles:
             handle.remove()
+        if self._watch is not None:
+            self._watch.close()
         if isinstance(error, RuntimeError):
             self._explain(error)
 
@@ -98,15 +151,19 @@ class ExternalSession:
 
     def synchronize(self) -> None:
         """The gradients are means already; what passed since the last one was ready was waiting."""
-        if self._last_ready_s is None:
+        ready_s, self._last_ready_s = self._last_ready_s, None
+        if ready_s is None:
             return
-        now_s = time.perf_counter()
-        self._exposed_s += now_s - self._last_ready_s
+        now_s, now = time.perf_counter(), _now_on(self._device)
+        if now is None:
+            self._exposed_s += now_s - ready_s
+        elif self._last_ready is not None:
+            self._exposed_there.append((self._last_ready, now))
+        self._last_ready = None
         if self._recorder is not None:
-            self._recorder.add("wait", "exchange", self._last_ready_s, now_s)
+            self._recorder.add("wait", "exchange", ready_s, now_s)
             self._recorder.resumed_s = now_s
-        self._learn_from_step(self._last_ready_s, now_s)
-        self._last_ready_s = None
+        self._learn_from_step(ready_s, now_s)
         self._check_all_came()
         self._missing = set(self._names)
         self._framework.count_step()
@@ -118,6 +175,12 @@ class ExternalSession:
     def end_step(self, *, flush: bool) -> StepReport:
         """See `TrainingSession.end_step`; no update is ever pending."""
         exposed_s, self._exposed_s = self._exposed_s, 0.0
+        there, self._exposed_there = self._exposed_there, []
+        for ready, resumed in there:
+            resumed.synchronize()
+            exposed_s += ready.elapsed_time(resumed) / 1e3
+        if self._watch is not None:
+            self._watch.end()
         return StepReport(exposed_s)
 
     def held_tensors(self) -> list[torch.Tensor]:
@@ -155,6 +218,16 @@ class ExternalSession:
             f"{self._control.describe()}"
         ) from error
 
+    def _give_up(self, limit_s: float) -> None:
+        """The device waits for an exchange that does not come, and the host for the device."""
+        words = (
+            f"its exchange of gradients in step {self.step} stood still for {limit_s:g} s; no rank "
+            f"is known to be lost; raise --deadline if steps are that slow; "
+            f"{self._control.describe()}"
+        )
+        self._control.report_failure(words)
+        self._control.give_up(Loss(self._control.rank, f"rank {self._control.rank}", words))
+
     def _on_loss(self, loss: Loss) -> None:
         self._lost.set()
 
@@ -184,7 +257,10 @@ class ExternalSession:
         self._last_ready_s = time.perf_counter()
         self._missing.discard(id(parameter))
         if not self._missing:
+            self._last_ready = _now_on(self._device)
             self._control.state = f"waiting for the exchange of gradients in step {self.step}"
+            if self._watch is not None:
+                self._watch.begin(self._timeout_s)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.synchronize()

@@ -100,7 +100,7 @@ def _estimated(found: Forecast) -> str:
     )
 
 
-def foresee(
+def plan_memory(
     run: Run, replica: Replica, compression: Compression | None, batch_size: int
 ) -> Foreseen:
     """The forecast of a run that wants one, and the engine that carries its plan out.

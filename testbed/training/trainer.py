@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -17,10 +14,7 @@ from testbed.backends.protocol import ExternalFramework
 from testbed.base.axes import AXES, COMPRESSORS, inexact_parts
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
-from testbed.noise.other_processes import OtherProcesses
-from testbed.noise.steal_time import StealTime, read_cores, shares_of
 from testbed.training.checkpoint import Checkpoints
-from testbed.training.compressed.engine import CompressionEngine
 from testbed.training.compressed.spec import (
     Compression,
     compression_of,
@@ -30,9 +24,9 @@ from testbed.training.evaluation import Evaluation
 from testbed.training.evidence import ContentDigest
 from testbed.training.exchange.setup import AGREE_S
 from testbed.training.external_session import ExternalSession
-from testbed.training.memory import MemoryWatch, foresee, wants_memory
+from testbed.training.measurement import CompressionCosts, LayerEvents, Measurement, Recording
+from testbed.training.memory import MemoryWatch, plan_memory, wants_memory
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
-from testbed.training.recording import LayerEvents, Recording
 from testbed.training.reference import MIRROR_SLACK, Compressing, Verification, worker_seed
 from testbed.training.replica import (
     Replica,
@@ -64,7 +58,9 @@ def train(run: Run, workload: Workload) -> Outcome:
 
     Raises:
         UsageError: the configuration does not fit workload or backend.
-        RankLost, DeadlineExceeded, NonFiniteGradient, Disagreement: see `Session`.
+        Disagreement: ranks have other parameters, or other plans.
+        RankLost, DeadlineExceeded: of a rank that was lost or did not come.
+        NonFiniteGradient: a mean holds NaN or infinity.
     """
     config = run.config
     order = sample_order(config, workload, run.backend.size)
@@ -74,7 +70,7 @@ def train(run: Run, workload: Workload) -> Outcome:
     replica.recorder = run.recorder
     replica.model.train()
     compression = _compression(run, workload, total)
-    foreseen = foresee(run, replica, compression, order.batch_size // config.accumulate)
+    foreseen = plan_memory(run, replica, compression, order.batch_size // config.accumulate)
     run = replace(run, plan=foreseen.schedule or run.plan)
     layers = None if run.recorder is None else LayerEvents(run.recorder, replica.model)
     session, observers = _open_session(run, replica, compression)
@@ -137,72 +133,6 @@ def _while_still(run: Run, count: Callable[[], T]) -> T:
 def num_warmup(config: RunConfig, total: int) -> int:
     """First steps that are not measured: five, or half of so few that five would leave less."""
     return min(5, total // 2) if config.warmup is None else config.warmup
-
-
-class Measurement(Observer):
-    """Times of the measured steps, memory, traffic, busy and stolen cores.
-
-    Args:
-        session: moves bytes.
-        device: where the model is.
-        warmup: first steps that are not measured.
-        root: see `Run`.
-    """
-
-    def __init__(
-        self, session: TrainingSession, device: torch.device, warmup: int, root: int | None
-    ) -> None:
-        self._session = session
-        self._device = device
-        self._warmup = warmup
-        self._records: list[StepRecord] = []
-        self._stolen: list[float] = []
-        self._moved = session.traffic()
-        reset_peak(device)
-        self._others = OtherProcesses(os.getpid() if root is None else root)
-        self._outside: list[float] = []
-        self._cores, self._steal_time = read_cores(), StealTime()
-
-    def after_step(self, record: StepRecord) -> None:
-        """See `Observer.after_step`."""
-        self._records.append(record)
-        self._stolen.append(self._steal_time.share())
-        self._outside.append(self._others.share())
-        if len(self._records) == self._warmup:
-            self._cores = read_cores()
-            self._others.begin()
-        if record.report.excluded_s:
-            reset_peak(self._device)
-
-    def finish(self, outcome: Outcome) -> None:
-        """See `Observer.finish`."""
-        outcome.cores_busy, outcome.cores_stolen = shares_of(self._cores, read_cores())
-        outcome.cores_outside = self._others.whole_share()
-        moved = self._session.traffic() - self._moved
-        outcome.sent_bytes, outcome.received_bytes = moved.sent_bytes, moved.received_bytes
-        outcome.peak_memory_bytes = peak_bytes(self._device)
-        outcome.steps = len(self._records)
-        outcome.training_time_s = self._records[-1].time_s
-        outcome.loss = [record.loss for record in self._records]
-        seen = [record.report.staleness for record in self._records]
-        outcome.staleness = [clocks for clocks in seen if clocks is not None]
-        measured = self._records[self._warmup :]
-        outcome.step_time_s = [record.step_s for record in measured]
-        outcome.exposed_s = [record.report.exposed_s for record in measured]
-        outcome.unsteady = [not record.is_steady for record in measured]
-        outcome.stolen = self._stolen[self._warmup :]
-        outcome.outside = self._outside[self._warmup :]
-
-
-class CompressionCosts(Observer):
-    """What a compressor cost in the measured steps."""
-
-    def __init__(self, engine: CompressionEngine) -> None:
-        self._engine = engine
-
-    def finish(self, outcome: Outcome) -> None:
-        """See `Observer.finish`."""
-        outcome.compression = self._engine.result(len(outcome.step_time_s))
 
 
 class _Steps:
@@ -373,28 +303,3 @@ def _identity(config: RunConfig, outcome: Outcome) -> str:
         f"initial={outcome.initial_digest[:12]}"
         + "".join(f" {axis.what}={axis.of(config)}" for axis in later)
     )
-
-
-# Peak memory of the training itself: imports, profiles and set-up before it do not count.
-
-_CLEAR = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
-
-
-def reset_peak(device: torch.device) -> None:
-    """Forget the highest memory use so far (on Linux and on a GPU; elsewhere it stays)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR.exists():
-        _CLEAR.write_text("5")
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Highest memory use since `reset_peak`: of the device, or the resident set of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -20,7 +20,7 @@ from testbed.backends.protocol import Group
 from testbed.base.config import RunConfig
 from testbed.base.recorder import Recorder, event_cost_s
 from testbed.control.inproc import InprocHub
-from testbed.training.recording import LayerEvents
+from testbed.training.measurement import LayerEvents
 from testbed.training.replica import backward, make_replica, sample_order, update
 from testbed.training.sampling import SampleCursor
 from testbed.training.session import Session

@@ -12,7 +12,7 @@ from testbed.base.link import Link
 from testbed.base.trace import Trace, TraceTensor
 from testbed.cluster.relay import TUN
 from testbed.cluster.system import lacking
-from testbed.launch.held_out import Known, foresee
+from testbed.launch.held_out import Known, forecast_cells
 from testbed.noise.rehearsal import FEW_COUNTED, LEAST_COUNTED
 from testbed.prediction.rehearsal_fit import agreed
 from testbed.records.cell import Cell, decode_cell
@@ -274,7 +274,7 @@ def test_a_link_measured_without_latency_serves_where_packets_are_delayed_as_for
         *("--backend", backend, "--predict", "--link", str(tmp_path / "link.json")),
         *("--cluster", "nodes=2,rate=10gbit,dilation=40,latency=1ms,latency_by=relay"),
     )
-    (foreseen,) = foresee([far.config], Known())
+    (foreseen,) = forecast_cells([far.config], Known())
     assert foreseen.why_not == ""
     assert far.predicted_step_time_s is not None
     assert far.predicted_step_time_s == pytest.approx(foreseen.held_out_s)

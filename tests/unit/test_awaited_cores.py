@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from testbed.training.recording import read_awaited_s
+from testbed.training.measurement import read_awaited_s
 
 
 @pytest.mark.skipif(

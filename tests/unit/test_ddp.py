@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn.parallel import distributed
 
 from testbed.backends.protocol import ExternalFramework, Group
 from testbed.backends.torch_groups import DDP
+from testbed.backends.torch_groups.ddp import DdpBackend
 from testbed.backends.torch_groups.ddp_options import (
     BUCKET_MIB,
     FIRST_BUCKET_MIB,
@@ -22,9 +24,11 @@ from testbed.backends.torch_groups.ddp_options import (
 )
 from testbed.base.axes import BACKENDS
 from testbed.base.config import RunConfig
-from testbed.base.errors import UsageError
+from testbed.base.errors import Unavailable, UsageError
 from testbed.control.inproc import InprocHub
 from testbed.scheduling.bucket import BucketOptions
+from testbed.training import external_session
+from testbed.training.external_session import ExternalSession
 from tests.harness.ddp_ranks import SHAPES, STEPS, Trained
 
 # Eight tensors of 4.008 MiB, in four layers of 1.002 MiB.
@@ -139,6 +143,7 @@ def test_torchs_default_of_powersgd_is_known():
     ("options", "config", "why"),
     [
         ("static_graph=1", RunConfig(accumulate=2), "cannot stand beside --accumulate 2"),
+        ("over=nccl", RunConfig(), "--device is cpu; expected --device cuda"),
         ("hook=powersgd", RunConfig(steps=50), "this run has 50 steps"),
         ("hook=powersgd", RunConfig(), "this run has 100 steps"),
         ("hook=powersgd,start=2", RunConfig(checkpoint="x"), "checkpoints do not reach it"),
@@ -161,6 +166,48 @@ def test_what_would_go_wrong_or_do_nothing_is_refused(options: str, config: RunC
 def test_options_that_exclude_each_other(options: str, why: str):
     with pytest.raises(UsageError, match=why):
         BACKENDS.resolve(f"ddp:{options}")
+
+
+def test_over_nccl_it_is_compared_with_nccl():
+    over_nccl, plain = (BACKENDS.resolve(f"ddp{text}").facts for text in (":over=nccl", ""))
+    assert (over_nccl.transport, plain.transport) == ("NCCL", "Gloo")
+    assert (over_nccl.device_types, plain.device_types) == ({"cuda"}, {"cpu"})
+    assert BACKENDS.resolve("ddp:over=nccl").check(RunConfig(device="cuda")) is None
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
+def test_a_torch_without_nccl_says_what_to_install():
+    with pytest.raises(Unavailable, match=r"without NCCL.*install a CUDA build of torch"):
+        DDP.build(Group(0, 1, InprocHub(1).member(0)), DDP.options(over="nccl"))
+
+
+# Where a GPU waits for the exchange, nothing raises.
+
+
+class OnDevice(DdpBackend):
+    """A framework whose exchanges only the device waits for."""
+
+    raises_late = False
+
+
+def test_an_exchange_that_only_the_device_waits_for_is_watched(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(external_session, "AGREE_S", 0.05)
+    hub, lost = InprocHub(2), threading.Event()
+    control, framework = hub.member(0), OnDevice(Group(0, 1, InprocHub(1).member(0)), DDP.options())
+    hub.member(1).on_loss(lambda loss: lost.set())
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ExternalSession(model, optimizer, framework, control, patience_s=0.05) as session:
+        for _ in range(3):  # what ends in time is not late
+            session.model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.end_step(flush=False)
+        assert not lost.wait(3 * external_session.LOOK_EVERY_S)
+        session.model(torch.ones(1, 2)).sum().backward()
+        assert lost.wait(20)
+    assert control.loss is not None
+    assert "exchange of gradients in step 3 stood still for" in control.loss.why
+    framework.close()
 
 
 def test_a_hook_is_no_exact_mean():

@@ -14,7 +14,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, save_link
 from testbed.base.link import Link
 from testbed.base.plan import encode_plan
-from testbed.launch.held_out import Known, foresee, link_for, nominal_of
+from testbed.launch.held_out import Known, forecast_cells, link_for, nominal_of
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs
 from testbed.prediction.cross_iteration import predict
 from testbed.prediction.nominal import parse_nominal
@@ -289,7 +289,7 @@ THERE = {
 
 
 def test_a_cell_is_foreseen_as_a_run_of_it_would_predict() -> None:
-    (found,) = foresee([CONFIG], Known({"link.json": LINK}))
+    (found,) = forecast_cells([CONFIG], Known({"link.json": LINK}))
     trace = load_workload(CONFIG.workload, seed=1).recorded
     plan = make_plan("wfbp", trace, LINK)  # type: ignore[arg-type]
     expected_s = predict(plan, trace, LINK, launches=True).iteration_s  # type: ignore[arg-type]
@@ -310,13 +310,13 @@ def test_a_cell_that_carries_out_a_given_plan_is_foreseen_with_that(tmp_path: Pa
     path = tmp_path / "plan.json"
     path.write_bytes(encode_plan(plan))
     given = msgspec.structs.replace(CONFIG, plan=str(path))
-    (found,) = foresee([given], Known({"link.json": LINK}))
+    (found,) = forecast_cells([given], Known({"link.json": LINK}))
     assert found.plan_digest == plan.digest()
 
 
 def test_what_cannot_be_known_before_says_why() -> None:
     def why(config: RunConfig, link: Link = LINK) -> str:
-        return foresee([config], Known({"l": link}))[0].why_not
+        return forecast_cells([config], Known({"l": link}))[0].why_not
 
     def changed(**values: object) -> RunConfig:
         return msgspec.structs.replace(CONFIG, **values)
@@ -329,7 +329,7 @@ def test_what_cannot_be_known_before_says_why() -> None:
     assert "digits-mlp computes is measured" in why(changed(workload="digits-mlp", cluster=None))
     assert "no nominal rate" in why(changed(cluster=None))
     given = parse_nominal("rate=1gbit,latency=1ms")
-    assert foresee([changed(cluster=None)], Known({"l": LINK}, given))[0].null_s is not None
+    assert forecast_cells([changed(cluster=None)], Known({"l": LINK}, given))[0].null_s is not None
 
 
 def cast(workers: int = 4, seconds: float = 1e-3) -> CodecCost:
@@ -346,10 +346,12 @@ def cast(workers: int = 4, seconds: float = 1e-3) -> CodecCost:
 
 def test_a_compressed_cell_is_foreseen_from_what_its_codec_cost_elsewhere() -> None:
     config = msgspec.structs.replace(CONFIG, compressor="fp16", scheduler="sequential")
-    (dense,) = foresee([msgspec.structs.replace(config, compressor="none")], Known({"l": LINK}))
+    (dense,) = forecast_cells(
+        [msgspec.structs.replace(config, compressor="none")], Known({"l": LINK})
+    )
 
     def foreseen_s(**known: object) -> float:
-        (found,) = foresee([config], Known({"l": LINK}, **known))  # type: ignore[arg-type]
+        (found,) = forecast_cells([config], Known({"l": LINK}, **known))  # type: ignore[arg-type]
         assert found.held_out_s is not None, found.why_not
         assert found.null_s is not None
         return found.held_out_s
@@ -401,5 +403,5 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2 + latency_s)
     assert found.seconds_per_byte == pytest.approx(1.3e-9 * 2 * (1.75 / 1.5))
     assert found.submit_s == pytest.approx(1e-4 / 2)
-    (cell,) = foresee([config], Known({"link": link}))
+    (cell,) = forecast_cells([config], Known({"link": link}))
     assert cell.plan_class == "few messages"

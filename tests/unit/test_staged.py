@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from testbed.backends.loopback import LOOPBACK
-from testbed.backends.protocol import Group
+from testbed.backends.protocol import ExternalFramework, Group
 from testbed.backends.staged import StagedBackend, staged
+from testbed.backends.torch_groups import DDP
 from testbed.backends.zmq_ps import ZMQ_PS
 from testbed.base.errors import UsageError
 from testbed.base.types import Op, Request
@@ -191,6 +192,26 @@ def test_a_merged_payload_comes_back_in_another_size_than_was_given() -> None:
     assert mean.tolist() == [0.0] * 4 + [5.0, 6.0, 7.0, 8.0]
     assert copier.steps == ["buffer"]
     backend.close()
+
+
+def test_another_framework_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the row `ddp` was this project's own exchange of DDP's buckets over Gloo."""
+    copier = RecordingCopier()
+    monkeypatch.setattr("testbed.backends.staged.CudaCopier", lambda device: copier)
+    group = Group(0, 1, InprocHub(1).member(0), deadline_s=WAIT_S)
+    backend = staged(DDP.build(group, DDP.options()), "cuda:0", WAIT_S)
+    assert isinstance(backend, ExternalFramework)
+    model = torch.nn.Linear(2, 2)
+    wrapped = backend.wrap(model, WAIT_S)
+    assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    backend.count_step()
+    assert backend.traffic().sent_bytes == 0  # one rank sends nothing
+    copier.may_arrive.set()
+    backend.close()
+    plain = staged(LOOPBACK.build(group, LOOPBACK.options()), "cuda:0", WAIT_S)
+    assert not isinstance(plain, ExternalFramework)
+    plain.close()
 
 
 @pytest.mark.gpu

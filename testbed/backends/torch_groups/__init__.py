@@ -112,7 +112,7 @@ def _probe_nccl() -> tuple[str, str] | None:
     return probe_nccl()
 
 
-_GLOO = "Gloo"
+_GLOO, _NCCL = "Gloo", "NCCL"
 _PROBE_GLOO = installed("torch", "pip install torch")
 
 GLOO = Part(
@@ -128,20 +128,24 @@ NCCL = Part(
     summary="torch.distributed's NCCL all-reduce between GPUs",
     build=_open_nccl,
     facts=lambda options: BackendFacts(
-        algorithm="ring", device_types=frozenset({"cuda"}), transport="NCCL"
+        algorithm="ring", device_types=frozenset({"cuda"}), transport=_NCCL
     ),
     probe=_probe_nccl,
 )
 
 DDP = Part(
     name="ddp",
-    summary="PyTorch's DistributedDataParallel over Gloo, as it comes (bucket_mib, bucket_view=1, "
-    "static_graph=1, hook=fp16|powersgd, plan=FILE)",
+    summary="PyTorch's DistributedDataParallel over Gloo or NCCL, as it comes (over=nccl, "
+    "bucket_mib, bucket_view=1, static_graph=1, hook=fp16|powersgd, plan=FILE)",
     origin=PUBLISHED,
     build=_open_ddp,
     options=DdpOptions,
     facts=lambda options: BackendFacts(
-        algorithm="ring", schedule=schedule(options), transport=_GLOO, sets=described(options)
+        algorithm="ring",
+        device_types=frozenset({"cuda" if options.over == "nccl" else "cpu"}),
+        schedule=schedule(options),
+        transport=_NCCL if options.over == "nccl" else _GLOO,
+        sets=described(options),
     ),
     probe=_PROBE_GLOO,
     refuses=refuses,

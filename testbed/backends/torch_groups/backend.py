@@ -118,7 +118,7 @@ def _pieces(shard: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return shard.chunk(max(1, min(NUM_PIECES, wanted)))
 
 
-def _nothing(group: Any) -> None:
+def let_go(group: Any) -> None:
     """A group that ends when nobody holds it."""
 
 
@@ -139,7 +139,7 @@ class TorchBackend(ThreadedBackend):
         name: str,
         device_type: str,
         make: Callable[[Group, Any], Any],
-        end: Callable[[Any], None] = _nothing,
+        end: Callable[[Any], None] = let_go,
     ) -> None:
         self._end = end
         self._device = torch.device(group.device if device_type == "cuda" else "cpu")

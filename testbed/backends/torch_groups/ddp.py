@@ -1,11 +1,13 @@
-"""`ddp`: PyTorch's DistributedDataParallel over Gloo, measured as a row of the same tables."""
+"""`ddp`: PyTorch's DistributedDataParallel, measured as a row of the same tables."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,19 +21,54 @@ from testbed.backends.torch_groups.backend import (
     GLOO_THREADS,
     TorchBackend,
     dist,
+    let_go,
     make_gloo,
     refuse_without_gloo,
 )
 from testbed.backends.torch_groups.ddp_options import DdpOptions, exact_plan
 from testbed.backends.torch_groups.ddp_plan import limits_mib, limits_of
+from testbed.backends.torch_groups.nccl import check_ranks, end_nccl, make_nccl, probe_nccl
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.plan import Plan, check_plan
 from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 
 
+@dataclass(frozen=True)
+class _Transport:
+    """Whose collectives the wrapper uses.
+
+    Attributes:
+        device_type: where the tensors of its ops live.
+        make: makes a process group.
+        end: lets go of one.
+        kind: as torch names it.
+    """
+
+    device_type: str
+    make: Callable[[Group, Any], Any]
+    end: Callable[[Any], None]
+    kind: Any
+
+
+def _transport(over: str, group: Group) -> _Transport:
+    kinds = dist.ProcessGroup.BackendType
+    if over == "gloo":
+        refuse_without_gloo("ddp")
+        return _Transport("cpu", make_gloo, let_go, kinds.GLOO)
+    if problem := probe_nccl():
+        raise Unavailable("backend", "ddp:over=nccl", *problem)
+    if group.recorder is not None:
+        raise UsageError(
+            "--timeline cannot stand beside ddp:over=nccl: torch tells when NCCL's operations were "
+            "queued, not when they ran; leave out --timeline, or use backend nccl with a scheduler"
+        )
+    check_ranks(group)
+    return _Transport("cuda", make_nccl, end_nccl, kinds.NCCL)
+
+
 class DdpBackend(TorchBackend):
-    """See `Backend` and `ExternalFramework`; its ops are Gloo's, beside the wrapper's connections.
+    """See `Backend` and `ExternalFramework`; its ops have connections beside the wrapper's own.
 
     The model is wrapped in `torch.nn.parallel.DistributedDataParallel` as it comes: buckets in the
     order in which gradients became ready in the first step, all-reduced as they fill.
@@ -41,28 +78,31 @@ class DdpBackend(TorchBackend):
         options: what the wrapper is told.
 
     Raises:
-        Unavailable: this torch has no Gloo, or its wrapper takes no list of sizes.
-        UsageError: the plan's file cannot be read, or DDP cannot carry the plan out as it is.
+        Unavailable: this torch has no Gloo or NCCL, no GPU is visible, or its wrapper takes no list
+            of sizes.
+        UsageError: the plan's file cannot be read, DDP cannot carry the plan out as it is, or what
+            NCCL does is to be recorded.
 
     Reference:
         Li et al., 2020, VLDB (PyTorch Distributed).
     """
 
     def __init__(self, group: Group, options: DdpOptions) -> None:
-        refuse_without_gloo("ddp")
+        self._transport = _transport(options.over, group)
         self._plan = None if options.plan is None else exact_plan(options.plan)
         known = inspect.signature(DistributedDataParallel).parameters
         if self._plan is not None and "bucket_cap_mb_list" not in known:
             reason = f"torch {torch.__version__} takes no bucket_cap_mb_list, which plan= needs"
             raise Unavailable("backend", "ddp", reason, "install torch 2.13 or later")
-        super().__init__(group, "ddp", "cpu", make_gloo)
+        transport = self._transport
+        super().__init__(group, "ddp", transport.device_type, transport.make, transport.end)
         self._group = group
         self._options = options
         self._wrapped: DistributedDataParallel | None = None
         self._low_rank: Any = None
         self._sent_low_rank = 0
         self._built: list[int] | None = None
-        self._gloo: Any = None
+        self._connections: Any = None
         self._exchanged = Traffic()
 
     @property
@@ -70,19 +110,27 @@ class DdpBackend(TorchBackend):
         """See `ExternalFramework.fixed_graph`."""
         return self._options.static_graph
 
+    @property
+    def raises_late(self) -> bool:
+        """See `ExternalFramework.raises_late`: Gloo does; NCCL's operations the GPU waits for."""
+        return self._options.over == "gloo"
+
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """See `ExternalFramework.wrap`."""
         # Connections of its own, with a timeout of their own; requests have the deadline of `wait`.
-        self._gloo = make_gloo(
+        self._connections = self._transport.make(
             self._group, dist.PrefixStore(f"{self._group.name}/ddp", self._store)
         )
         self.set_timeout(timeout_s)
-        kind = dist.ProcessGroup.BackendType.GLOO
         process_group = dist.ProcessGroup(self._store, self.rank, self.size)
         if self._group.recorder is not None:
-            process_group = RecordedGroup(self._gloo, self._group.recorder)
-        process_group._register_backend(torch.device("cpu"), kind, self._gloo)
-        process_group._set_default_backend(kind)
+            process_group = RecordedGroup(self._connections, self._group.recorder)
+        # Of a model on a GPU Gloo takes tensors from both.
+        for device in {self._transport.device_type, *(p.device.type for p in model.parameters())}:
+            process_group._register_backend(
+                torch.device(device), self._transport.kind, self._connections
+            )
+        process_group._set_default_backend(self._transport.kind)
         wrapper: Any = DistributedDataParallel
         sizes = {}
         if self._plan is not None:
@@ -121,14 +169,16 @@ class DdpBackend(TorchBackend):
 
     def set_timeout(self, timeout_s: float) -> None:
         """See `ExternalFramework.set_timeout`."""
-        self._gloo._set_default_timeout(timedelta(seconds=timeout_s))
+        if self.raises_late:  # NCCL's own would end the process without a word of ours
+            self._connections._set_default_timeout(timedelta(seconds=timeout_s))
 
     def broke(self, error: BaseException) -> bool:
         """See `ExternalFramework.broke`; Gloo's errors name the line of its source."""
-        return isinstance(error, RuntimeError) and "/gloo/" in str(error)
+        told = "/gloo/" in str(error) or isinstance(error, dist.DistBackendError)
+        return isinstance(error, RuntimeError) and told
 
     def count_step(self) -> None:
-        """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of Gloo's is.
+        """See `ExternalFramework.count_step`; counted as a ring's traffic, as all of torch's is.
 
         Raises:
             UsageError: DDP has built other buckets than the plan's.
@@ -177,7 +227,9 @@ class DdpBackend(TorchBackend):
 
     def close(self, timeout_s: float = 10.0) -> None:
         """See `Backend.close`."""
-        self._wrapped = self._gloo = None
+        connections, self._wrapped, self._connections = self._connections, None, None
+        if connections is not None:
+            self._transport.end(connections)
         super().close(timeout_s)
 
 

@@ -22,7 +22,7 @@ POWERSGD_START = 1000
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """`ddp`: PyTorch's DistributedDataParallel over Gloo, in place of a plan and its exchange.
+    """`ddp`: PyTorch's DistributedDataParallel, in place of a plan and its exchange.
 
         for bucket k in the order of the backward pass: when its last gradient is ready, all-reduce
 
@@ -31,6 +31,7 @@ class DdpOptions:
     with the same sizes, or those of the plan. What a hook compresses is not predicted.
 
     Attributes:
+        over: whose collectives: `gloo`, over TCP; or `nccl`, between GPUs, as it is used there.
         bucket_mib: size of every bucket (`bucket_cap_mb`) in MiB; None = torch's own: 25, and 1 for
             the first bucket, so that sending begins early.
         bucket_view: gradients are views into the buckets (`gradient_as_bucket_view`), which saves
@@ -61,6 +62,7 @@ class DdpOptions:
         Departs: only by process groups of its own, so that the user's default group is left alone.
     """
 
+    over: Literal["gloo", "nccl"] = "gloo"
     bucket_mib: float | None = None
     bucket_view: bool = False
     static_graph: bool = False
@@ -96,6 +98,11 @@ class DdpOptions:
 def refuses(options: Any, config: RunConfig) -> str | None:
     """What torch cannot do, or what would do nothing, in words."""
     assert isinstance(options, DdpOptions)
+    if options.over == "nccl" and config.device == "cpu":
+        return (
+            "ddp:over=nccl exchanges what lies on GPUs, and --device is cpu; expected --device "
+            "cuda, or leave out over=nccl"
+        )
     if options.static_graph and config.accumulate > 1:
         return (
             f"ddp:static_graph=1 cannot stand beside --accumulate {config.accumulate}: torch "
@@ -146,7 +153,8 @@ def described(options: object) -> str:
     elif options.bucket_mib is None:
         size += f", the first of {FIRST_BUCKET_MIB} MiB"
     flags = [n for n in ("bucket_view", "static_graph") if getattr(options, n)]
-    return ", ".join([size, *flags])
+    over = ["over NCCL"] if options.over == "nccl" else []
+    return ", ".join([size, *flags, *over])
 
 
 def exact_plan(path: str) -> Plan:

@@ -20,6 +20,16 @@ def open_nccl(group: Group) -> TorchBackend:
         Unavailable: ranks share a GPU and this NCCL refuses that.
         UsageError: ranks share a GPU and several channels are asked for.
     """
+    check_ranks(group)
+    return TorchBackend(group, "nccl", "cuda", make_nccl, end_nccl)
+
+
+def check_ranks(group: Group) -> None:
+    """Refuse ranks that share a GPU where NCCL does, or where they would wait for ever.
+
+    Raises:
+        Unavailable, UsageError: see `open_nccl`.
+    """
     per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
     num_gpus = torch.cuda.device_count()
     if per_host > num_gpus:
@@ -32,7 +42,6 @@ def open_nccl(group: Group) -> TorchBackend:
                 "at a time and operations of two communicators then wait for each other for ever; "
                 "use a scheduler with one channel, or a GPU for each rank"
             )
-    return TorchBackend(group, "nccl", "cuda", _make_nccl, _end_nccl)
 
 
 def check_shared(what: str, version: tuple[int, ...], allowed: bool) -> None:
@@ -78,7 +87,8 @@ def probe_nccl() -> tuple[str, str] | None:
     return None
 
 
-def _make_nccl(group: Group, store: Any) -> Any:
+def make_nccl(group: Group, store: Any) -> Any:
+    """NCCL's process group of one channel, on this rank's GPU."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = LIBRARY_TIMEOUT
     made = dist.ProcessGroupNCCL(store, group.rank, group.size, options)
@@ -86,6 +96,6 @@ def _make_nccl(group: Group, store: Any) -> Any:
     return made
 
 
-def _end_nccl(made: Any) -> None:
+def end_nccl(made: Any) -> None:
     """Local: what was exchanged has arrived, or a rank is lost, for which nobody waits."""
     made.abort()

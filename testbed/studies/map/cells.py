@@ -21,7 +21,7 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.cluster.spec import dilation_of
-from testbed.launch.held_out import Known, foresee, link_for, nominal_of
+from testbed.launch.held_out import Known, forecast_cells, link_for, nominal_of
 from testbed.launch.plan_options import plan_for
 from testbed.prediction.algorithms import algorithm_of, parse_algorithm
 from testbed.prediction.codec import CodecCost, encode_codecs, sped_up
@@ -123,7 +123,7 @@ def foreseen(
         UsageError: no link of the backend was given, or it cannot be carried over.
     """
     known = {(cost.compressor, cost.num_workers): cost for cost in costs}
-    dense = foresee([each.cell(DENSE) for each in drawn], Known(links))
+    dense = forecast_cells([each.cell(DENSE) for each in drawn], Known(links))
     cells = []
     for each, plain in zip(drawn, dense, strict=True):
         cells.append(_named(plain, each, DENSE))

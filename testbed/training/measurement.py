@@ -1,8 +1,9 @@
-"""Events of a rank's measured steps: hooks on model and optimizer, and the steps themselves."""
+"""What is measured of a rank's steps: times, traffic, memory and cores; events where asked for."""
 
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import torch
 
 from testbed.base.recorder import Recorder
 from testbed.noise.other_processes import OtherProcesses
-from testbed.training.protocol import Observer, StepRecord
+from testbed.noise.steal_time import StealTime, read_cores, shares_of
+from testbed.training.compressed.engine import CompressionEngine
+from testbed.training.protocol import Observer, StepRecord, TrainingSession
+from testbed.training.summary import Outcome
 
 SHORTEST_S = 0.25  # between two readings of the cores' counters
 """Cores are read after steps of so many seconds and more: the system counts in hundredths."""
@@ -127,3 +131,94 @@ class Recording(Observer):
     def _begin(self, step: int) -> None:
         self._recorder.step = step
         self._recorder.on = step >= self._recorder.first_step
+
+
+class Measurement(Observer):
+    """Times of the measured steps, memory, traffic, busy and stolen cores.
+
+    Args:
+        session: moves bytes.
+        device: where the model is.
+        warmup: first steps that are not measured.
+        root: see `Run`.
+    """
+
+    def __init__(
+        self, session: TrainingSession, device: torch.device, warmup: int, root: int | None
+    ) -> None:
+        self._session = session
+        self._device = device
+        self._warmup = warmup
+        self._records: list[StepRecord] = []
+        self._stolen: list[float] = []
+        self._moved = session.traffic()
+        reset_peak(device)
+        self._others = OtherProcesses(os.getpid() if root is None else root)
+        self._outside: list[float] = []
+        self._cores, self._steal_time = read_cores(), StealTime()
+
+    def after_step(self, record: StepRecord) -> None:
+        """See `Observer.after_step`."""
+        self._records.append(record)
+        self._stolen.append(self._steal_time.share())
+        self._outside.append(self._others.share())
+        if len(self._records) == self._warmup:
+            self._cores = read_cores()
+            self._others.begin()
+        if record.report.excluded_s:
+            reset_peak(self._device)
+
+    def finish(self, outcome: Outcome) -> None:
+        """See `Observer.finish`."""
+        outcome.cores_busy, outcome.cores_stolen = shares_of(self._cores, read_cores())
+        outcome.cores_outside = self._others.whole_share()
+        moved = self._session.traffic() - self._moved
+        outcome.sent_bytes, outcome.received_bytes = moved.sent_bytes, moved.received_bytes
+        outcome.peak_memory_bytes = peak_bytes(self._device)
+        outcome.steps = len(self._records)
+        outcome.training_time_s = self._records[-1].time_s
+        outcome.loss = [record.loss for record in self._records]
+        seen = [record.report.staleness for record in self._records]
+        outcome.staleness = [clocks for clocks in seen if clocks is not None]
+        measured = self._records[self._warmup :]
+        outcome.step_time_s = [record.step_s for record in measured]
+        outcome.exposed_s = [record.report.exposed_s for record in measured]
+        outcome.unsteady = [not record.is_steady for record in measured]
+        outcome.stolen = self._stolen[self._warmup :]
+        outcome.outside = self._outside[self._warmup :]
+
+
+class CompressionCosts(Observer):
+    """What a compressor cost in the measured steps."""
+
+    def __init__(self, engine: CompressionEngine) -> None:
+        self._engine = engine
+
+    def finish(self, outcome: Outcome) -> None:
+        """See `Observer.finish`."""
+        outcome.compression = self._engine.result(len(outcome.step_time_s))
+
+
+# Peak memory of the training itself: imports, profiles and set-up before it do not count.
+
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the highest memory use so far (on Linux and on a GPU; elsewhere it stays)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _CLEAR.exists():
+        _CLEAR.write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Highest memory use since `reset_peak`: of the device, or the resident set of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
