@@ -25,15 +25,18 @@ from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.codec import CodecCost, sped_up
 from testbed.prediction.extrapolate import Setting, setting_of
-from testbed.prediction.nominal import Nominal, link_among, link_in, num_startups, read_link
+from testbed.prediction.nominal import (
+    SHAPED_HEADERS,
+    Nominal,
+    link_among,
+    link_in,
+    num_startups,
+    read_link,
+)
 from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
 from testbed.records.store import cell_key
 from testbed.scheduling.under_compressor import overlapped
 from testbed.workloads.load import load_workload
-
-# A shaper counts Ethernet's header of 14 bytes and none of checksum, preamble and gap.
-SHAPED_HEADERS: Final = 1514 / 1448
-
 
 FREE: Final = 1e12  # so many times as fast, compressing takes no time
 
@@ -239,6 +242,7 @@ def _setting(cluster: str, config: RunConfig, like: Setting) -> Setting:
         spec.cpu_policy,
         like.cores if spec.cores == usual.cores else spec.cores,
         like.awake and spec.awake == usual.awake,
+        max(1.0, spec.nodes / len(os.sched_getaffinity(0))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
@@ -253,6 +254,7 @@ class Setting:
         cores: whether any node's threads may be on any of them (`shared`) or each node keeps to its
             share (`pinned`).
         awake: whether idle cores polled instead of halting.
+        nodes_per_core: how many nodes share a core, at least 1; None: not known.
     """
 
     rate_bps: float
@@ -261,6 +263,7 @@ class Setting:
     cpu_policy: str = "batch"
     cores: str = "pinned"
     awake: bool = True
+    nodes_per_core: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.rate_bps > 0 and self.dilation > 0 and self.latency_s >= 0):
@@ -271,15 +274,23 @@ class Setting:
             )
 
 
-def carried(link: Link, measured: Setting, asked: Setting) -> Link:
+def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: float = inf) -> Link:
     """A link measured on one emulated cluster as it is on another, in the other one's time.
 
-        a' = (a - L) D / D' + L',   b' = b R / R'
+        a' = (a - L) D / D' + L',   b' = w R / R' + (b - w) D / D' c' / c,   w <= b
 
-    R, D, L are rate, dilation and latency where it was measured, R', D', L' those asked for. A byte
-    takes as long as the slowest link needs for it; a start-up is what the hosts need, which do not
-    grow slower with the dilation, and the latency. Processor times are of the hosts, too: o' =
-    o D / D'. Slow-downs are ratios and stay.
+    R, D, L, c are rate, dilation, latency and nodes per core where it was measured, R', D', L', c'
+    those asked for. Of the time of a byte the slowest link needs w; the rest is what the hosts
+    need, which do not grow slower with the dilation, but share this machine's cores: each of c
+    nodes waits for the others. A start-up is of the hosts, too, and the latency; so are processor
+    times: o' = o D / D'. Slow-downs are ratios and stay.
+
+    Args:
+        link: measured; alpha in s, b in s/byte.
+        measured: where.
+        asked: where it is wanted.
+        wire_s_per_byte: w, what the network alone needs for a byte of the algorithm there;
+            infinite: all of b is the network's.
 
     Raises:
         UsageError: their nodes share this machine's cores in different ways.
@@ -289,6 +300,9 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
         >>> there = carried(link, Setting(10e9, dilation=10), Setting(5e9, dilation=20))
         >>> f"{there.latency_s:.3g} {there.seconds_per_byte:.3g}"
         '5e-05 2.6e-09'
+        >>> wire = carried(link, Setting(10e9, 10), Setting(10e9, 20), wire_s_per_byte=1.2e-9)
+        >>> f"{wire.seconds_per_byte:.3g}"
+        '1.25e-09'
     """
     theirs, ours = _sharing(measured), _sharing(asked)
     if theirs != ours:
@@ -302,8 +316,16 @@ def carried(link: Link, measured: Setting, asked: Setting) -> Link:
         hosts_s = max(0.0, latency_s - measured.latency_s)
         return hosts_s * measured.dilation / asked.dilation + asked.latency_s
 
-    slower = measured.rate_bps / asked.rate_bps
-    found = each_piece(link, lambda a, b: (start_up_s(a), b * slower))
+    crowd = (asked.nodes_per_core or 1.0) / (measured.nodes_per_core or 1.0)
+    if asked.nodes_per_core is None or measured.nodes_per_core is None:
+        crowd = 1.0
+
+    def byte_s(seconds_per_byte: float) -> float:
+        wire_s = min(wire_s_per_byte, seconds_per_byte)
+        hosts_s = (seconds_per_byte - wire_s) * measured.dilation / asked.dilation * crowd
+        return wire_s * measured.rate_bps / asked.rate_bps + hosts_s
+
+    found = each_piece(link, lambda a, b: (start_up_s(a), byte_s(b)))
     times = _processor_times(link, measured.dilation / asked.dilation)
     return msgspec.structs.replace(found, **times)
 
@@ -344,6 +366,7 @@ def setting_of(record: Mapping[str, Any], num_startups: float | None = None) -> 
         latency_s = num_startups * record["latency_s"]
     elif record.get("latency") == "injected":
         latency_s = record["latency_s"]
+    shares = Counter(core for cores in record.get("node_cores") or () for core in cores)
     return Setting(
         min(min(link["up_bps"], link["down_bps"]) for link in record["links"]),
         record["dilation"],
@@ -351,6 +374,7 @@ def setting_of(record: Mapping[str, Any], num_startups: float | None = None) -> 
         record.get("cpu_policy", "other"),
         record.get("cores", "shared"),
         record.get("cores_awake") == "yes",
+        float(max(shares.values())) if shares else None,
     )
 
 

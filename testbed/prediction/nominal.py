@@ -31,6 +31,8 @@ from testbed.prediction.extrapolate import Setting, carried, each_piece, extrapo
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
 # Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.
 HEADERS: Final = 1538 / 1448
+# The shaper of an emulated cluster counts Ethernet's 14 bytes, and none of checksum, preamble, gap.
+SHAPED_HEADERS: Final = 1514 / 1448
 NOMINAL: Final = "nominal"  # key of `Link.extra` that says so
 
 
@@ -200,6 +202,7 @@ def link_in(link: Link, backend: str, num_workers: int, measured: Setting, asked
 
     What hosts and wires need is carried over first (`carried`) and then counted for the workers
     (`link_among`); the other cluster's latency, which is for so many workers already, comes last.
+    The wire's part of a byte is what the link's algorithm needs at the nominal rate.
 
     Raises:
         UsageError: see `carried` and `link_among`.
@@ -210,7 +213,10 @@ def link_in(link: Link, backend: str, num_workers: int, measured: Setting, asked
         >>> f"{there.latency_s:.4f}"
         '0.0147'
     """
-    hosts = link_among(carried(link, measured, replace(asked, latency_s=0.0)), num_workers, backend)
+    transfers = _rule(link.backend, None).transfers(link.num_workers)
+    wire_s_per_byte = transfers * SHAPED_HEADERS * 8 / measured.rate_bps
+    there = carried(link, measured, replace(asked, latency_s=0.0), wire_s_per_byte)
+    hosts = link_among(there, num_workers, backend)
     return each_piece(hosts, lambda a, b: (a + asked.latency_s, b))
 
 

@@ -1,5 +1,7 @@
 """A link of one emulated cluster on another: bytes go with the rate, start-ups with the hosts."""
 
+from dataclasses import replace
+
 import pytest
 
 from testbed.base.errors import UsageError
@@ -33,6 +35,20 @@ def test_only_bytes_take_longer_on_a_slower_link(factor):
         assert there.time_s(num_bytes) == pytest.approx(
             piece.latency_s + num_bytes * piece.seconds_per_byte / factor
         )
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_of_a_byte_the_wire_s_part_goes_with_the_rate_and_the_rest_with_the_hosts(factor):
+    wire = 1e-9
+    measured, asked = Setting(10e9, 10.0, nodes_per_core=2.0), Setting(10e9 * factor, 40.0)
+    there = carried(LINK, measured, asked, wire)
+    assert there.seconds_per_byte == pytest.approx(wire / factor + 0.2e-9 / 4)
+    assert there.pieces[0].seconds_per_byte == pytest.approx(wire / factor + 1e-9 / 4)
+    crowded = carried(LINK, measured, replace(asked, nodes_per_core=4.0), wire)
+    assert crowded.seconds_per_byte == pytest.approx(wire / factor + 2 * 0.2e-9 / 4)
+    # A wire cannot need more than was measured.
+    fast = carried(LINK, measured, asked, 2e-9)
+    assert fast.seconds_per_byte == pytest.approx(LINK.seconds_per_byte / factor)
 
 
 def test_hosts_seem_faster_where_everything_else_is_slower():
@@ -75,4 +91,7 @@ def test_the_slowest_way_of_any_node_is_the_rate_and_delayed_packets_need_an_alg
             carried(LINK, setting_of({**now, "cores_awake": halted}), Setting(1e9))
     with pytest.raises(UsageError, match="measured where packets were delayed"):
         setting_of({**record, "latency": "netem"})
+    dealt = {**now, "node_cores": [[0], [1], [0], [1]]}
+    assert (setting_of(dealt).nodes_per_core, setting_of(now).nodes_per_core) == (2.0, None)
+    assert setting_of({**now, "node_cores": [[0, 1], [2, 3]]}).nodes_per_core == 1.0
     assert setting_of({**now, "latency": "relay"}, num_startups=6) == Setting(1e9, 2.0, 6e-3)

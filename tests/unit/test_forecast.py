@@ -17,7 +17,7 @@ from testbed.base.plan import encode_plan
 from testbed.launch.held_out import Known, forecast_cells, link_for, nominal_of
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs
 from testbed.prediction.cross_iteration import predict
-from testbed.prediction.nominal import parse_nominal
+from testbed.prediction.nominal import SHAPED_HEADERS, parse_nominal
 from testbed.records.cell import Cell
 from testbed.records.forecast import (
     MANY,
@@ -401,7 +401,9 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     found = link_for(config, {"other": LINK, "link": link, "last": link} | {"other": link})
     assert found.num_workers == 8
     assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2 + latency_s)
-    assert found.seconds_per_byte == pytest.approx(1.3e-9 * 2 * (1.75 / 1.5))
+    wire = 1.5 * SHAPED_HEADERS * 8 / 10e9  # what is more than that is the hosts'
+    expected = (wire * 2 + (1.3e-9 - wire) / 2) * (1.75 / 1.5)
+    assert found.seconds_per_byte == pytest.approx(expected)
     assert found.submit_s == pytest.approx(1e-4 / 2)
     (cell,) = forecast_cells([config], Known({"link": link}))
     assert cell.plan_class == "few messages"
