@@ -86,19 +86,24 @@ def run(
     here = find_facts(os.environ)
     workers = given.get("workers")
     given["cluster"] = cluster_text(given.get("cluster"), here)
-    asked: Resolved[BackendFacts] = BACKENDS.resolve(given["backend"]).usable()
+    asked: Resolved[BackendFacts] = BACKENDS.resolve(given["backend"])
+    elsewhere = hostfile is not None and given["cluster"] is None  # this host may lack their GPUs
+    if not elsewhere:
+        asked = asked.usable()
     if given["cluster"] is not None:
         given["workers"] = check_places(given["cluster"], asked, workers)
         check_one_place(here, hostfile)
     config = make_config(given)
     identity = who_am_i()
     parts = parts_of(config)
-    check_files(json, hostfile, timeline)
+    if identity.rank == 0:  # which writes them; folders of other ranks may be of other hosts
+        check_files(json, hostfile, timeline)
     files = _Files(interface, json, timeline, quiet)
     check_inputs(config, config.workers if identity.launcher == "alone" else None)
-    check_device(config.device)
+    if not elsewhere:
+        check_device(config.device)
     if config.tune is not None:
-        config = tuned_run(config, identity.launcher, json)
+        config = tuned_run(config, identity.launcher, json, hostfile)
     if config.cluster is not None and here is None:
         again = _arguments(config, files)
         raise typer.Exit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -13,10 +14,12 @@ from testbed.base.errors import UsageError
 from testbed.base.files import write_atomically
 from testbed.records.cell import Cell
 from testbed.records.store import Store, cell_key
-from testbed.sweeping.executor import ProcessRunner, Runner
+from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 
 
-def tuned_run(config: RunConfig, launcher: str, json: Path | None) -> RunConfig:
+def tuned_run(
+    config: RunConfig, launcher: str, json: Path | None, hostfile: Path | None = None
+) -> RunConfig:
     """A run with its knobs found; the log lies beside its record, if it leaves one."""
     from testbed.launch.tuning import tuned
 
@@ -26,7 +29,8 @@ def tuned_run(config: RunConfig, launcher: str, json: Path | None) -> RunConfig:
             "without a launcher, or give the knobs by hand"
         )
     with tempfile.TemporaryDirectory(prefix="testbed-tune-") as folder:
-        place, runner = Path(folder), ProcessRunner()
+        place = Path(folder)
+        runner = ProcessRunner(functools.partial(run_command, hostfile=hostfile))
 
         def measure(one: RunConfig, number: int) -> Cell:
             return runner(one, place / f"{number}.json", place / f"{number}.log")

@@ -138,7 +138,11 @@ class Hub:
 
     def _serve(self, source: object) -> None:
         if source is self._listener:
-            connection, address = self._listener.accept()
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:  # no file is left for it
+                self._refuse_more(error)
+                return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(self._silence_s / 8)
             peer = _Peer(connection, f"{address[0]}:{address[1]}")
@@ -156,6 +160,14 @@ class Hub:
                 data = data if self._take(peer, frame) else b""
             if not data:
                 self._drop(peer)
+
+    def _refuse_more(self, error: OSError) -> None:
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        if absent := self._absent():
+            self._names[absent[0]] = f"rank {absent[0]} (host {self._hosts[absent[0]]})"
+            why = f"rank 0 cannot take its connection ({error.strerror}); raise `ulimit -n` there"
+            self._lose(absent[0], why)
 
     def _take(self, peer: _Peer, frame: Frame) -> bool:
         """Act on a frame; False: the connection is to be dropped."""

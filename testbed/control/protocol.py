@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 # Of a wait for members that work, however long: a lost one ends it.
 UNTIL_LOST_S: Final = 7 * 24 * 3600.0
+# Of ranks that open a backend: one may build its workload for longer than another.
+OPEN_S: Final = 600.0
 PIECE_BYTES: Final = 1 << 20  # of a long value: signs of life wait behind a frame
 
 

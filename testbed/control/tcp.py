@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
 import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
 from testbed.control.frames import (
@@ -24,6 +26,8 @@ from testbed.control.frames import (
 )
 from testbed.control.hub import GONE, STALLED, Hub, stood_still_s
 from testbed.control.protocol import Loss
+
+OTHER_FILES: Final = 1024  # of a backend's connections, data and libraries
 
 
 class TcpControl:
@@ -276,9 +280,18 @@ def host_control(
     hosts: Sequence[str],
 ) -> TcpControl:
     """Rank 0's end: starts the hub on the listening socket and joins it."""
+    _allow_files(size + OTHER_FILES)
     hub = Hub(listener, size, token, silence_s, start_s, hosts)
     address = listener.getsockname()[:2]
     return join_control(address, 0, size, token, who, silence_s, start_s, hosts[0], hub)
+
+
+def _allow_files(wanted: int) -> None:
+    """As many open files as there will be connections, where the system lets this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted and (hard > soft or hard == resource.RLIM_INFINITY):
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def join_control(

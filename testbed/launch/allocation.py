@@ -54,7 +54,8 @@ def allocation(identity: Identity) -> Iterator[Allocation]:
         RankLost: the conductor (or another rank) was lost.
     """
     if identity.launcher == "alone" or identity.size in (None, 1):
-        yield Allocation(True)
+        # Jobs started from here are not the launcher's, also where it started this process alone.
+        yield Allocation(True, environment=base_environment())
         return
     assert identity.size is not None
     control, _ = meet(

@@ -80,12 +80,14 @@ def share_cores(threads: int | None, local_size: int) -> None:
 
 
 def place_device(device: str, local_rank: int) -> str:
-    """`cuda` becomes the device of this local rank; ranks share devices when there are too few."""
-    if device != "cuda":
-        return device
-    count = torch.cuda.device_count()
-    placed = f"cuda:{local_rank % max(1, count)}"
-    if count:
+    """`cuda` becomes the device of this local rank; ranks share devices when there are too few.
+
+    It is the process's current one from then on, also where the user has named it.
+    """
+    count, placed = torch.cuda.device_count(), device
+    if device == "cuda":
+        placed = f"cuda:{local_rank % max(1, count)}"
+    if count and placed.startswith("cuda"):
         torch.cuda.set_device(placed)
     return placed
 

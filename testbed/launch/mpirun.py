@@ -28,6 +28,8 @@ FORWARDED = (
     "TESTBED_CLUSTER",
     VARIABLE,
 )
+# And those that decide how ranks compute and exchange: other hosts would do otherwise unnoticed.
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "MKL_", "UCX_", "FI_")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def mpirun_command(
     if launcher.is_open_mpi:
         # Unbound ranks: the communication thread must be free to leave the compute thread's core.
         options += ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
-        options += [word for name in FORWARDED if name in environment for word in ("-x", name)]
+        names = [name for name in FORWARDED if name in environment]
+        names += sorted(name for name in environment if name.startswith(FORWARDED_PREFIXES))
+        options += [word for name in names for word in ("-x", name)]
     return [str(launcher.path), *options, *command]
 
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from testbed.backends.protocol import Group
-from testbed.base.config import RunConfig
+from testbed.base.config import RunConfig, reproduce
 from testbed.base.errors import UsageError
 from testbed.base.files import write_atomically
 from testbed.base.recorder import Recorder, Shown, as_read
@@ -130,14 +130,23 @@ def run_rank(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
             *(group.control, group.rank, sys.stderr, steps.now), alone=alone, quiet=settings.quiet
         ):
             placed = msgspec.structs.replace(config, device=device)
-            return _work(placed, role, group, settings, steps)
+            return _as_asked(_work(placed, role, group, settings, steps), config)
 
     return as_member(role.identity.rank, group, live)
+
+
+def _as_asked(cell: Cell | None, config: RunConfig) -> Cell | None:
+    """The cell with the device that was asked for: `cuda` is another one on each rank."""
+    if cell is not None:
+        cell.config = msgspec.structs.replace(cell.config, device=config.device)
+        cell.command = reproduce(cell.config)
+    return cell
 
 
 def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | None:
     """All ranks as threads of this process, for backends that join threads."""
     hub = InprocHub(role.num_workers)
+    placed = msgspec.structs.replace(config, device=place_device(config.device, 0))
     building = threading.Lock()
     cells: dict[int, Cell | None] = {}
     errors: list[BaseException] = []
@@ -153,11 +162,13 @@ def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | Non
             hub.member(rank),
             deadline_s=0.8 * config.deadline,
             hosts=("localhost",) * role.num_workers,
+            device=placed.device,
         )
         try:
             steps, quiet = StepsDone(), settings.quiet
             with progress_of(group.control, rank, sys.stderr, steps.now, alone=True, quiet=quiet):
-                cells[rank] = _work(config, role, group, settings, steps, build)
+                cell = _work(placed, role, group, settings, steps, build)
+                cells[rank] = _as_asked(cell, config)
         except BaseException as error:  # handed to the caller's thread below
             errors.append(error)
             group.control.report_failure(str(error))

@@ -17,7 +17,7 @@ from testbed.base.errors import UsageError
 from testbed.control.protocol import UNTIL_LOST_S
 from testbed.training.exchange.setup import agree_on
 from testbed.training.protocol import Observer, Run, StepRecord, TrainingSession
-from testbed.training.replica import Replica
+from testbed.training.replica import Replica, random_state, set_random_state
 from testbed.training.sampling import RunningDigest
 
 CHECKPOINT_SCHEMA = "testbed.checkpoint/1"
@@ -107,13 +107,17 @@ class Checkpoints(Observer):
 
 def capture(replica: Replica) -> dict[str, Any]:
     """The state of a replica, and of the random generators."""
-    cuda = torch.cuda.get_rng_state_all() if replica.device.type == "cuda" else []
+    host, there = random_state(replica.device)
     return {
         "model": replica.model.state_dict(),
         "optimizer": replica.optimizer.state_dict(),
         "schedule": replica.schedule.state_dict(),
         "scaler": replica.scaler.state_dict() if replica.scaler is not None else {},
-        "random": {"torch": torch.get_rng_state(), "cuda": cuda, "python": random.getstate()},
+        "random": {
+            "torch": host,
+            "cuda": [] if there is None else [there],
+            "python": random.getstate(),
+        },
     }
 
 
@@ -124,9 +128,10 @@ def restore(replica: Replica, state: dict[str, Any]) -> None:
     replica.schedule.load_state_dict(state["schedule"])
     if replica.scaler is not None:
         replica.scaler.load_state_dict(state["scaler"])
-    torch.set_rng_state(state["random"]["torch"])
-    if replica.device.type == "cuda":
-        torch.cuda.set_rng_state_all(state["random"]["cuda"])
+    there = state["random"]["cuda"]  # checkpoints of before have those of all GPUs that were seen
+    own = (replica.device.index or 0) if len(there) > 1 else 0
+    generators = state["random"]["torch"], there[own] if there else None
+    set_random_state(replica.device, generators)
     version, numbers, spare = state["random"]["python"]
     random.setstate((version, tuple(numbers), spare))
 

@@ -18,18 +18,10 @@ from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
+from testbed.training.exchange.step_state import now_on, passed_s
 from testbed.training.protocol import StepReport
 
 LOOK_EVERY_S: Final = 0.25
-
-
-def _now_on(device: torch.device) -> Any:
-    """This moment on the clock of a GPU, where what was queued before has ended; else None."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 class StillWatch:
@@ -130,6 +122,8 @@ class ExternalSession:
             for parameter in trained
         ]
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        if self._watch is not None:  # a forward pass waits for buffers of rank 0
+            self._handles.append(self.model.register_forward_pre_hook(self._before_forward))
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +148,7 @@ class ExternalSession:
         ready_s, self._last_ready_s = self._last_ready_s, None
         if ready_s is None:
             return
-        now_s, now = time.perf_counter(), _now_on(self._device)
+        now_s, now = time.perf_counter(), now_on(self._device)
         if now is None:
             self._exposed_s += now_s - ready_s
         elif self._last_ready is not None:
@@ -176,9 +170,7 @@ class ExternalSession:
         """See `TrainingSession.end_step`; no update is ever pending."""
         exposed_s, self._exposed_s = self._exposed_s, 0.0
         there, self._exposed_there = self._exposed_there, []
-        for ready, resumed in there:
-            resumed.synchronize()
-            exposed_s += ready.elapsed_time(resumed) / 1e3
+        exposed_s += passed_s(there)
         if self._watch is not None:
             self._watch.end()
         return StepReport(exposed_s)
@@ -257,10 +249,14 @@ class ExternalSession:
         self._last_ready_s = time.perf_counter()
         self._missing.discard(id(parameter))
         if not self._missing:
-            self._last_ready = _now_on(self._device)
+            self._last_ready = now_on(self._device)
             self._control.state = f"waiting for the exchange of gradients in step {self.step}"
             if self._watch is not None:
                 self._watch.begin(self._timeout_s)
+
+    def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+        if self._watch is not None and model.training and torch.is_grad_enabled():
+            self._watch.begin(self._timeout_s)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.synchronize()

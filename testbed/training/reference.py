@@ -33,7 +33,9 @@ from testbed.training.replica import (
     backward,
     make_replica,
     num_steps,
+    random_state,
     sample_order,
+    set_random_state,
     update,
 )
 from testbed.training.sampling import SampleCursor
@@ -96,7 +98,8 @@ class Verification(Observer):
             return
         run, compressing = self._run, self._compressing
         run.control.state = "training alone, to compare"
-        random_state = torch.get_rng_state()
+        device = next(self._model.parameters()).device
+        kept = random_state(device)
         num_workers, made = run.backend.size, None
         if compressing is not None:
             made = CompressedMeans(
@@ -106,7 +109,7 @@ class Verification(Observer):
         theirs = reference.parameters
         outcome.reference_contents = [content.value for content in reference.contents]
         outcome.reference_buffers = reference.buffers
-        torch.set_rng_state(random_state)
+        set_random_state(device, kept)
         if compressing is not None and made is not None:
             outcome.reference_slack = max(compressing.slack, made.slack)
         outcome.reference_steps = self._num_steps
@@ -123,17 +126,18 @@ class _VirtualWorker:
 
     def __init__(self, model: torch.nn.Module, rank: int, seed: int) -> None:
         self.buffers = [b.detach().clone() for b in model.buffers()]
+        self._device = next(model.parameters()).device
         torch.manual_seed(worker_seed(seed, rank))
-        self.random_state = torch.get_rng_state()
+        self.random_state = random_state(self._device)
 
     def enter(self, model: torch.nn.Module) -> None:
         for buffer, own in zip(model.buffers(), self.buffers, strict=True):
             buffer.copy_(own)
-        torch.set_rng_state(self.random_state)
+        set_random_state(self._device, self.random_state)
 
     def leave(self, model: torch.nn.Module) -> None:
         self.buffers = [b.detach().clone() for b in model.buffers()]
-        self.random_state = torch.get_rng_state()
+        self.random_state = random_state(self._device)
 
 
 def worker_seed(seed: int, rank: int) -> int:

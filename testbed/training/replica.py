@@ -231,3 +231,29 @@ def update(replica: Replica, clip_norm: float | None) -> None:
         replica.optimizer.step()
     replica.schedule.step()
     replica.optimizer.zero_grad(set_to_none=True)
+
+
+RandomState = tuple[torch.Tensor, torch.Tensor | None]
+"""Of the generators of the host and of one GPU."""
+
+
+def random_state(device: torch.device) -> RandomState:
+    """From where random numbers go on, on the host and on the device; other GPUs are left alone.
+
+    Example:
+        >>> kept = random_state(torch.device("cpu"))
+        >>> first = torch.rand(1)
+        >>> set_random_state(torch.device("cpu"), kept)
+        >>> torch.equal(torch.rand(1), first)
+        True
+    """
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), there
+
+
+def set_random_state(device: torch.device, state: RandomState) -> None:
+    """Go on from there again."""
+    host, there = state
+    torch.set_rng_state(host)
+    if there is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(there, device)

@@ -101,7 +101,8 @@ class Session:
         self._optimizer = optimizer
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._frozen = {id(p): n for n, p in model.named_parameters() if not p.requires_grad}
-        self.step_state = StepState(control, patience_s, on_resume, recorder)
+        device = self._named[0][1].device
+        self.step_state = StepState(control, patience_s, on_resume, recorder, device)
         self._pending: DeferredUpdate | None = None
         self._released: ReleasedUpdate | None = None
         self._is_steady = True
@@ -126,9 +127,9 @@ class Session:
         share_start(model, backend)
         self._adopt(plan)
         self._reducer = self._delivery.reducer(self.step_state)
-        device, timeout_s = self._named[0][1].device, max(AGREE_S, patience_s)
         self._unused = UnusedParameters(
-            *(backend, control, self.step_state, device, timeout_s), zeros_tell=compression is None
+            *(backend, control, self.step_state, device, max(AGREE_S, patience_s)),
+            zeros_tell=compression is None,
         )
         self._forward: ForwardHooks | None = None
         self._handles: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import queue
 import re
@@ -10,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -180,6 +182,30 @@ def test_an_answer_that_no_reader_takes_ends_all_waits_with_the_reason(
         for result in results:
             assert isinstance(result, RankLost)
             assert "at most 1000 go in one frame" in str(result)
+
+
+class OfFew(socket.socket):
+    """A listening socket of a process that may open no more files."""
+
+    taken = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.taken += 1
+        if self.taken > 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_hub_that_has_no_files_left_says_so() -> None:
+    listener = OfFew(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    first = host_control(listener, 2, TOKEN, "rank 0", WAIT_S, WAIT_S, ("here",) * 2)
+    heard: queue.Queue[Loss] = queue.Queue()
+    first.on_loss(heard.put)
+    with socket.create_connection(first._connection.getpeername()):
+        loss = heard.get(timeout=WAIT_S)
+    first.close()
+    assert loss.who == "rank 1 (host here)"
+    assert "(Too many open files); raise `ulimit -n` there" in loss.why
 
 
 def test_a_listener_that_fails_ends_all_waits_with_the_reason() -> None:

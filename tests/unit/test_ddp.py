@@ -190,7 +190,10 @@ class OnDevice(DdpBackend):
     raises_late = False
 
 
-def test_an_exchange_that_only_the_device_waits_for_is_watched(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("of_buffers", [False, True])
+def test_an_exchange_that_only_the_device_waits_for_is_watched(
+    of_buffers: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(external_session, "AGREE_S", 0.05)
     hub, lost = InprocHub(2), threading.Event()
     control, framework = hub.member(0), OnDevice(Group(0, 1, InprocHub(1).member(0)), DDP.options())
@@ -203,7 +206,10 @@ def test_an_exchange_that_only_the_device_waits_for_is_watched(monkeypatch: pyte
             optimizer.step()
             session.end_step(flush=False)
         assert not lost.wait(3 * external_session.LOOK_EVERY_S)
-        session.model(torch.ones(1, 2)).sum().backward()
+        if of_buffers:  # a forward pass that another rank holds up
+            session.model(torch.ones(1, 2))
+        else:
+            session.model(torch.ones(1, 2)).sum().backward()
         assert lost.wait(20)
     assert control.loss is not None
     assert "exchange of gradients in step 3 stood still for" in control.loss.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,14 @@ def test_mpirun_gets_what_containers_and_few_slots_need() -> None:
     assert command[-2:] == ["prog", "arg"]
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_ranks_on_other_hosts_have_what_decides_how_they_exchange() -> None:
+    launcher = MpiLauncher(Path("mpirun"), None, True)
+    given = {"NCCL_SOCKET_IFNAME": "eth1", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "0"}
+    command = mpirun_command(launcher, 2, ["prog"], "hosts", given)
+    handed_on = [name for flag, name in itertools.pairwise(command) if flag == "-x"]
+    assert handed_on == ["NCCL_SOCKET_IFNAME", "UCX_TLS"]  # GPUs have a host's own numbers
 
 
 @pytest.mark.parametrize(

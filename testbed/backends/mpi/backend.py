@@ -19,7 +19,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.queue import PendingWork, RequestQueue
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.types import SERVERLESS_OPS, Capabilities, Request, Traffic
-from testbed.control.protocol import gather
+from testbed.control.protocol import OPEN_S, gather
 
 # How a rank finds its group among the processes that the MPI launcher started.
 
@@ -71,7 +71,7 @@ def join(group: Group) -> Joined:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     mine = RankInfo(MPI.COMM_WORLD.Get_rank(), group.own_host, group.machine, cores)
     name = f"{group.name}.mpi"
-    ranks = gather(group.control, name, mine, RankInfo, group.deadline_s, group.size)
+    ranks = gather(group.control, name, mine, RankInfo, OPEN_S, group.size)
     world_ranks = [rank.world_rank for rank in ranks]
     if len(set(world_ranks)) < len(world_ranks):
         raise UsageError(

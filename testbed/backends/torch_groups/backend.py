@@ -15,6 +15,7 @@ from testbed.backends.protocol import Group
 from testbed.backends.queue import PendingWork
 from testbed.base.errors import Unavailable, UsageError
 from testbed.base.types import SERVERLESS_OPS, Capabilities, Op, Request, Result, Traffic
+from testbed.control.protocol import OPEN_S
 
 # torch.distributed does not export to type checkers the classes that it documents.
 dist: Any = untyped_dist
@@ -335,7 +336,7 @@ def _open_store(group: Group) -> Any:
         hosted = dist.TCPStore(group.address, 0, group.size, True, timeout, wait_for_workers=False)
         store, port = hosted, hosted.port
     answers = group.control.all_gather(
-        f"{group.name}.store", f"{group.address} {port}".encode(), 60, members=group.size
+        f"{group.name}.store", f"{group.address} {port}".encode(), OPEN_S, members=group.size
     )
     if store is None:
         host, port_text = answers[0].decode().split()

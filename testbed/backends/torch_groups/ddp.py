@@ -58,11 +58,6 @@ def _transport(over: str, group: Group) -> _Transport:
         return _Transport("cpu", make_gloo, let_go, kinds.GLOO)
     if problem := probe_nccl():
         raise Unavailable("backend", "ddp:over=nccl", *problem)
-    if group.recorder is not None:
-        raise UsageError(
-            "--timeline cannot stand beside ddp:over=nccl: torch tells when NCCL's operations were "
-            "queued, not when they ran; leave out --timeline, or use backend nccl with a scheduler"
-        )
     check_ranks(group)
     return _Transport("cuda", make_nccl, end_nccl, kinds.NCCL)
 
@@ -80,8 +75,7 @@ class DdpBackend(TorchBackend):
     Raises:
         Unavailable: this torch has no Gloo or NCCL, no GPU is visible, or its wrapper takes no list
             of sizes.
-        UsageError: the plan's file cannot be read, DDP cannot carry the plan out as it is, or what
-            NCCL does is to be recorded.
+        UsageError: the plan's file cannot be read, or DDP cannot carry the plan out as it is.
 
     Reference:
         Li et al., 2020, VLDB (PyTorch Distributed).
@@ -117,6 +111,11 @@ class DdpBackend(TorchBackend):
 
     def wrap(self, model: torch.nn.Module, timeout_s: float) -> torch.nn.Module:
         """See `ExternalFramework.wrap`."""
+        if self._group.recorder is not None and any(p.is_cuda for p in model.parameters()):
+            raise UsageError(
+                "--timeline cannot stand beside ddp on a GPU: torch tells when its operations were "
+                "queued, not when they ran; leave out --timeline, or use another backend"
+            )
         # Connections of its own, with a timeout of their own; requests have the deadline of `wait`.
         self._connections = self._transport.make(
             self._group, dist.PrefixStore(f"{self._group.name}/ddp", self._store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from typing import Any
 
 import torch
@@ -30,18 +31,26 @@ def check_ranks(group: Group) -> None:
     Raises:
         Unavailable, UsageError: see `open_nccl`.
     """
-    per_host = max((group.hosts.count(h) for h in set(group.hosts)), default=1)
-    num_gpus = torch.cuda.device_count()
-    if per_host > num_gpus:
+    told = group.control.all_gather(
+        f"{group.name}.gpus", f"{group.machine} {_gpu_of(group)}".encode(), 60, members=group.size
+    )
+    sharing = max(Counter(told).values())
+    if sharing > 1:
         allowed = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-        check_shared(f"{per_host} ranks share {num_gpus} GPU(s)", nccl_version(), allowed)
+        check_shared(f"{sharing} ranks share a GPU", nccl_version(), allowed)
         if group.num_channels > 1:
             raise UsageError(
-                f"{per_host} ranks share {num_gpus} GPU(s), and backend 'nccl' was asked for "
+                f"{sharing} ranks share a GPU, and backend 'nccl' was asked for "
                 f"{group.num_channels} channels; expected one, because a GPU computes for one rank "
                 "at a time and operations of two communicators then wait for each other for ever; "
                 "use a scheduler with one channel, or a GPU for each rank"
             )
+
+
+def _gpu_of(group: Group) -> str:
+    """Which GPU is this rank's, whatever its number is in this process."""
+    found = torch.cuda.get_device_properties(group.device)
+    return str(getattr(found, "uuid", group.device))
 
 
 def check_shared(what: str, version: tuple[int, ...], allowed: bool) -> None:

@@ -205,9 +205,10 @@ def _copy_s(source: torch.Tensor, target: torch.Tensor) -> float:
     found = []
     for _ in range(4):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
+        stream = torch.cuda.current_stream((source if source.is_cuda else target).device)
+        begin.record(stream)
         target.copy_(source, non_blocking=True)
-        end.record()
+        end.record(stream)
         end.synchronize()
         found.append(float(begin.elapsed_time(end)) * 1e-3)
     return min(found)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
 
 from testbed.backends.protocol import Work
 from testbed.base.errors import DeadlineExceeded
@@ -12,6 +15,29 @@ from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Result
 from testbed.control.protocol import Control, Loss
 from testbed.training.exchange.setup import AGREE_S
+
+CPU: Final = torch.device("cpu")
+
+
+def now_on(device: torch.device) -> Any:
+    """This moment on the clock of a GPU, where what was queued before has ended; else None.
+
+    The host queues work ahead of the GPU: what it stands waiting for holds compute as well.
+    """
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def passed_s(moments: Iterable[tuple[Any, Any]]) -> float:
+    """Seconds on the device between the two moments of each pair, in sum; waits for them."""
+    total_s = 0.0
+    for begin, end in moments:
+        end.synchronize()
+        total_s += begin.elapsed_time(end) / 1e3
+    return total_s
 
 
 class Phase(enum.Enum):
@@ -30,6 +56,7 @@ class StepState:
         patience_s: how long to wait for a message when all ranks have been fast so far.
         on_resume: called after every wait for a message that had not arrived yet.
         recorder: told of waits, and of what was waited for.
+        device: that computes; on a GPU it tells how long it stood waiting.
 
     Attributes:
         number: of the step.
@@ -47,8 +74,11 @@ class StepState:
         patience_s: float,
         on_resume: Callable[[], None] | None = None,
         recorder: Recorder | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.recorder = recorder
+        self._device = device
+        self._waits: list[tuple[Any, Any]] = []  # moments of a GPU, begin and end
         self.number = 0
         self.is_first = True
         self.phase = Phase.EXCHANGING
@@ -96,7 +126,7 @@ class StepState:
         late = not work.done()
         if late:
             self._control.state = f"waiting for the exchange of {name!r} in step {self.number}"
-        before_s = time.perf_counter()
+        before_s, before = time.perf_counter(), now_on(self._device)
         # A rank that computes for long does not hang: what was slow may be slow again.
         limit_s = max(self._patience_s, 2 * self._slowest_step_s)
         if self.is_first:
@@ -108,7 +138,10 @@ class StepState:
         waited_s = time.perf_counter() - before_s
         if late and self._on_resume is not None:
             self._on_resume()
-        self._waited_s += waited_s
+        if before is None:
+            self._waited_s += waited_s
+        else:
+            self._waits.append((before, now_on(self._device)))
         self._step_waited_s += waited_s
         if result.staleness is not None:
             self.staleness = result.staleness
@@ -140,7 +173,8 @@ class StepState:
     def take_waited_s(self) -> float:
         """Seconds waited since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
+        waits, self._waits = self._waits, []
+        return waited_s + passed_s(waits)
 
     def take_events(self) -> list[Event]:
         """Exchanges that were waited for since the last call."""
