@@ -24,6 +24,7 @@ from testbed.control.protocol import Control, gather
 from testbed.launch.host import choose_address
 from testbed.launch.identity import Identity, identify
 from testbed.launch.rendezvous import load_mpi, meet
+from testbed.records.environment import version_of
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ def join(
             deadline_s=deadline_s,
             start_s=start_s,
         )
-    settings = (
-        f"{role.backend.name} {role.backend.options} workers={role.num_workers} order={order}"
+    mine, kind = (
+        (socket.gethostname(), settings_of(role, order), num_channels),
+        tuple[str, str, int],
     )
-    mine, kind = (socket.gethostname(), settings, num_channels), tuple[str, str, int]
     # Rank 0's hub gives up after start_s and says whom it lacks; that word comes first.
     members = gather(control, "join", mine, kind, start_s + deadline_s, None)
     _agree(members)
@@ -142,6 +143,14 @@ def join(
         latency_s=emulated.latency_s if emulated else 0.0,
         jitter_s=emulated.jitter_s if emulated else 0.0,
         name=name,
+    )
+
+
+def settings_of(role: Role, order: Order) -> str:
+    """What all ranks must have been started with; records tell of rank 0's versions alone."""
+    return (
+        f"{role.backend.name} {role.backend.options} workers={role.num_workers} order={order} "
+        f"testbed={version_of('testbed')} torch={version_of('torch')}"
     )
 
 

@@ -53,7 +53,7 @@ def describe_environment(variables: Mapping[str, str] | None = None, **more: Any
     seen = os.environ if variables is None else variables
     return {
         "commit": source_commit(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version_of(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
@@ -166,7 +166,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None: it is not installed, or does not tell."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.base.errors import UsageError
+from testbed.base.axes import BACKENDS
+from testbed.base.errors import Disagreement, UsageError
+from testbed.launch import join as launch_join
 from testbed.launch.host import choose_address
 from testbed.launch.identity import identify
 from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
@@ -179,3 +181,18 @@ def test_a_site_s_own_mpirun_wins_when_it_is_first_on_path(tmp_path: Path) -> No
     library.touch()
     found = find_mpirun(str(program.parent))
     assert found == MpiLauncher(program, library, True)
+
+
+def test_ranks_with_another_torch_do_not_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host may have another environment; a record tells of rank 0's alone."""
+    versions = {"testbed": "0.1.0", "torch": "2.13.0"}
+    role = launch_join.Role(identify({}), BACKENDS.resolve("gloo"), 2, 0)
+
+    def settings(torch: str) -> str:
+        monkeypatch.setattr(launch_join, "version_of", {**versions, "torch": torch}.get)
+        return launch_join.settings_of(role, "fifo")
+
+    same, other = settings("2.13.0"), settings("2.9.1")
+    launch_join._agree([("a", same, 1), ("b", same, 1)])
+    with pytest.raises(Disagreement, match=r"rank 1 \(host b\) .*torch=2\.9\.1 .*torch=2\.13\.0"):
+        launch_join._agree([("a", same, 1), ("b", other, 1)])
