@@ -24,6 +24,9 @@ dist: Any = untyped_dist
 # timeout only has to be longer than both.
 LIBRARY_TIMEOUT = timedelta(hours=1)
 
+# But to connect all ranks with each other Gloo has no other: a port may be blocked for two of them.
+CONNECT_TIMEOUT = timedelta(seconds=90)
+
 # All-reduces of one process group that Gloo runs at once.
 GLOO_THREADS = 2
 
@@ -144,6 +147,7 @@ class TorchBackend(ThreadedBackend):
     ) -> None:
         self._end = end
         self._device = torch.device(group.device if device_type == "cuda" else "cpu")
+        group.control.state = f"opening {name}"
         store = _open_store(group)
         self._store = store
         self._groups = [
@@ -367,6 +371,8 @@ def make_gloo(group: Group, store: Any) -> Any:
     """Gloo's process group of one channel, bound to the job's own interface."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.address)]
-    options._timeout = LIBRARY_TIMEOUT
+    options._timeout = CONNECT_TIMEOUT
     options._threads = GLOO_THREADS
-    return dist.ProcessGroupGloo(store, group.rank, group.size, options)
+    made = dist.ProcessGroupGloo(store, group.rank, group.size, options)
+    made._set_default_timeout(LIBRARY_TIMEOUT)
+    return made
