@@ -82,8 +82,7 @@ def meet(
     elif identity.launcher == "slurm":
         invitation = _slurm_invitation(environment, size)
         if identity.rank == 0:
-            single = invitation.host == "127.0.0.1"
-            listener = _listen(choose_address(interface, single), invitation.port)
+            listener = _listen(_reached_as(invitation.host), invitation.port)
     else:
         mine = None
         if identity.rank == 0:
@@ -102,6 +101,16 @@ def meet(
     return control, token
 
 
+def _reached_as(name: str) -> str:
+    """The address by which other hosts reach this one, whose name is all that they know.
+
+    All of its addresses where the name means nothing but this machine to itself, as on Debian; who
+    has not shown the job's token is sent away.
+    """
+    address = socket.gethostbyname(name)
+    return "0.0.0.0" if address != name and address.startswith("127.") else address
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
@@ -116,7 +125,8 @@ def _slurm_invitation(environment: Mapping[str, str], size: int) -> Invitation:
     """What every task of a step knows without being told."""
     hosts = tuple(slurm.hosts_of_ranks(environment, size))
     # Nothing need leave a single node; of several, tasks know no more than rank 0's node's name.
-    first = "127.0.0.1" if len(slurm.nodes_of(environment)) == 1 else hosts[0]
+    nodes = slurm.nodes_of(environment)
+    first = "127.0.0.1" if len(nodes) == 1 else nodes[0]
     return Invitation(first, slurm.control_port(environment), slurm.token(environment), hosts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import Disagreement, UsageError
 from testbed.launch import join as launch_join
+from testbed.launch import rendezvous
 from testbed.launch.host import choose_address
 from testbed.launch.identity import identify
 from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
@@ -196,3 +198,26 @@ def test_ranks_with_another_torch_do_not_train_together(monkeypatch: pytest.Monk
     launch_join._agree([("a", same, 1), ("b", same, 1)])
     with pytest.raises(Disagreement, match=r"rank 1 \(host b\) .*torch=2\.9\.1 .*torch=2\.13\.0"):
         launch_join._agree([("a", same, 1), ("b", other, 1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "listens_on"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),  # a step on one node
+        ("n1", "10.0.0.5", "10.0.0.5"),
+        ("n1", "127.0.1.1", "0.0.0.0"),  # what Debian says of a host's own name
+    ],
+)
+def test_rank_0_of_a_slurm_step_listens_where_others_look_for_it(
+    name: str, own: str, listens_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", {name: own}.__getitem__)
+    assert rendezvous._reached_as(name) == listens_on
+
+
+def test_tasks_of_a_step_look_for_rank_0_on_its_first_node() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+    for distribution in ("block", "plane"):
+        given = step | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_DISTRIBUTION": distribution}
+        assert rendezvous._slurm_invitation(given, 3).host == "n1"
+    assert rendezvous._slurm_invitation(step | {"SLURM_STEP_NODELIST": "n1"}, 3).host == "127.0.0.1"
