@@ -25,14 +25,13 @@ from testbed.training.exchange.refusals import (
     closure_refused,
     read_unseen,
     refuse_release,
-    refuse_unexchanged,
     released_early,
 )
 from testbed.training.exchange.release import ReleasedUpdate
 from testbed.training.exchange.setup import AGREE_S, Replan, agree_on, replanner, share_start
 from testbed.training.exchange.step_state import Phase, StepState
 from testbed.training.exchange.unused import UnusedParameters
-from testbed.training.exchange.update import DeferredUpdate, Delivery, delivery_of
+from testbed.training.exchange.update import DeferredUpdate, Delivery, check_optimizer, delivery_of
 from testbed.training.optimizers import common_learning_rate, describe_optimizer
 from testbed.training.protocol import StepReport
 from testbed.training.sampling import describe_tensors
@@ -310,7 +309,7 @@ class Session:
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise closure_refused()
         if self._delivery.exchanges:
-            refuse_unexchanged(optimizer, self._index, self._frozen)
+            check_optimizer(optimizer, self._index, self._frozen)
         if self._defers and self.step_state.phase is not Phase.SYNCHRONIZED:
             if not self.step_state.is_first and self._reducer.may_defer:
                 self._defer()

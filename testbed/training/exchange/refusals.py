@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-
-import torch
-
 from testbed.backends.protocol import Backend
 from testbed.base.errors import NotDeclared, UsageError
 from testbed.base.types import Op
@@ -45,28 +41,8 @@ def closure_refused() -> UsageError:
     )
 
 
-def refuse_unexchanged(
-    optimizer: torch.optim.Optimizer, exchanged: Container[int], frozen: Mapping[int, str]
-) -> None:
-    """Refuse gradients that the optimizer would use as they are on this rank.
-
-    Args:
-        optimizer: about to step.
-        exchanged: identities of the parameters whose gradients are exchanged.
-        frozen: names of the model's other parameters, by identity.
-
-    Raises:
-        UsageError: names the parameter.
-    """
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if parameter.grad is not None and id(parameter) not in exchanged:
-                name = frozen.get(id(parameter))
-                unnamed = f"parameter {place} of the optimizer's group {number}"
-                raise _never_exchanged(unnamed if name is None else repr(name))
-
-
-def _never_exchanged(name: str) -> UsageError:
+def never_exchanged(name: str) -> UsageError:
+    """Of a parameter that was not the model's, or frozen, when the session was built."""
     return UsageError(
         f"{name} has a gradient that is never exchanged: it did not require gradients, or was not "
         "the model's, when the session was built; unfreeze and add all parameters before, or close "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from testbed.base.types import Op
 from testbed.memory.planning.gradients import SLICE_ELEMENTS
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.reducer import GradientReducer
-from testbed.training.exchange.refusals import halves_refused
+from testbed.training.exchange.refusals import halves_refused, never_exchanged
 from testbed.training.exchange.setup import install
 from testbed.training.exchange.step import DeferredStep
 from testbed.training.exchange.step_state import StepState
@@ -293,6 +293,27 @@ def all_zero(tensors: Sequence[torch.Tensor], norms: Sequence[float]) -> list[in
     """
     pairs = zip(tensors, norms, strict=True)
     return [i for i, (tensor, norm) in enumerate(pairs) if tensor.numel() and norm == 0.0]
+
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, exchanged: Container[int], frozen: Mapping[int, str]
+) -> None:
+    """Refuse gradients that the optimizer would use as they are on this rank.
+
+    Args:
+        optimizer: about to step.
+        exchanged: identities of the parameters whose gradients are exchanged.
+        frozen: names of the model's other parameters, by identity.
+
+    Raises:
+        UsageError: names the parameter.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.grad is not None and id(parameter) not in exchanged:
+                name = frozen.get(id(parameter))
+                unnamed = f"parameter {place} of the optimizer's group {number}"
+                raise never_exchanged(unnamed if name is None else repr(name))
 
 
 def refuse_non_finite(
