@@ -281,16 +281,13 @@ def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: floa
 
     R, D, L, c are rate, dilation, latency and nodes per core where it was measured, R', D', L', c'
     those asked for. Of the time of a byte the slowest link needs w; the rest is what the hosts
-    need, which do not grow slower with the dilation, but share this machine's cores: each of c
-    nodes waits for the others. A start-up is of the hosts, too, and the latency; so are processor
-    times: o' = o D / D'. Slow-downs are ratios and stay.
+    need, which do not grow slower with the dilation, but share this machine's cores. A start-up is
+    theirs, too, and the latency; so are processor times, o' = o D / D'. Slow-downs stay.
 
     Args:
-        link: measured; alpha in s, b in s/byte.
-        measured: where.
-        asked: where it is wanted.
-        wire_s_per_byte: w, what the network alone needs for a byte of the algorithm there;
-            infinite: all of b is the network's.
+        link: a in s, b in s/byte.
+        measured: where it was measured; asked: where it is wanted.
+        wire_s_per_byte: w, what the network alone needs there; infinite: all of b.
 
     Raises:
         UsageError: their nodes share this machine's cores in different ways.
@@ -316,9 +313,8 @@ def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: floa
         hosts_s = max(0.0, latency_s - measured.latency_s)
         return hosts_s * measured.dilation / asked.dilation + asked.latency_s
 
-    crowd = (asked.nodes_per_core or 1.0) / (measured.nodes_per_core or 1.0)
-    if asked.nodes_per_core is None or measured.nodes_per_core is None:
-        crowd = 1.0
+    here, there = asked.nodes_per_core, measured.nodes_per_core
+    crowd = 1.0 if here is None or there is None else here / there
 
     def byte_s(seconds_per_byte: float) -> float:
         wire_s = min(wire_s_per_byte, seconds_per_byte)
