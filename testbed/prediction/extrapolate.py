@@ -286,7 +286,7 @@ def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: floa
 
     Args:
         link: a in s, b in s/byte.
-        measured: where it was measured; asked: where it is wanted.
+        measured, asked: where it was measured, and where it is wanted.
         wire_s_per_byte: w, what the network alone needs there; infinite: all of b.
 
     Raises:
@@ -294,12 +294,9 @@ def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: floa
 
     Example:
         >>> link = Link(backend="x", num_workers=4, latency_s=1e-4, seconds_per_byte=1.3e-9)
-        >>> there = carried(link, Setting(10e9, dilation=10), Setting(5e9, dilation=20))
+        >>> there = carried(link, Setting(10e9, dilation=10), Setting(5e9, dilation=20), 1.2e-9)
         >>> f"{there.latency_s:.3g} {there.seconds_per_byte:.3g}"
-        '5e-05 2.6e-09'
-        >>> wire = carried(link, Setting(10e9, 10), Setting(10e9, 20), wire_s_per_byte=1.2e-9)
-        >>> f"{wire.seconds_per_byte:.3g}"
-        '1.25e-09'
+        '5e-05 2.45e-09'
     """
     theirs, ours = _sharing(measured), _sharing(asked)
     if theirs != ours:
