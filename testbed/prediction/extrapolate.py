@@ -286,7 +286,8 @@ def carried(link: Link, measured: Setting, asked: Setting, wire_s_per_byte: floa
 
     Args:
         link: a in s, b in s/byte.
-        measured, asked: where it was measured, and where it is wanted.
+        measured: where that was.
+        asked: where it is wanted.
         wire_s_per_byte: w, what the network alone needs there; infinite: all of b.
 
     Raises:
