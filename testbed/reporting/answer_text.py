@@ -14,41 +14,41 @@ SURE_RUNS: Final = 3  # from here on an interval is shown
 
 
 def lines_of(answer: Answer) -> list[str]:
-    """The answer in lines; what matters least is left out where there is no room."""
-    return flow(_clauses(answer))
+    """The answer in lines; what matters least is left out where there is no room.
+
+    That the verdict may not hold is never left out: where there is no room for which methods may be
+    faster, their number stands behind it.
+    """
+    clauses = _clauses(answer)
+    lines = flow(clauses)
+    unranked = _unranked(answer)
+    sure = answer.verdict in ("fastest", "tied")
+    if sure and unranked and not any(unranked.lower() in line.lower() for line in lines):
+        clauses.insert(1, f"{len(answer.unranked)} not ranked may be faster")
+        lines = flow(clauses)
+    return lines
 
 
-def flow(
-    clauses: Iterable[str | tuple[str, ...]], width: int = WIDTH, max_lines: int = MAX_LINES
-) -> list[str]:
+def flow(clauses: Iterable[str], width: int = WIDTH, max_lines: int = MAX_LINES) -> list[str]:
     """Clauses, each in the first line that has room; what has none in the last line is left out.
 
-    Args:
-        clauses: each in words, or in several, the shorter ones for where there is less room.
-        width: of a line.
-        max_lines: how many there may be.
-
     Example:
-        >>> flow(["one two", "three four", "five", ("seventeen", "six")], width=16, max_lines=2)
+        >>> flow(["one two", "three four", "five", "six"], width=16, max_lines=2)
         ['One two; five.', 'Three four; six.']
     """
     lines: list[str] = []
     for clause in clauses:
-        for words in (clause,) if isinstance(clause, str) else clause:
-            room = [n for n, line in enumerate(lines) if len(line) + len(words) + 3 <= width]
-            if room:
-                lines[room[0]] += f"; {words}"
-            elif len(lines) < max_lines:
-                lines.append(clipped(words[:1].upper() + words[1:], width - 1))
-            else:
-                continue
-            break
+        room = [n for n, line in enumerate(lines) if len(line) + len(clause) + 3 <= width]
+        if room:
+            lines[room[0]] += f"; {clause}"
+        elif len(lines) < max_lines:
+            lines.append(clipped(clause[:1].upper() + clause[1:], width - 1))
     return [line if line.endswith("…") else f"{line}." for line in lines]
 
 
-def _clauses(answer: Answer) -> list[str | tuple[str, ...]]:
-    """The most important first; one that should not be left out has shorter words too."""
-    told: list[str | tuple[str, ...]] = [_verdict(answer)]
+def _clauses(answer: Answer) -> list[str]:
+    """The most important first."""
+    told = [_verdict(answer)]
     if answer.verdict == "tied" and answer.resolves is not None:
         told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
     if answer.next is not None:
@@ -66,8 +66,8 @@ def _clauses(answer: Answer) -> list[str | tuple[str, ...]]:
         )
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
-    if answer.unranked:  # it may be that the verdict does not hold
-        told.insert(1 if answer.verdict in ("fastest", "tied") else len(told), _unranked(answer))
+    if answer.unranked:
+        told.append(_unranked(answer))
     if answer.compressed is not None:
         told.append(_compressed(answer.compressed, answer.test_accuracy))
     if answer.memory is not None:
@@ -80,11 +80,12 @@ def _clauses(answer: Answer) -> list[str | tuple[str, ...]]:
     return told
 
 
-def _unranked(answer: Answer) -> tuple[str, ...]:
+def _unranked(answer: Answer) -> str:
+    """Of the methods that may be faster the first; empty: there are none."""
+    if not answer.unranked:
+        return ""
     first, *others = answer.unranked
-    more = f" and {len(others)} more" if others else ""
-    number = len(answer.unranked)
-    return f"may be faster, not ranked: {first}{more}", f"{number} not ranked may be faster"
+    return f"may be faster, not ranked: {first}" + (f" and {len(others)} more" if others else "")
 
 
 def _verdict(answer: Answer) -> str:

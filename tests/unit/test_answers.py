@@ -8,6 +8,7 @@ import shutil
 import statistics
 from collections import defaultdict
 
+import msgspec
 import pytest
 from scipy import stats
 
@@ -303,3 +304,34 @@ def test_what_the_runs_cannot_tell_is_no_fact(gain, verdict, told):
     usual = Beside(name="ddp", place=1, step_time_s=0.1, gain=gain)
     answer = Answer(setting="", verdict=verdict, best=("gloo/dear",), step_time_s=0.1, usual=usual)
     assert told in " ".join(lines_of(answer)).lower()
+
+
+def test_that_the_verdict_may_not_hold_is_never_left_out():
+    """Long names leave no room for which method may be faster, nor may the bound make room."""
+    name = "zmq-ps:servers=dedicated:4/bytescheduler:mib=64"
+    answer = Answer(
+        setting="",
+        verdict="fastest",
+        best=[name],
+        step_time_s=0.1234,
+        low_s=0.1200,
+        high_s=0.1267,
+        num_runs=5,
+        next=Beside(
+            name=f"{name},a=1", place=1, step_time_s=0.15, gain=0.22, low=0.20, high=0.24,
+            differs=True,
+        ),
+        usual=Beside(
+            name="ddp:bucket_view=1,static_graph=1,bucket_mib=25", place=2, step_time_s=0.3,
+            gain=1.43, low=1.39, high=1.47, differs=True,
+        ),
+        bound_s=0.1,
+        unranked=[f"{name},b=2 (120 ms, unstable)", f"{name},c=3 (121 ms, one run)"],
+    )  # fmt: skip
+    text = " ".join(lines_of(answer)).lower()
+    assert "2 not ranked may be faster" in text
+    known = ["gloo/pace (120 ms, unstable)"]
+    few = msgspec.structs.replace(answer, usual=None, bound_s=None, unranked=known)
+    text = " ".join(lines_of(few)).lower()
+    assert "may be faster, not ranked: gloo/pace (120 ms, unstable)" in text
+    assert "1 not ranked" not in text
