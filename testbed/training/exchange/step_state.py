@@ -62,8 +62,8 @@ class StepState:
         number: of the step.
         is_first: it is the first one of this session.
         phase: how far it is.
-        num_begun: steps of which this rank has begun to exchange gradients, or their numbers would
-            be lower.
+        num_begun: 1 + number of the newest step whose gradients this rank has begun to exchange; 0:
+            of none.
         staleness: servers without a barrier: how many clocks the slowest worker was behind, last
             seen; None = not known.
     """
@@ -107,7 +107,8 @@ class StepState:
             f"it ended its training loop after {num_begun} steps, and another rank goes on; "
             "expected as many steps on every rank: give all the same number of batches"
         )
-        self._ended = Loss(member, who, why), num_begun
+        if self._ended is None or num_begun < self._ended[1]:  # whoever ended first
+            self._ended = Loss(member, who, why), num_begun
         self._refuse_ended()
 
     def _refuse_ended(self) -> None:
