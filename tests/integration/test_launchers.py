@@ -57,8 +57,8 @@ def test_only_the_first_rank_has_to_be_able_to_write(tmp_path: Path) -> None:
     """Other ranks may be on hosts that do not have the folder."""
     record = tmp_path / "cell.json"
     run = (sys.executable, "-m", "testbed", "run", *MODEL, "--backend", "gloo", "--json")
-    other = (str(tmp_path / "not there" / "cell.json"), "--timeline", str(tmp_path / "none" / "t"))
-    both = ("-n", "1", *run, str(record), ":", "-n", "1", *run, *other)
+    other = str(tmp_path / "not there" / "cell.json")
+    both = ("-n", "1", *run, str(record), ":", "-n", "1", *run, other)
     done = subprocess.run([*MPIRUN, *both], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert cell_of(record)["num_workers"] == 2
@@ -206,8 +206,8 @@ def test_a_sweep_that_mpirun_started_once_starts_jobs_of_its_own(tmp_path: Path)
     axes = ("--backend", "gloo", "--workload", f"{FAULTY}:build", "--steps", "5", "--workers", "2")
     done = testbed("sweep", *axes, "--output", str(folder), under=(*MPIRUN, "-n", "1"))
     assert done.status == 0, done.err
-    (cell,) = (json.loads(p.read_text()) for p in (folder / "cells").glob("*.json"))
-    assert (cell["status"], cell["num_workers"]) == ("ok", 2)
+    cells = [json.loads(p.read_text()) for p in (folder / "cells").glob("*.json")]
+    assert {(cell["status"], cell["num_workers"]) for cell in cells} == {("ok", 2)}
 
 
 @pytest.mark.mpi
