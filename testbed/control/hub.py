@@ -140,6 +140,8 @@ class Hub:
         if source is self._listener:
             try:
                 connection, address = self._listener.accept()
+            except ConnectionAbortedError:
+                return  # whoever came is gone again
             except OSError as error:  # no file is left for it
                 self._refuse_more(error)
                 return

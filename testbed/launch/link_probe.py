@@ -110,9 +110,9 @@ class LinkProbe:
         Of plans by priority or in halves, the mean time of a message beyond the link's forecast is
         kept as `missing_s`; of other plans, measured over forecast time of each step as `in_steps`.
         Other plans on several channels are not rehearsed: `concurrency_slowdown` covers them. A
-        plan in another order or
-        with another credit than the guess is rehearsed on a backend opened as it asks; not with
-        dedicated servers, which expect a single probe. No plan is made from the result.
+        plan in another order or with another credit than the guess is rehearsed on a backend opened
+        as it asks; not with dedicated servers, which expect a single probe. No plan is made from
+        the result.
 
         Args:
             plan: shared by all ranks.

@@ -191,7 +191,9 @@ class OfFew(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         self.taken += 1
-        if self.taken > 1:
+        if self.taken == 2:
+            raise ConnectionAbortedError  # who goes away at once is no reason
+        if self.taken > 2:
             raise OSError(errno.EMFILE, "Too many open files")
         return super().accept()
 
