@@ -25,6 +25,7 @@ from testbed.cluster.system import enter_user_namespace, find_way
 from testbed.control.protocol import UNTIL_LOST_S
 from testbed.launch import processes
 from testbed.launch.identity import Identity
+from testbed.launch.mpirun import WITHIN_MACHINE
 from testbed.launch.processes import base_environment
 from testbed.launch.rendezvous import meet
 
@@ -112,7 +113,8 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
                 cluster = stack.enter_context(emulated(spec))
                 # A launcher inside needs seconds to end a rank that is stopped, and to clean up.
                 stack.callback(processes.end_all, children, GRACE_S)
-                environment = cluster.environment(with_own_programs(processes.base_environment()))
+                base = WITHIN_MACHINE | processes.base_environment()
+                environment = cluster.environment(with_own_programs(base))
                 children.append(processes.start(cluster.command(command), environment))
                 failure = stack.enter_context(link_changes(cluster))
                 ending = processes.wait_all(children, grace_s, lambda: failure() is not None)

@@ -75,7 +75,7 @@ def _foresee(
     )
     try:
         trace = _trace(config, traces)
-        held_out = link_for(config, known.links)
+        held_out = link_for(config, known.links, known.num_cores)
         codec = codec_for(config, known)
     except UsageError as error:
         return msgspec.structs.replace(cell, why_not=str(error))
@@ -112,7 +112,7 @@ def scorer(config: RunConfig) -> Callable[[RunConfig], float]:
         )
     trace = _trace(config, {}) if config.trace is None else find_trace(config.trace)
     if config.link is not None:
-        link = link_for(config, {})
+        link = link_for(config, {}, Known().num_cores)
     elif (nominal := nominal_of(config.cluster)) is not None:
         link = nominal.link(config.backend, config.workers)
     else:
@@ -188,12 +188,13 @@ def codec_for(config: RunConfig, known: Known) -> CodecHere | None:
     )
 
 
-def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
+def link_for(config: RunConfig, links: Mapping[str, Link], num_cores: int) -> Link:
     """The link of a cell's backend among as many workers on the cell's cluster, in its own time.
 
     Args:
         config: of the cell; its own link counts first.
         links: fitted before, by the name of their file.
+        num_cores: that the nodes of the cluster share.
 
     Raises:
         UsageError: there is none, or it cannot be carried over.
@@ -206,7 +207,7 @@ def link_for(config: RunConfig, links: Mapping[str, Link]) -> Link:
     if config.cluster is None or there is None:
         return link_among(found, config.workers, config.backend)
     measured = setting_of(there)
-    asked = _setting(config.cluster, config, measured)
+    asked = _setting(config.cluster, config, measured, num_cores)
     return link_in(found, config.backend, config.workers, measured, asked)
 
 
@@ -229,7 +230,7 @@ def _closest(config: RunConfig, links: Mapping[str, Link]) -> Link:
     return next((one for one in fitting if one.num_workers == config.workers), fitting[0])
 
 
-def _setting(cluster: str, config: RunConfig, like: Setting) -> Setting:
+def _setting(cluster: str, config: RunConfig, like: Setting, num_cores: int) -> Setting:
     """A cluster that is not up yet; what it leaves to this machine is as it was measured."""
     usual, spec = ClusterSpec(), parse_cluster(cluster)
     latency_s = spec.latency_s
@@ -242,7 +243,7 @@ def _setting(cluster: str, config: RunConfig, like: Setting) -> Setting:
         spec.cpu_policy,
         like.cores if spec.cores == usual.cores else spec.cores,
         like.awake and spec.awake == usual.awake,
-        max(1.0, spec.nodes / len(os.sched_getaffinity(0))),
+        max(1.0, spec.nodes / num_cores),
     )
 
 

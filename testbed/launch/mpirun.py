@@ -30,6 +30,10 @@ FORWARDED = (
 )
 # And those that decide how ranks compute and exchange: other hosts would do otherwise unnoticed.
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "MKL_", "UCX_", "FI_")
+# Of a job on several nodes mpirun would take nodes from the queueing system, by itself.
+_QUEUES = "^slurm,tm,pbs,lsf,gridengine,pals,alps"
+WITHIN_MACHINE = {f"{of}_MCA_{part}": _QUEUES for of in ("PRTE", "OMPI") for part in ("ras", "plm")}
+_HYDRA_WITHIN_MACHINE = {"HYDRA_RMK": "user", "HYDRA_LAUNCHER": "fork"}  # MPICH's
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ def mpirun_environment(
     if launcher.is_open_mpi and size:
         # Nothing is sent through libfabric within a machine, but to start it takes a second.
         environment.setdefault("OMPI_MCA_btl", "^ofi")
+        environment = {**WITHIN_MACHINE, **environment}
     oversubscribed = size > len(os.sched_getaffinity(0))
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1" if oversubscribed else "0")
     return environment
@@ -166,6 +171,8 @@ def start_ranks(
     environment = mpirun_environment(
         launcher, base, size if together else 0, threads if together else None
     )
+    if hosts is None and not launcher.is_open_mpi:
+        environment = {**_HYDRA_WITHIN_MACHINE, **environment}
     if together and shared is not None:
         environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(shared))
     line = mpirun_command(launcher, size, command, hosts.file if hosts else None, environment)

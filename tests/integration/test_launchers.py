@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,35 @@ def mpich() -> str:
     if not MPICH.exists():
         absent(f"MPICH is not in {MPICH.parent.parent}: python3 -m venv, then pip install mpich")
     return str(MPICH)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_ranks_stay_here_in_a_job_of_several_nodes(
+    mpi: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Left alone, mpirun starts them on the nodes that Slurm's variables name."""
+    path = os.environ["PATH"]
+    if mpi == "mpich":
+        path = f"{Path(request.getfixturevalue('mpich')).parent}{os.pathsep}{path}"
+    assert _ranks_in_a_job(tmp_path / "cell.json", PATH=path)["num_workers"] == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+def test_so_do_those_of_an_emulated_cluster(tmp_path: Path) -> None:
+    assert _ranks_in_a_job(tmp_path / "cell.json", "--cluster", "nodes=2")["cluster"]
+
+
+def _ranks_in_a_job(record: Path, *more: str, **variables: str) -> dict[str, Any]:
+    """The cell of two ranks, started in the shell of a job of two nodes that do not exist."""
+    job = {"SLURM_JOBID": "7", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NNODES": "2"}
+    nodes = {"SLURM_JOB_NODELIST": "absent[1-2]", "SLURM_NODELIST": "absent[1-2]"}
+    counts = {"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}
+    run = ("run", *MODEL, "--backend", "mpi-ring", "--workers", "2", "--json", str(record))
+    done = testbed(*run, *more, **job, **nodes, **counts, **variables)
+    assert done.status == 0, done.err
+    return cell_of(record)
 
 
 @pytest.mark.mpi

@@ -40,6 +40,22 @@ def test_srun_without_mpi(slurm: Slurm, tmp_path: Path) -> None:
     assert_of_ranks(2, tmp_path / "t.json")
 
 
+@pytest.mark.parametrize("num_tasks", [1, 2])
+def test_a_task_starts_a_step_within_its_own(num_tasks: int, slurm: Slurm) -> None:
+    """As Open MPI's mpirun does for the hosts of a cell, of a job whose step has all processors."""
+    program = """
+import os, subprocess
+from testbed.launch.processes import base_environment
+if os.environ["SLURM_PROCID"] == "0":
+    within = ("srun", "--mpi=none", "--ntasks=1", "printenv", "SLURM_STEP_ID")
+    subprocess.run(within, env=base_environment(), check=True, timeout=30)
+"""
+    step = ("srun", "--mpi=none", f"--ntasks={num_tasks}", "--kill-on-bad-exit=1")
+    done = slurm.run(*step, sys.executable, "-c", program)
+    assert done.status == 0, done.err
+    assert done.out.strip() == "1"
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "backend", ["mpi-ring", "mpi", "gloo", "zmq-ps:servers=dedicated:1", "peer:ddp"]

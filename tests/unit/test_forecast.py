@@ -398,7 +398,7 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     config = msgspec.structs.replace(
         CONFIG, cluster=f"nodes=8,rate=5gbit,dilation=20{latency}", workers=8, scheduler="mg-wfbp"
     )
-    found = link_for(config, {"other": LINK, "link": link, "last": link} | {"other": link})
+    found = link_for(config, {"other": LINK, "link": link, "last": link} | {"other": link}, 2)
     assert found.num_workers == 8
     assert found.latency_s == pytest.approx(1e-3 * (14 / 6) / 2 + latency_s)
     wire = 1.5 * SHAPED_HEADERS * 8 / 10e9  # what is more than that is the hosts'
@@ -407,3 +407,18 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     assert found.submit_s == pytest.approx(1e-4 / 2)
     (cell,) = forecast_cells([config], Known({"link": link}))
     assert cell.plan_class == "few messages"
+
+
+def test_hosts_take_longer_where_more_nodes_share_a_core() -> None:
+    crowded = {**THERE, "node_cores": [[0], [1], [0], [1]]}  # two nodes to a core
+    link = msgspec.structs.replace(LINK, extra={"cluster": crowded})
+    config = msgspec.structs.replace(CONFIG, cluster="nodes=4,rate=10gbit,dilation=10")
+    wire = 1.5 * SHAPED_HEADERS * 8 / 10e9
+    steps_s = []
+    for num_cores, crowd in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        found = link_for(config, {"link": link}, num_cores)
+        expected = wire + (LINK.seconds_per_byte - wire) * crowd / 2
+        assert found.seconds_per_byte == pytest.approx(expected)
+        (cell,) = forecast_cells([config], Known({"link": link}, num_cores=num_cores))
+        steps_s.append(cell.held_out_s or 0.0)
+    assert steps_s[0] > steps_s[1] > steps_s[2] == steps_s[3]

@@ -173,7 +173,7 @@ def _compressed(
     config = drawn.cell(codec)
     trace, link, rated = (
         load_shipped_trace(drawn.model),
-        link_for(config, links),
+        link_for(config, links, num_cores),
         nominal_of(config.cluster),
     )
     assert rated is not None  # every cell has a cluster
