@@ -110,6 +110,14 @@ def sweep(
             "before"
         ),
     ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            help="network interface or address that every run uses; MPI and NCCL have variables of "
+            "their own for it",
+            show_default="decided",
+        ),
+    ] = None,
     submit: Annotated[
         str | None,
         typer.Option(
@@ -170,6 +178,7 @@ def sweep(
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
         others |= {"submit": submit, "share": share, "tune": tune, "timeline": timeline or None}
+        others |= {"interface": interface}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder, output, resume)
@@ -181,7 +190,8 @@ def sweep(
             _refuse_alone({"repeats": repeats, "order_seed": order_seed, "tune": tune})
         store = _store_to_resume(wanted, folder, name, timeline=timeline)
         _check_hosts(store.read_plan(), hosts, context)
-        anew = {k: v for k, v in {**again, "hostfile": hosts or None}.items() if v is not None}
+        where = {"hostfile": hosts or None, "interface": interface}
+        anew = {k: v for k, v in {**again, **where}.items() if v is not None}
         if dry_run:
             _print_commands(_decided_anew(store.read_plan(), anew))
             return
@@ -195,7 +205,7 @@ def sweep(
                 f"nothing to sweep; give a recipe ({', '.join((*recipe_names(), *STUDIES))}), a "
                 "TOML file, or axes such as --backend none,gloo"
             )
-        plan = make_plan(wanted, hosts, sys.argv, timeline=timeline)
+        plan = make_plan(wanted, hosts, sys.argv, interface=interface or "", timeline=timeline)
         if dry_run:
             _print_commands(plan)
             return
@@ -284,7 +294,7 @@ def _check_hosts(plan: SweepPlan, hosts: str, context: typer.Context) -> None:
 
 
 def _decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
-    """The plan with what may change once it was begun: hosts, how many runs may be run again."""
+    """The plan with what may change once it was begun: where it runs, what may be run again."""
     plan = msgspec.structs.replace(plan, **given)
     check_again(plan.max_again, plan.again_within_min)
     return plan
@@ -317,7 +327,13 @@ def _print_commands(plan: SweepPlan) -> None:
     print(f"{plan.name}: {len(plan.cells)} cells, {plan.repeats} repeats, {len(runs)} runs")
     hostfile = Path("hostfile") if plan.hostfile else None
     for key, config in runs:
-        command = run_command(config, Path(f"{key}.json"), hostfile, timeline=plan.timeline)
+        command = run_command(
+            config,
+            Path(f"{key}.json"),
+            hostfile,
+            interface=plan.interface,
+            timeline=plan.timeline,
+        )
         print(f"# {label(config)}\n{shlex.join(['testbed', *command[3:]])}")
 
 

@@ -274,17 +274,19 @@ def own_command(*arguments: str) -> list[str]:
 def base_environment() -> dict[str, str]:
     """This process's variables for a job of its own: without those of a launcher that started it.
 
-    Without a launcher they are left as they are: a user's MCA settings are the user's. A step of
-    Slurm that is started within a step shares its processors; it would wait for them for ever.
+    Without a launcher they are left as they are: a user's MCA settings are the user's, and under
+    one those that choose the network. A step of Slurm that is started within a step shares its
+    processors; it would wait for them for ever.
     """
     if identify(os.environ).launcher == "alone":
         return {**_within_step(), **os.environ}
     prefixes = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TESTBED_", "TORCHELASTIC_", "SLURM_STEP")
+    networks = ("OMPI_MCA_btl_tcp_", "OMPI_MCA_pml", "OMPI_MCA_mtl")  # the user's, if any
     single = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     return _within_step() | {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(prefixes) and name not in single
+        if name.startswith(networks) or not (name.startswith(prefixes) or name in single)
     }
 
 

@@ -57,6 +57,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
         again_within_min: and only those of them that will be done so many minutes after the sweep
             (or what goes on with it) began; None = all.
         hostfile: the hosts to run on as `testbed run --hostfile` reads them; empty: this machine.
+        interface: the network interface to use there; empty: each run decides.
         environment: versions and machine at the start of the sweep.
         command: shell command that started it.
         tasks: how many tasks of a Slurm array share the runs.
@@ -75,6 +76,7 @@ class SweepPlan(msgspec.Struct, kw_only=True, frozen=True):
     max_again: int = 0
     again_within_min: float | None = None
     hostfile: str = ""
+    interface: str = ""
     environment: dict[str, Any] = {}
     command: str = ""
     tasks: int = 1

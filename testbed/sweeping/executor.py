@@ -59,7 +59,12 @@ def progress_file(json_path: Path) -> Path:
 
 
 def run_command(
-    config: RunConfig, json_path: Path, hostfile: Path | None = None, *, timeline: bool = False
+    config: RunConfig,
+    json_path: Path,
+    hostfile: Path | None = None,
+    *,
+    interface: str = "",
+    timeline: bool = False,
 ) -> list[str]:
     """The command line of one cell; with a timeline that is written beside its JSON.
 
@@ -68,6 +73,7 @@ def run_command(
         ['--workers', '4', '--json', 'c.json']
     """
     where = ["--hostfile", str(hostfile)] if hostfile else []
+    where += ["--interface", interface] if interface else []
     run = [sys.executable, "-m", "testbed", "run", *to_arguments(config)]
     recorded = ["--timeline", str(timeline_of(json_path))] if timeline else []
     return [*run, *where, "--json", str(json_path), *recorded]

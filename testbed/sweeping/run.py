@@ -41,7 +41,12 @@ Tuner = Callable[[RunConfig], RunConfig]
 
 
 def make_plan(
-    sweep: Sweep, hostfile: str = "", arguments: Sequence[str] = (), *, timeline: bool = False
+    sweep: Sweep,
+    hostfile: str = "",
+    arguments: Sequence[str] = (),
+    *,
+    interface: str = "",
+    timeline: bool = False,
 ) -> SweepPlan:
     """The order in which the cells run, with the machine that they run on.
 
@@ -49,6 +54,7 @@ def make_plan(
         sweep: what is to be measured.
         hostfile: text that names the hosts to run on; empty: this machine.
         arguments: the command line that asked for it; wherever its script lies, it is `testbed`.
+        interface: the network interface that runs use; empty: each decides.
         timeline: each run is to record what its ranks do.
     """
     order = []
@@ -65,6 +71,7 @@ def make_plan(
         max_again=sweep.max_again,
         again_within_min=sweep.again_within_min,
         hostfile=hostfile,
+        interface=interface,
         environment=describe_environment(),
         command=shlex.join(("testbed", *arguments[1:])) if arguments else "",
         timeline=timeline,
@@ -110,8 +117,9 @@ def process_runner(
         environment: variables of the cells' processes; None: this process's own.
     """
     hostfile = store.hostfile if store.hostfile.exists() else None
-    timeline = store.read_plan().timeline
-    command = functools.partial(run_command, hostfile=hostfile, timeline=timeline)
+    plan = store.read_plan()
+    where = functools.partial(run_command, hostfile=hostfile, interface=plan.interface)
+    command = functools.partial(where, timeline=plan.timeline)
     with fork_server(os.environ if environment is None else environment) as variables:
         yield ProcessRunner(command, timeout_s, environment=variables)
 

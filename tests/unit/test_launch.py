@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from testbed.launch import rendezvous
 from testbed.launch.host import choose_address
 from testbed.launch.identity import identify
 from testbed.launch.mpirun import MpiLauncher, find_mpirun, mpirun_command, mpirun_environment
+from testbed.launch.processes import base_environment
 from testbed.launch.slurm import expand_node_list, hosts_of_ranks
 
 OPENMPI = {
@@ -146,6 +148,21 @@ def test_mpirun_gets_what_containers_and_few_slots_need() -> None:
     assert command[-2:] == ["prog", "arg"]
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI, SLURM_TASK])
+def test_a_job_within_a_job_has_the_user_s_network_and_no_launcher(
+    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"OMPI_MCA_btl_tcp_if_include": "ib0", "NCCL_SOCKET_IFNAME": "ib0", "HOME": "/h"}
+    internal = {"OMPI_MCA_initial_wdir": ".", "PMIX_RANK": "0", "RANK": "3"}
+    monkeypatch.setattr(os, "environ", {**launcher, **own, **internal})
+    found = base_environment()
+    within = {"SLURM_OVERLAP": "1"} if launcher is SLURM_TASK else {}
+    slurms = {name: text for name, text in launcher.items() if name.startswith("SLURM_") and within}
+    slurms.pop("SLURM_STEP_ID", None)
+    assert found == own | within | slurms
+    assert identify(found).launcher == "alone"
 
 
 def test_ranks_on_other_hosts_have_what_decides_how_they_exchange() -> None:

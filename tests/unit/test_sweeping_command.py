@@ -182,10 +182,13 @@ def test_a_plan_is_not_written_while_a_sweep_is_at_work(tmp_path):
     assert store.read_plan().max_again == 0
 
 
-def test_hostfile_reaches_every_cell(tmp_path):
+def test_hostfile_and_interface_reach_every_cell(tmp_path):
     (tmp_path / "hosts").write_text("h1 slots=2\n")
-    said = invoke("sweep", "--backend", "gloo", "--hostfile", "hosts", "--dry-run")
-    assert said.count("--hostfile hostfile") == 3
+    where = ("--hostfile", "hosts", "--interface", "ib0")
+    said = invoke("sweep", "--backend", "gloo", *where, "--dry-run")
+    assert said.count("--hostfile hostfile --interface ib0") == 3
+    with pytest.raises(UsageError, match="no cells for interface"):
+        invoke("sweep", "accuracy-compressed", "--interface", "ib0")
 
 
 def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):

@@ -17,7 +17,7 @@ from testbed.records.environment import describe_environment
 from testbed.records.forecast import link_digest, load_forecast
 from testbed.sweeping.grid import Sweep
 from testbed.sweeping.recipe import load_toml
-from testbed.sweeping.run import begin, carry_out, make_plan
+from testbed.sweeping.run import begin, carry_out, make_plan, process_runner
 from testbed.sweeping.study import study_store
 from tests.harness.runs import answer
 from tests.unit.test_sweeping_store import finish_at_once
@@ -98,9 +98,9 @@ def test_a_dry_run_changes_nothing():
     store = begun()
     plan = store.read_plan()
     Path("now").write_text("h2 slots=4\n")
-    anew = ("--max-again", "4", "--hostfile", "now")
+    anew = ("--max-again", "4", "--hostfile", "now", "--interface", "ib0")
     said = invoke("sweep", "--resume", "mine", *anew, "--dry-run")
-    assert said.count("--hostfile hostfile") == 2
+    assert said.count("--hostfile hostfile --interface ib0") == 2
     assert store.read_plan() == plan
     assert not store.hostfile.exists()
 
@@ -114,8 +114,11 @@ def test_hosts_of_now_replace_those_of_before(words, hosts):
     store = begun(hostfile=BEFORE)
     finish(store, {}, {})
     Path("now").write_text("h2 slots=4\n")
-    invoke("sweep", "--resume", "mine", *words, obj=NOW)
+    invoke("sweep", "--resume", "mine", *words, "--interface", "ib0", obj=NOW)
     assert store.read_plan().hostfile == store.hostfile.read_text() == hosts
+    assert store.read_plan().interface == "ib0"
+    with process_runner(store) as runner:
+        assert "--interface" in runner.command(store.read_plan().cells[0], Path("c.json"))
 
 
 def test_hosts_are_not_replaced_while_a_sweep_is_at_work():
