@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
 from testbed.cluster.facts import find_facts
-from testbed.cluster.spec import dilation_of
+from testbed.cluster.spec import dilation_of, parse_cluster
 from testbed.control.protocol import decided_by_first
 from testbed.launch.codec_cost import (
     CodecHere,
@@ -154,7 +155,7 @@ def _prepare(
     make = partial(plan_for, config, trace) if given is None else lambda link: given
     agree = partial(_agree_on_plan, config, group, trace, dilation, make)
     if config.link:
-        seen = link = _loaded(config.link, config.backend, group.size)
+        seen = link = link_given(config.link, config.backend, group.size)
         plan, codec = agree(link, role)
     else:
         rehearsal = rehearsal_of(config, group, workload, build)
@@ -211,14 +212,23 @@ def _agree_on_plan(
     return msgspec.json.decode(shared, type=Plan), codec
 
 
-def _loaded(text: str, backend: str, num_workers: int) -> Link:
-    """The link given, among these workers; carried here from another emulated cluster."""
+def link_given(text: str, backend: str, num_workers: int) -> Link:
+    """The link given, among these workers; carried here from another emulated cluster.
+
+    Raises:
+        UsageError: it cannot be read or carried.
+    """
     link = read_link(text, backend, num_workers)
     here, there = find_facts(), link.extra.get("cluster")
     if here is None or there is None or {**there, "relay": 0} == {**here.record, "relay": 0}:
         return link_among(link, num_workers, backend)
+    measured = setting_of(there)
     asked = setting_of(here.record, num_startups(backend, num_workers))
-    return link_in(link, backend, num_workers, setting_of(there), asked)
+    if asked.cores == "shared" and parse_cluster(here.spec).cores != "shared":
+        # Nobody asked for it: they cannot be dealt out evenly. A forecast counts nodes to a core.
+        crowd = max(1.0, here.record["nodes"] / len(os.sched_getaffinity(0)))
+        asked = replace(asked, cores=measured.cores, nodes_per_core=crowd)
+    return link_in(link, backend, num_workers, measured, asked)
 
 
 def _trace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, save_link
 from testbed.base.link import Link
 from testbed.base.plan import encode_plan
+from testbed.cluster.facts import VARIABLE, write_facts
+from testbed.cluster.spec import parse_cluster
+from testbed.cluster.topology import Topology, facts_of
+from testbed.launch import planning
 from testbed.launch.held_out import Known, forecast_cells, link_for, nominal_of
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost, encode_codecs
 from testbed.prediction.cross_iteration import predict
@@ -407,6 +412,25 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     assert found.submit_s == pytest.approx(1e-4 / 2)
     (cell,) = forecast_cells([config], Known({"link": link}))
     assert cell.plan_class == "few messages"
+
+
+@pytest.mark.parametrize("cores", ["", ",cores=shared"])
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8])
+def test_a_run_has_the_link_of_its_forecast(
+    nodes: int, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nodes share all cores because these cannot be dealt out evenly among so many."""
+    crowded = {**THERE, "node_cores": [[0], [1], [0], [1]]}
+    crowded |= {"cores": "shared", "node_cores": None} if cores else {}
+    file = tmp_path / "link.json"
+    save_link(msgspec.structs.replace(LINK, extra={"cluster": crowded}), file)
+    spec = parse_cluster(f"nodes={nodes},rate=10gbit,dilation=40{cores}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    facts = facts_of(Topology("t", spec, cores=(0, 1)), tmp_path / "hosts", {}, "yes")
+    write_facts(tmp_path / "facts.json", facts)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "facts.json"))
+    config = msgspec.structs.replace(CONFIG, cluster=spec.text(), workers=nodes, link=str(file))
+    assert planning.link_given(str(file), "gloo", nodes) == link_for(config, {}, 2)
 
 
 def test_hosts_take_longer_where_more_nodes_share_a_core() -> None:
