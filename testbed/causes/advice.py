@@ -134,18 +134,23 @@ def _without_compressor(
 
 
 def link_of(timeline: Timeline, found: Explanation) -> Link | None:
-    """The link as these steps' exchanges show it; None where they cannot tell it."""
+    """The link as these steps' exchanges show it; None where they cannot tell it.
+
+    What the line through them misses in the mean is a start-up's, so that messages take together
+    what they took.
+    """
     costs = found.costs
+    more_s = costs.more_startup_s + costs.missed_s
     if costs.untold_s:
         return None
     if timeline.link is None:
         return Link(
             backend=timeline.backend,
             num_workers=timeline.num_workers,
-            latency_s=max(0.0, costs.more_startup_s),
+            latency_s=max(0.0, more_s),
             seconds_per_byte=max(0.0, costs.more_s_per_byte),
         )
     return each_piece(
         timeline.link,
-        lambda a, b: (max(0.0, a + costs.more_startup_s), max(0.0, b + costs.more_s_per_byte)),
+        lambda a, b: (max(0.0, a + more_s), max(0.0, b + costs.more_s_per_byte)),
     )

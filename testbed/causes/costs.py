@@ -45,6 +45,8 @@ class Costs:
         transfer_s: B of each.
         more_startup_s: delta of a whole message.
         more_s_per_byte: epsilon of one.
+        missed_s: what all exchanges of a step take more than this, of a whole message in the mean:
+            the line follows most of them, and a step waits for all.
         untold_s: of each the wait-free time, where without a link messages of about one size do
             not tell start-up from bytes; else empty.
         has_link: whether S and B are of a link.
@@ -56,6 +58,7 @@ class Costs:
     transfer_s: dict[Identity, float]
     more_startup_s: float = 0.0
     more_s_per_byte: float = 0.0
+    missed_s: float = 0.0
     has_link: bool = False
     sizes: dict[Identity, float] = field(default_factory=dict)
     untold_s: dict[Identity, float] = field(default_factory=dict)
@@ -77,7 +80,10 @@ class Costs:
         if max(sizes.values()) < SPREAD * max(1.0, min(sizes.values())):
             return plain if link is not None else replace(plain, untold_s=own)
         delta, epsilon = _line(plain, own)
-        return replace(plain, more_startup_s=delta, more_s_per_byte=epsilon)
+        line = replace(plain, more_startup_s=delta, more_s_per_byte=epsilon)
+        wholes_s = median(sum(x.wait_free_s for x in each.exchanges) for each in rounds)
+        missed_s = wholes_s - sum(line.time_s(key) for key in some)
+        return replace(line, missed_s=missed_s / sum(line.share(key) for key in some))
 
     def time_s(self, key: Identity) -> float:
         """Start-up and transfer."""

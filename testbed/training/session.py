@@ -365,8 +365,8 @@ class Session:
         self._go_on()
 
     def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        if self._pending is not None and self._pending.left:
-            self._pending.take([self._index[id(p)] for p in parameters if id(p) in self._index])
+        if (pending := self._pending) is not None and pending.left:
+            pending.take_with([self._index[id(p)] for p in parameters if id(p) in self._index])
 
     def _end_pending(self) -> bool:
         """Whether an update was pending."""

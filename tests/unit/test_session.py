@@ -109,6 +109,21 @@ def test_layers_may_be_called_without_the_model(scheduler: str) -> None:
     on_two_ranks(loop, TwoLayers, scheduler)
 
 
+def test_the_layers_of_a_message_take_one_step_together() -> None:
+    taken: list[int] = []
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(2):
+            step_once(model, optimizer)
+        assert [len(message.parts) for message in session.plan.messages] == [2]
+        optimizer.register_step_post_hook(lambda *_: taken.append(rank))
+        model.first(torch.ones(1, 2))
+        model.last(torch.ones(1, 2))
+
+    on_two_ranks(loop, TwoLayers, "dear")
+    assert sorted(taken) == [0, 1]
+
+
 def test_reading_a_parameter_before_its_update_is_refused() -> None:
     """Nothing is called here that could announce the read."""
 

@@ -151,6 +151,10 @@ class GradientReducer:
         for number in self._buckets.messages_of[tensor]:
             self.land_message(number)
 
+    def has_landed(self, tensor: int) -> bool:
+        """Whether none of the messages that hold elements of a tensor is under way any more."""
+        return not any(number in self._works for number in self._buckets.messages_of[tensor])
+
     def land_all(self) -> None:
         """Wait for all messages, in the order in which they were submitted."""
         for number in list(self._works):

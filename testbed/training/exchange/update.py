@@ -189,7 +189,7 @@ def delivery_of(
 
 
 class DeferredUpdate:
-    """A step that each layer takes just before it is used again.
+    """A step that each layer takes just before it is used again, with the rest of its messages.
 
     Args:
         reducer: of the step; all its messages have been submitted.
@@ -215,9 +215,27 @@ class DeferredUpdate:
         self.is_stepping = False
         self._reducer = reducer
         self._delivery = delivery
+        self._buckets = buckets
         self._parameters = buckets.parameters
         self._unused = unused
         self._step = DeferredStep(optimizer, None if buckets.release is None else SLICE_ELEMENTS)
+
+    def take_with(self, tensors: Sequence[int]) -> None:
+        """Update those of these tensors that are left, and what has come whole in their messages.
+
+        A step of the optimizer for all layers of a message costs less than one for each of them.
+
+        Raises:
+            NonFiniteGradient: a value holds NaN or infinity.
+        """
+        wanted = [tensor for tensor in tensors if tensor in self.left]
+        for tensor in wanted:
+            self._reducer.land(tensor)
+        buckets = self._buckets
+        numbers = dict.fromkeys(n for tensor in wanted for n in buckets.messages_of[tensor])
+        beside = (tensor for number in numbers for tensor in buckets.places[number])
+        come = (tensor for tensor in beside if self._reducer.has_landed(tensor))
+        self.take(list(dict.fromkeys((*wanted, *come))))
 
     def take(self, tensors: Sequence[int]) -> None:
         """Update those of these tensors that are left, once their messages have ended.
