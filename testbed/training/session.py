@@ -44,8 +44,8 @@ class Session:
     plan allows, `optimizer.step()` first waits until all gradients are means over the workers.
     Call `synchronize()` yourself only to see the means earlier (clipping, scaling).
     Under a plan that crosses the iteration `optimizer.step()` returns at once; each layer is then
-    updated just before its next forward, all of a message at once. `flush()` ends what is pending, and happens by itself
-    before a `state_dict()` of the model or the optimizer.
+    updated just before its next forward, all of a message at once. `flush()` ends what is pending,
+    and happens by itself before a `state_dict()` of the model or the optimizer.
 
     With a strategy that releases gradients each parameter is updated as its mean arrives, in the
     backward pass where the plan lets it, and `optimizer.step()` updates the rest; see
