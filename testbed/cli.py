@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -77,11 +78,24 @@ def _conduct(given: list[str]) -> None:
     identity = who_am_i()
     if identity.launcher == "alone":
         return
-    with allocation(identity) as allocated:
+    with allocation(identity, _interface(given)) as allocated:
         if allocated.conducts:
             context = {"hosts": allocated.hosts, "environment": allocated.environment}
             make_app()(given, obj=context)
     sys.exit(0)
+
+
+def _interface(given: Sequence[str]) -> str | None:
+    """The network on which the ranks of a sweep's launcher meet, before anything is parsed.
+
+    Example:
+        >>> _interface(["sweep", "--interface", "ib0"]), _interface(["sweep", "--interface=ib0"])
+        ('ib0', 'ib0')
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--interface", nargs="?")
+    found: str | None = parser.parse_known_args(given)[0].interface
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -136,8 +136,8 @@ def _without_compressor(
 def link_of(timeline: Timeline, found: Explanation) -> Link | None:
     """The link as these steps' exchanges show it; None where they cannot tell it.
 
-    What the line through them misses in the mean is a start-up's, so that messages take together
-    what they took.
+    What the line through them misses in the mean is a start-up's, so that a step's messages take
+    together what they took.
     """
     costs = found.costs
     more_s = costs.more_startup_s + costs.missed_s

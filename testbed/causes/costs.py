@@ -45,8 +45,8 @@ class Costs:
         transfer_s: B of each.
         more_startup_s: delta of a whole message.
         more_s_per_byte: epsilon of one.
-        missed_s: what all exchanges of a step take more than this, of a whole message in the mean:
-            the line follows most of them, and a step waits for all.
+        missed_s: `missed_in` of the median step: the line follows most exchanges, and a step waits
+            for all; 0 where no line was fitted.
         untold_s: of each the wait-free time, where without a link messages of about one size do
             not tell start-up from bytes; else empty.
         has_link: whether S and B are of a link.
@@ -81,9 +81,14 @@ class Costs:
             return plain if link is not None else replace(plain, untold_s=own)
         delta, epsilon = _line(plain, own)
         line = replace(plain, more_startup_s=delta, more_s_per_byte=epsilon)
-        wholes_s = median(sum(x.wait_free_s for x in each.exchanges) for each in rounds)
-        missed_s = wholes_s - sum(line.time_s(key) for key in some)
-        return replace(line, missed_s=missed_s / sum(line.share(key) for key in some))
+        return replace(line, missed_s=median(line.missed_in(each) for each in rounds))
+
+    def missed_in(self, played: Round) -> float:
+        """What a step's exchanges take more than this together, of a whole message in the mean."""
+        keys = [identity(x) for x in played.exchanges]
+        taken_s = sum(x.wait_free_s for x in played.exchanges)
+        missed_s = taken_s - sum(self.time_s(key) for key in keys)
+        return missed_s / max(0.5, sum(self.share(key) for key in keys))
 
     def time_s(self, key: Identity) -> float:
         """Start-up and transfer."""

@@ -146,7 +146,9 @@ def _base(others: Sequence[Round], chosen: Sequence[Round], timeline: Timeline) 
     if others:
         return _costs(others, timeline)
     fitted = _costs(chosen, timeline)
-    return replace(fitted, more_startup_s=0.0, more_s_per_byte=0.0) if timeline.link else fitted
+    if timeline.link is None:
+        return fitted
+    return replace(fitted, more_startup_s=0.0, more_s_per_byte=0.0, missed_s=0.0)
 
 
 def _gaps(rounds: Iterable[Round]) -> dict[Identity, float]:

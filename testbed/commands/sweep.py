@@ -29,13 +29,14 @@ from testbed.reporting.aggregate import collect_cells
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text
 from testbed.sweeping.executor import Runner, run_command
-from testbed.sweeping.grid import Sweep, check_again
+from testbed.sweeping.grid import Sweep
 from testbed.sweeping.progress import label
 from testbed.sweeping.recipe import recipe_names
 from testbed.sweeping.run import (
     INTERRUPTED,
     begin,
     carry_out,
+    decided_anew,
     keep_plan,
     make_plan,
     process_runner,
@@ -113,8 +114,8 @@ def sweep(
     interface: Annotated[
         str | None,
         typer.Option(
-            help="network interface or address that every run uses; MPI and NCCL have variables of "
-            "their own for it",
+            help="network interface that every run uses; MPI and NCCL have variables of their own "
+            "for it",
             show_default="decided",
         ),
     ] = None,
@@ -193,11 +194,11 @@ def sweep(
         where = {"hostfile": hosts or None, "interface": interface}
         anew = {k: v for k, v in {**again, **where}.items() if v is not None}
         if dry_run:
-            _print_commands(_decided_anew(store.read_plan(), anew))
+            _print_commands(decided_anew(store.read_plan(), anew))
             return
         if anew or submit is not None:
             with store.locked():
-                plan = _decided_anew(store.read_plan(), anew)
+                plan = decided_anew(store.read_plan(), anew)
                 keep_plan(store, plan if submit is None else _shared_out(plan, tasks))
     else:
         if wanted is None:
@@ -291,13 +292,6 @@ def _check_hosts(plan: SweepPlan, hosts: str, context: typer.Context) -> None:
             "the sweep was begun on other hosts, and this launcher tells of none but this one; say "
             "with --hostfile where to go on"
         )
-
-
-def _decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
-    """The plan with what may change once it was begun: where it runs, what may be run again."""
-    plan = msgspec.structs.replace(plan, **given)
-    check_again(plan.max_again, plan.again_within_min)
-    return plan
 
 
 def _hostfile_text(hostfile: Path | None, context: typer.Context) -> str:

@@ -25,7 +25,7 @@ from testbed.cluster.system import enter_user_namespace, find_way
 from testbed.control.protocol import UNTIL_LOST_S
 from testbed.launch import processes
 from testbed.launch.identity import Identity
-from testbed.launch.mpirun import WITHIN_MACHINE
+from testbed.launch.mpirun import without_queue
 from testbed.launch.processes import base_environment
 from testbed.launch.rendezvous import meet
 
@@ -46,10 +46,14 @@ class Allocation:
 
 
 @contextlib.contextmanager
-def allocation(identity: Identity) -> Iterator[Allocation]:
+def allocation(identity: Identity, interface: str | None = None) -> Iterator[Allocation]:
     """The allocation for as long as the command runs.
 
     Ranks that do not conduct leave the block only when the conductor has left it.
+
+    Args:
+        identity: of this process.
+        interface: that the ranks meet on; None: decided.
 
     Raises:
         RankLost: the conductor (or another rank) was lost.
@@ -60,7 +64,7 @@ def allocation(identity: Identity) -> Iterator[Allocation]:
         return
     assert identity.size is not None
     control, _ = meet(
-        identity, identity.size, os.environ, interface=None, deadline_s=60.0, start_s=START_S
+        identity, identity.size, os.environ, interface=interface, deadline_s=60.0, start_s=START_S
     )
     names = control.all_gather("hosts", socket.gethostname().encode(), 2 * START_S)
     counted = Counter(name.decode() for name in names)
@@ -113,7 +117,7 @@ def run_in_cluster(spec_text: str, command: Sequence[str], grace_s: float = 10.0
                 cluster = stack.enter_context(emulated(spec))
                 # A launcher inside needs seconds to end a rank that is stopped, and to clean up.
                 stack.callback(processes.end_all, children, GRACE_S)
-                base = WITHIN_MACHINE | processes.base_environment()
+                base = without_queue(processes.base_environment())
                 environment = cluster.environment(with_own_programs(base))
                 children.append(processes.start(cluster.command(command), environment))
                 failure = stack.enter_context(link_changes(cluster))

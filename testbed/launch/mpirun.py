@@ -31,8 +31,7 @@ FORWARDED = (
 # And those that decide how ranks compute and exchange: other hosts would do otherwise unnoticed.
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "MKL_", "UCX_", "FI_")
 # Of a job on several nodes mpirun would take nodes from the queueing system, by itself.
-_QUEUES = "^slurm,tm,pbs,lsf,gridengine,pals,alps"
-WITHIN_MACHINE = {f"{of}_MCA_{part}": _QUEUES for of in ("PRTE", "OMPI") for part in ("ras", "plm")}
+_QUEUES = "^slurm,tm,pbs,lsf,gridengine,pals,alps,flux"
 _HYDRA_WITHIN_MACHINE = {"HYDRA_RMK": "user", "HYDRA_LAUNCHER": "fork"}  # MPICH's
 
 
@@ -120,10 +119,23 @@ def mpirun_environment(
     if launcher.is_open_mpi and size:
         # Nothing is sent through libfabric within a machine, but to start it takes a second.
         environment.setdefault("OMPI_MCA_btl", "^ofi")
-        environment = {**WITHIN_MACHINE, **environment}
+        environment = without_queue(environment)
     oversubscribed = size > len(os.sched_getaffinity(0))
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1" if oversubscribed else "0")
     return environment
+
+
+def without_queue(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which Open MPI asks no queueing system for nodes; the user's own count.
+
+    Example:
+        >>> found = without_queue({"OMPI_MCA_plm": "ssh"})
+        >>> sorted(found), found["PRTE_MCA_ras"][:6]
+        (['OMPI_MCA_plm', 'OMPI_MCA_ras', 'PRTE_MCA_ras'], '^slurm')
+    """
+    names = {part: [f"{of}_MCA_{part}" for of in ("PRTE", "OMPI")] for part in ("ras", "plm")}
+    unset = (of for of in names.values() if not any(name in environment for name in of))
+    return {**environment, **{name: _QUEUES for of in unset for name in of}}
 
 
 @dataclass(frozen=True)

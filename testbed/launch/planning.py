@@ -19,7 +19,7 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan, load_plan
 from testbed.base.trace import Trace
 from testbed.cluster.facts import find_facts
-from testbed.cluster.spec import dilation_of, parse_cluster
+from testbed.cluster.spec import ClusterSpec, dilation_of, parse_cluster
 from testbed.control.protocol import decided_by_first
 from testbed.launch.codec_cost import (
     CodecHere,
@@ -224,10 +224,12 @@ def link_given(text: str, backend: str, num_workers: int) -> Link:
         return link_among(link, num_workers, backend)
     measured = setting_of(there)
     asked = setting_of(here.record, num_startups(backend, num_workers))
-    if asked.cores == "shared" and parse_cluster(here.spec).cores != "shared":
-        # Nobody asked for it: they cannot be dealt out evenly. A forecast counts nodes to a core.
-        crowd = max(1.0, here.record["nodes"] / len(os.sched_getaffinity(0)))
-        asked = replace(asked, cores=measured.cores, nodes_per_core=crowd)
+    if parse_cluster(here.spec).cores == ClusterSpec.cores:
+        # Pinned where cores can be dealt out evenly, which nobody asked for: as in a forecast.
+        if asked.cores == "shared":
+            crowd = max(1.0, here.record["nodes"] / len(os.sched_getaffinity(0)))
+            asked = replace(asked, nodes_per_core=crowd)
+        asked = replace(asked, cores=measured.cores)
     return link_in(link, backend, num_workers, measured, asked)
 
 

@@ -281,12 +281,15 @@ def base_environment() -> dict[str, str]:
     if identify(os.environ).launcher == "alone":
         return {**_within_step(), **os.environ}
     prefixes = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TESTBED_", "TORCHELASTIC_", "SLURM_STEP")
-    networks = ("OMPI_MCA_btl_tcp_", "OMPI_MCA_pml", "OMPI_MCA_mtl")  # the user's, if any
+    mpi = tuple(f"OMPI_MCA_{part}" for part in ("btl_tcp_", "pml", "mtl", "oob_tcp_if_"))
+    networks = (*mpi, "PRTE_MCA_prte_if_", "PMIX_MCA_ptl_tcp_if_")
     single = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     return _within_step() | {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(networks) or not (name.startswith(prefixes) or name in single)
+        if name.startswith(networks)
+        or name == "OMPI_MCA_btl"
+        or not (name.startswith(prefixes) or name in single)
     }
 
 

@@ -31,7 +31,7 @@ from testbed.records.environment import describe_environment, program_words, wha
 from testbed.records.forecast import link_digests
 from testbed.records.store import Store, SweepPlan, cell_key, create_store
 from testbed.sweeping.executor import ProcessRunner, Runner, failed_cell, progress_file, run_command
-from testbed.sweeping.grid import Sweep, interleave
+from testbed.sweeping.grid import Sweep, check_again, interleave
 from testbed.sweeping.progress import Reporter, reporting
 
 INTERRUPTED = 130
@@ -56,7 +56,15 @@ def make_plan(
         arguments: the command line that asked for it; wherever its script lies, it is `testbed`.
         interface: the network interface that runs use; empty: each decides.
         timeline: each run is to record what its ranks do.
+
+    Raises:
+        UsageError: an interface beside emulated clusters, which have their own.
     """
+    if interface and any(cell.cluster for cell in sweep.cells):
+        raise UsageError(
+            f"--interface is {interface!r} beside --cluster, whose nodes have a network of their "
+            "own; give one of them"
+        )
     order = []
     for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
         config = msgspec.structs.replace(sweep.cells[index], repeat=repeat)
@@ -76,6 +84,28 @@ def make_plan(
         command=shlex.join(("testbed", *arguments[1:])) if arguments else "",
         timeline=timeline,
     )
+
+
+def decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
+    """The plan with what may change once it was begun: hosts, how many runs may be run again.
+
+    Args:
+        plan: as it was begun.
+        given: values of its fields.
+
+    Raises:
+        UsageError: another interface on the same hosts: the runs would not be alike.
+    """
+    interface = given.get("interface", plan.interface)
+    if interface != plan.interface and "hostfile" not in given:
+        raise UsageError(
+            f"--interface is {interface!r}, but the sweep was begun with "
+            f"{plan.interface or 'none given'}: its runs would not be alike; leave it out, or "
+            "start a new sweep without --resume"
+        )
+    plan = msgspec.structs.replace(plan, **given)
+    check_again(plan.max_again, plan.again_within_min)
+    return plan
 
 
 def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:

@@ -292,7 +292,7 @@ class Session:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         tensor = self._index[id(parameter)]
-        if self._pending is not None and tensor in self._pending.left:
+        if self._pending is not None and tensor in self._pending.unread:
             raise read_unseen(self.plan.names[tensor], self.plan.scheduler)
         if self.step_state.phase is Phase.ACCUMULATING:
             self._reducer.accumulate(tensor)
@@ -365,8 +365,8 @@ class Session:
         self._go_on()
 
     def _about_to_read(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        if (pending := self._pending) is not None and pending.left:
-            pending.take_with([self._index[id(p)] for p in parameters if id(p) in self._index])
+        if (pending := self._pending) is not None and pending.unread:
+            pending.read([self._index[id(p)] for p in parameters if id(p) in self._index])
 
     def _end_pending(self) -> bool:
         """Whether an update was pending."""

@@ -414,17 +414,17 @@ def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     assert cell.plan_class == "few messages"
 
 
-@pytest.mark.parametrize("cores", ["", ",cores=shared"])
+@pytest.mark.parametrize(("there", "cores"), [("pinned", ""), ("shared", ""), ("shared", "shared")])
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8])
 def test_a_run_has_the_link_of_its_forecast(
-    nodes: int, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: int, there: str, cores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nodes share all cores because these cannot be dealt out evenly among so many."""
     crowded = {**THERE, "node_cores": [[0], [1], [0], [1]]}
-    crowded |= {"cores": "shared", "node_cores": None} if cores else {}
+    crowded |= {"cores": "shared", "node_cores": None} if there == "shared" else {}
     file = tmp_path / "link.json"
     save_link(msgspec.structs.replace(LINK, extra={"cluster": crowded}), file)
-    spec = parse_cluster(f"nodes={nodes},rate=10gbit,dilation=40{cores}")
+    spec = parse_cluster(f"nodes={nodes},rate=10gbit,dilation=40{cores and ',cores=' + cores}")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     facts = facts_of(Topology("t", spec, cores=(0, 1)), tmp_path / "hosts", {}, "yes")
     write_facts(tmp_path / "facts.json", facts)

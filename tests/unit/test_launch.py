@@ -154,8 +154,10 @@ def test_mpirun_gets_what_containers_and_few_slots_need() -> None:
 def test_a_job_within_a_job_has_the_user_s_network_and_no_launcher(
     launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"OMPI_MCA_btl_tcp_if_include": "ib0", "NCCL_SOCKET_IFNAME": "ib0", "HOME": "/h"}
-    internal = {"OMPI_MCA_initial_wdir": ".", "PMIX_RANK": "0", "RANK": "3"}
+    own = {"OMPI_MCA_btl_tcp_if_include": "ib0", "OMPI_MCA_btl": "tcp,self"}
+    own |= {"NCCL_SOCKET_IFNAME": "ib0", "HOME": "/h"}
+    internal = {"OMPI_MCA_initial_wdir": ".", "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/x"}
+    internal |= {"PMIX_RANK": "0", "RANK": "3"}
     monkeypatch.setattr(os, "environ", {**launcher, **own, **internal})
     found = base_environment()
     within = {"SLURM_OVERLAP": "1"} if launcher is SLURM_TASK else {}

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from testbed.backends.protocol import Backend, Group
 from testbed.base.errors import UsageError
+from testbed.base.plan import Message, TensorSlice
 from testbed.training.exchange.unused import KEY
 from testbed.training.session import Session
-from tests.harness.two_ranks import TwoBranches, TwoLayers, on_two_ranks
+from tests.harness.two_ranks import (
+    TwoBranches,
+    TwoLayers,
+    momentum,
+    on_ranks,
+    on_two_ranks,
+    plan_of,
+)
 
 
 def test_a_parameter_used_only_in_an_earlier_micro_batch_keeps_its_gradient() -> None:
@@ -122,6 +133,64 @@ def test_the_layers_of_a_message_take_one_step_together() -> None:
 
     on_two_ranks(loop, TwoLayers, "dear")
     assert sorted(taken) == [0, 1]
+
+
+class WithBias(TwoLayers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last.bias = torch.nn.Parameter(torch.ones(2))
+
+
+def test_what_was_updated_with_others_and_read_before_them_is_refused() -> None:
+    """Autograd keeps no bias, and so does not see that it has changed."""
+
+    def loop(rank: int, model: WithBias, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(2):
+            step_once(model, optimizer)
+        optimizer.zero_grad()
+        early = model.last.bias + 0.0
+        (model.first(torch.ones(1, 2)) + early).sum().backward()
+
+    with pytest.raises(UsageError, match=r"'last\.bias' was read before its update"):
+        on_two_ranks(loop, WithBias, "dear")
+
+
+def test_who_evaluates_alone_updates_what_is_read() -> None:
+    """Of other parameters, if their means are zero, it would have to ask the other rank."""
+    left: dict[bool, int] = {}
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(2):
+            step_once(model, optimizer)
+        taken: list[int] = []
+        optimizer.register_step_post_hook(lambda *_: taken.append(rank))
+        with torch.set_grad_enabled(rank == 0):
+            model(torch.ones(1, 2))
+        left[rank == 0] = len(taken)
+
+    on_two_ranks(loop, TwoLayers, "dear")
+    assert left == {True: 1, False: 2}
+
+
+def test_a_tensor_in_two_messages_is_not_updated_before_both_have_come() -> None:
+    of_first, of_last = TensorSlice(0, 0, 4), (TensorSlice(1, 0, 2), TensorSlice(1, 2, 4))
+    messages = (Message(parts=(of_first, of_last[0])), Message(parts=(of_last[1],)))
+    plan = msgspec.structs.replace(plan_of("p3", TwoLayers()), messages=messages)
+
+    def rank(backend: Backend, group: Group) -> list[bool]:
+        model = TwoLayers()
+        optimizer = momentum(model)
+        with Session(model, optimizer, backend, group.control, plan=plan) as session:
+            for _ in range(2):
+                step_once(model, optimizer)
+            values = [model.last.weight.detach().clone()]
+            for layer in (model.first, model.last):
+                layer(torch.ones(1, 2))
+                values.append(model.last.weight.detach().clone())
+            session.flush()
+        return [torch.equal(a, b) for a, b in itertools.pairwise(values)]
+
+    assert on_ranks(rank, order=plan.order) == [[True, False]] * 2
 
 
 def test_reading_a_parameter_before_its_update_is_refused() -> None:

@@ -187,6 +187,8 @@ def test_hostfile_and_interface_reach_every_cell(tmp_path):
     where = ("--hostfile", "hosts", "--interface", "ib0")
     said = invoke("sweep", "--backend", "gloo", *where, "--dry-run")
     assert said.count("--hostfile hostfile --interface ib0") == 3
+    with pytest.raises(UsageError, match="--interface is 'ib0' beside --cluster"):
+        invoke("sweep", "--cluster", "nodes=2", "--interface", "ib0", "--dry-run")
     with pytest.raises(UsageError, match="no cells for interface"):
         invoke("sweep", "accuracy-compressed", "--interface", "ib0")
 

@@ -98,6 +98,8 @@ def test_a_dry_run_changes_nothing():
     store = begun()
     plan = store.read_plan()
     Path("now").write_text("h2 slots=4\n")
+    with pytest.raises(UsageError, match="--interface is 'ib0', but the sweep was begun with none"):
+        invoke("sweep", "--resume", "mine", "--interface", "ib0")
     anew = ("--max-again", "4", "--hostfile", "now", "--interface", "ib0")
     said = invoke("sweep", "--resume", "mine", *anew, "--dry-run")
     assert said.count("--hostfile hostfile --interface ib0") == 2
@@ -114,11 +116,13 @@ def test_hosts_of_now_replace_those_of_before(words, hosts):
     store = begun(hostfile=BEFORE)
     finish(store, {}, {})
     Path("now").write_text("h2 slots=4\n")
-    invoke("sweep", "--resume", "mine", *words, "--interface", "ib0", obj=NOW)
+    own = ("--interface", "ib0") if words else ()
+    invoke("sweep", "--resume", "mine", *words, *own, obj=NOW)
     assert store.read_plan().hostfile == store.hostfile.read_text() == hosts
-    assert store.read_plan().interface == "ib0"
+    assert store.read_plan().interface == ("ib0" if words else "")
     with process_runner(store) as runner:
-        assert "--interface" in runner.command(store.read_plan().cells[0], Path("c.json"))
+        command = runner.command(store.read_plan().cells[0], Path("c.json"))
+    assert ("--interface" in command) == bool(words)
 
 
 def test_hosts_are_not_replaced_while_a_sweep_is_at_work():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from testbed.base.errors import UsageError
 from testbed.causes.advice import advise, link_of, schedulers
+from testbed.causes.costs import Costs
+from testbed.causes.exchanges import Exchange, Round
 from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
 from testbed.causes.summary import why
 from testbed.prediction.timeline import message_bytes
@@ -136,6 +140,33 @@ def test_without_a_link_halves_tell_what_the_whole_message_costs() -> None:
             ratios.append(shown.time_s(mean) / true.time_s(mean))
     assert len(ratios) >= 4
     assert all(0.85 <= ratio <= 1.15 for ratio in ratios), ratios
+
+
+def played(step: int, exchanges: Sequence[tuple[float, float]], first: int = 0) -> Round:
+    """A step whose exchanges, of so many bytes and seconds, follow each other on two ranks."""
+    found, now_s = [], 0.0
+    for number, (num_bytes, time_s) in enumerate(exchanges, first):
+        at = [now_s, now_s]
+        turn = (step, number, 0, f"m{number}", "", 0, num_bytes, at, at, [0.0, 0.0], at, at)
+        now_s += time_s
+        found.append(Exchange(*turn, [now_s, now_s], []))
+    return Round(step, found, 0.0, [0.0, 0.0], [0.0, 0.0], [[], []])
+
+
+def test_what_the_line_misses_is_counted_once_for_each_message() -> None:
+    """Two of eight messages take 9 ms longer in every step; the line follows the other six."""
+    sizes = [2.0**k * 1e4 for k in range(8)]
+    late = [9e-3 if k in (0, 1) else 0.0 for k in range(8)]
+    rounds = [
+        played(step, [(m, 1e-3 + 1e-8 * m + more) for m, more in zip(sizes, late, strict=True)])
+        for step in range(5)
+    ]
+    rounds.append(played(5, [(sizes[-1], 1e-3 + 1e-8 * sizes[-1])], first=7))  # the last alone
+    costs = Costs.of(rounds, None)
+    assert costs.more_startup_s < 0.75 * (1e-3 + sum(late) / 8)
+    taken_s = sum(x.wait_free_s for x in rounds[0].exchanges)
+    told_s = costs.more_startup_s + costs.missed_s
+    assert 8 * told_s + costs.more_s_per_byte * sum(sizes) == pytest.approx(taken_s)
 
 
 def with_cores(log: Log, busy: float, own: float, awaited: float = 0.0) -> Timeline:

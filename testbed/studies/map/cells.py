@@ -123,7 +123,7 @@ def foreseen(
         UsageError: no link of the backend was given, or it cannot be carried over.
     """
     known = {(cost.compressor, cost.num_workers): cost for cost in costs}
-    dense = forecast_cells([each.cell(DENSE) for each in drawn], Known(links))
+    dense = forecast_cells([each.cell(DENSE) for each in drawn], Known(links, num_cores=num_cores))
     cells = []
     for each, plain in zip(drawn, dense, strict=True):
         cells.append(_named(plain, each, DENSE))

@@ -200,6 +200,7 @@ class DeferredUpdate:
 
     Attributes:
         left: tensors whose parameters have not been updated yet.
+        unread: tensors of which nobody has said that they are about to be read.
         is_stepping: the optimizer is being run for some of them.
     """
 
@@ -212,6 +213,7 @@ class DeferredUpdate:
         unused: Unused,
     ) -> None:
         self.left = dict.fromkeys(range(len(buckets.parameters)))
+        self.unread = set(self.left)
         self.is_stepping = False
         self._reducer = reducer
         self._delivery = delivery
@@ -220,25 +222,25 @@ class DeferredUpdate:
         self._unused = unused
         self._step = DeferredStep(optimizer, None if buckets.release is None else SLICE_ELEMENTS)
 
-    def take_with(self, tensors: Sequence[int]) -> None:
-        """Update those of these tensors that are left, and what has come whole in their messages.
+    def read(self, tensors: Sequence[int]) -> None:
+        """Update those of these tensors that are left: they are about to be read.
 
-        A step of the optimizer for all layers of a message costs less than one for each of them.
+        With them goes what has come whole in their messages: a step of the optimizer for all layers
+        of a message costs less than one for each. Not so without gradients, where one rank may
+        evaluate alone: of what it does not read it may have to ask the others.
 
         Raises:
             NonFiniteGradient: a value holds NaN or infinity.
         """
-        wanted = [tensor for tensor in tensors if tensor in self.left]
-        for tensor in wanted:
-            self._reducer.land(tensor)
-        buckets = self._buckets
-        numbers = dict.fromkeys(n for tensor in wanted for n in buckets.messages_of[tensor])
-        beside = (tensor for number in numbers for tensor in buckets.places[number])
-        come = (tensor for tensor in beside if self._reducer.has_landed(tensor))
-        self.take(list(dict.fromkeys((*wanted, *come))))
+        self.unread.difference_update(tensors)
+        self.take(tensors, along=torch.is_grad_enabled())
 
-    def take(self, tensors: Sequence[int]) -> None:
+    def take(self, tensors: Sequence[int], *, along: bool = False) -> None:
         """Update those of these tensors that are left, once their messages have ended.
+
+        Args:
+            tensors: numbers.
+            along: also those that share a message with them and wait for no other.
 
         Raises:
             NonFiniteGradient: a value holds NaN or infinity.
@@ -249,10 +251,21 @@ class DeferredUpdate:
         for tensor in chosen:
             del self.left[tensor]
             self._reducer.land(tensor)
+        if along:
+            chosen += self._come_with(chosen)
         values = {tensor: self._reducer.collect(tensor) for tensor in chosen}
         self._use(values)
         for tensor in chosen:
             self._reducer.drop(tensor)
+
+    def _come_with(self, tensors: Sequence[int]) -> list[int]:
+        buckets = self._buckets
+        numbers = dict.fromkeys(n for tensor in tensors for n in buckets.messages_of[tensor])
+        beside = dict.fromkeys(tensor for number in numbers for tensor in buckets.places[number])
+        come = [t for t in beside if t in self.left and self._reducer.has_landed(t)]
+        for tensor in come:
+            del self.left[tensor]
+        return come
 
     def _use(self, values: Mapping[int, torch.Tensor]) -> None:
         """Take the step with what the exchange has brought."""
