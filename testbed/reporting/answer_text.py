@@ -10,6 +10,7 @@ from testbed.records.answer import Answer, Beside, Saving
 
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3
+NAME: Final = 44  # characters of a method's name
 SURE_RUNS: Final = 3  # from here on an interval is shown
 
 
@@ -53,7 +54,9 @@ def _clauses(answer: Answer) -> list[str]:
         told.append(f"the runs resolve {rounded(100 * answer.resolves)} %")
     if answer.next is not None:
         doubt = ", not by their own runs alone" if answer.next.pair_differs is False else ""
-        told.append(f"{_gain(answer.next, answer)} the next, {clipped(answer.next.name)}{doubt}")
+        begins = f"{_gain(answer.next, answer)} the next, "
+        room = WIDTH - 1 - len(begins) - len(doubt)
+        told.append(f"{begins}{clipped(answer.next.name, min(NAME, room))}{doubt}")
     if answer.usual is not None and answer.usual != answer.next:
         told.append(f"{_gain(answer.usual, answer)} {clipped(answer.usual.name)}")
     if answer.bound_s and answer.step_time_s:
@@ -175,7 +178,7 @@ def _saving(saving: Saving) -> str:
     return f"{text} (-{rounded(100 * saving.saves)} %), {step}{few}"
 
 
-def clipped(name: str, most: int = 44) -> str:
+def clipped(name: str, most: int = NAME) -> str:
     """A method's name in a line that has to be short.
 
     Example:
