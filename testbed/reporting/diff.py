@@ -1,8 +1,9 @@
 """Whether the cells of one side differ from those of another by more than their runs do.
 
 The unit is the run, as in `testbed.statistics.runs`: of a time the median over its steps. Where
-both sides ran in the same rounds, runs are paired by their round; else Welch's interval is taken.
-Of each metric all cells are tested at once, by Holm's procedure.
+both sides ran in the same rounds, runs are paired by their round; else Welch's interval is taken,
+with errors that are drawn towards those of the other cells. Of each metric all cells are tested at
+once, by Holm's procedure.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from testbed.reporting.sides import (
     match,
 )
 from testbed.reporting.work import undilated
-from testbed.statistics.differences import Difference, difference_of, holm_level
+from testbed.statistics.differences import Difference, difference_of, holm_level, moderated
 from testbed.statistics.runs import STABLE
 from testbed.sweeping.progress import label
 
@@ -110,7 +111,10 @@ def diff(a: Side, b: Side) -> Diff:
     pairs, only_a, only_b = match(a, b)
     works = [_same_work(one, other) for one, other in pairs]
     compared = [_compare(one, other) for one, other in pairs]
-    levels = _levels([c for c, (same, _) in zip(compared, works, strict=True) if same is not False])
+    same = [number for number, (verdict, _) in enumerate(works) if verdict is not False]
+    for number, family in zip(same, _moderated([compared[n] for n in same]), strict=True):
+        compared[number] = family
+    levels = _levels([compared[number] for number in same])
     labels = _labels([one.settings for one, _ in pairs])
     cells = [
         _cell_diff(name, pair, found, work, levels)
@@ -175,6 +179,17 @@ def _compared(a: Sequence[float], b: Sequence[float], metric: Metric, paired: bo
         return _Compared(a[0], b[0], Difference(apart, 0.0, 1, 0), metric.ratio)
     found = difference_of(logs[1], logs[0], paired=paired)
     return _Compared(mean_a, mean_b, found, metric.ratio)
+
+
+def _moderated(compared: Sequence[Mapping[str, _Compared]]) -> list[dict[str, _Compared]]:
+    """The same, of measured metrics with errors that know of the other cells' runs."""
+    drawn = [dict(each) for each in compared]
+    for name in (name for name, metric in METRICS.items() if not metric.counted):
+        family = [each for each in drawn if name in each]
+        found = moderated([each[name].found for each in family])
+        for each, apart in zip(family, found, strict=True):
+            each[name] = dataclasses.replace(each[name], found=apart)
+    return drawn
 
 
 def _levels(compared: Sequence[Mapping[str, _Compared]]) -> dict[str, float]:

@@ -181,7 +181,8 @@ def _notes(diff: Diff) -> list[str]:
         notes.append(
             "a difference is significant at 95 % for all cells of a metric together (Holm); the "
             "interval leaves out 0 where it is; tied: not significant; resolves: the smallest "
-            "difference that would be; runs: of A + of B (Welch), or pairs of one round (Student)"
+            "difference that would be; runs: of A + of B (Welch, the error drawn towards those of "
+            "the other cells: Smyth), or pairs of one round (Student)"
         )
     if "one run" in verdicts:
         notes.append("one run: a side ran once, which tells nothing of other runs; use --repeats 5")

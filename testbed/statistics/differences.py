@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -54,12 +55,14 @@ class Difference:
         error: its standard error; None: one of the sets has a single number.
         freedom: degrees of freedom of the error.
         num_pairs: numbers of both that were paired; 0: they were not.
+        share: error^2 over the variance of a single number: 1 / n + 1 / m, of n pairs 1 / n.
     """
 
     mean: float
     error: float | None
     freedom: float
     num_pairs: int
+    share: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Student's interval; None without an error."""
@@ -105,9 +108,9 @@ def difference_of(
     """
     if paired:
         apart = [x - y for x, y in zip(values, others, strict=True)]
-        spread = spread_of(apart)
-        error = None if spread is None else spread / math.sqrt(len(apart))
-        return Difference(statistics.fmean(apart), error, len(apart) - 1, len(apart))
+        spread, n = spread_of(apart), len(apart)
+        error = None if spread is None else spread / math.sqrt(n)
+        return Difference(statistics.fmean(apart), error, n - 1, n, 1 / n)
     mean = statistics.fmean(values) - statistics.fmean(others)
     if min(len(values), len(others)) < 2:
         return Difference(mean, None, 0, 0)
@@ -117,7 +120,67 @@ def difference_of(
     freedom = sum(shares) ** 2 / sum(weights) if sum(weights) else rest
     if not sum(shares) and math.isclose(values[0], others[0], rel_tol=1e-12):
         mean = 0.0  # what is left is the rounding of the means
-    return Difference(mean, math.sqrt(sum(shares)), freedom, 0)
+    each = 1 / len(values) + 1 / len(others)
+    return Difference(mean, math.sqrt(sum(shares)), freedom, 0, each)
+
+
+def moderated(found: Sequence[Difference]) -> list[Difference]:
+    """The same differences, the error of each drawn towards what all show together.
+
+        s_i'^2 = (d0 s0^2 + d_i s_i^2) / (d0 + d_i),   df_i' = d0 + d_i
+        e_i = ln s_i^2 - psi(d_i / 2) + ln(d_i / 2)
+        v = mean psi'(d_i / 2),   h = max(0, var e - v)
+        psi'(d0 / 2) = h + sqrt(2 / (k - 1)) (h + v)
+        ln s0^2 = mean e + psi(d0 / 2) - ln(d0 / 2)
+
+    with s_i^2 the variance of a single number. Five numbers on each side tell little of their
+    spread, so that in a family little is significant; the other cells tell more of it, the more
+    alike they spread.
+
+    Args:
+        found: of a family of cells, in any unit. Those that were paired, those without an error
+            and those whose error is 0 (counts) stay as they are.
+
+    Example:
+        >>> alike = [difference_of([1, 1.1, 1.2 + x], [1, 1.1 + x, 1.2]) for x in (0, 0.1, 0.05)]
+        >>> [round(each.error, 3) for each in alike], [round(each.freedom, 1) for each in alike]
+        ([0.082, 0.111, 0.094], [4.0, 3.7, 3.9])
+        >>> drawn = moderated(alike)
+        >>> [round(each.error, 3) for each in drawn], [round(each.freedom, 1) for each in drawn]
+        ([0.088, 0.103, 0.095], [7.9, 7.6, 7.7])
+
+    Reference:
+        Smyth, 2004, Statistical Applications in Genetics and Molecular Biology. Departs: d0 is that
+        of a heterogeneity one standard error above its estimate, since a sweep has few cells; the
+        variances are Welch's, with Satterthwaite's degrees of freedom; pairs are left alone, for
+        with five of them families of alike cells differed in 8 of 100 simulations.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import digamma, polygamma
+
+    family = [(e**2 / one.share, one.freedom / 2) for one in found if (e := _unpaired_error(one))]
+    if len(family) < 2:
+        return list(found)
+    halves = [half for _, half in family]
+    logs = [math.log(s2) - float(digamma(half)) + math.log(half) for s2, half in family]
+    by_chance = statistics.fmean(float(polygamma(1, half)) for half in halves)
+    more = max(0.0, statistics.variance(logs) - by_chance)
+    more += math.sqrt(2 / (len(family) - 1)) * (more + by_chance)
+    prior = brentq(lambda half: float(polygamma(1, half)) - more, 1e-3, 1e6)
+    variance = math.exp(statistics.fmean(logs) + float(digamma(prior)) - math.log(prior))
+
+    def drawn(one: Difference) -> Difference:
+        if not (error := _unpaired_error(one)):
+            return one
+        freedom = 2 * prior + one.freedom
+        squares = 2 * prior * variance * one.share + one.freedom * error**2
+        return dataclasses.replace(one, error=math.sqrt(squares / freedom), freedom=freedom)
+
+    return [drawn(one) for one in found]
+
+
+def _unpaired_error(one: Difference) -> float | None:
+    return None if one.num_pairs else one.error
 
 
 def holm_level(p_values: Sequence[float], level: float = LEVEL) -> float:
