@@ -32,13 +32,16 @@ class Arm:
 
 
 FIXED_WIDTH = "codes of fixed width, not Elias's"
+SCALES = "a scale for 512 values, not for a layer"
+MOMENTUM = "momentum of what comes back, where they had none"  # Stich, 2018; Karimireddy, 2019
 ARMS = (
     Arm(DENSE, "none"),
     Arm("fp16", "fp16", departs="no loss scaling"),
     Arm("bf16", "bf16"),
     Arm("qsgd 8 bit", "qsgd:bits=8,norm=max", departs=FIXED_WIDTH),
     Arm("qsgd 2 bit", "qsgd:bits=2,norm=max", departs=FIXED_WIDTH),
-    Arm("topk 1 %, ef", "ef+topk:ratio=0.01"),
+    Arm("topk 1 %, ef", "ef+topk:ratio=0.01", departs=MOMENTUM),
+    Arm("topk 1 %, ef, no momentum", "ef+topk:ratio=0.01", momentum=0.0),
     Arm("topk 1 %, no ef", "topk:ratio=0.01", departs="no memory of what was not sent"),
     # It carries the momentum itself; ten steps at each of its three higher densities.
     Arm(
@@ -48,7 +51,8 @@ ARMS = (
         departs="1 % sent, not 0.1 %; 10 steps at each density of the warm-up, not an epoch; no "
         "clipping; no Nesterov term",
     ),
-    Arm("ef-sign", "ef-sign", departs="a scale for 512 values, not for a layer"),
+    Arm("ef-sign", "ef-sign", departs=f"{SCALES}; {MOMENTUM}"),
+    Arm("ef-sign, no momentum", "ef-sign", momentum=0.0, departs=SCALES),
     Arm(
         "sign, no ef",
         "sign:vote=0,scaled=1",

@@ -107,7 +107,7 @@ def to_markdown(comparison: Comparison, done: Done) -> str:
         f"# Loss under compression: {base.workload}, {base.steps} steps",
         "",
         f"Batch of {base.batch_size} per worker; all workers in one process, every parameter a "
-        "message of its own through the reference driver. SGD, momentum 0.9 (that of `dgc` its "
+        "message of its own through the reference driver. SGD with momentum (`dgc` has its "
         f"own), constant rate after {base.warmup_steps} steps of warm-up. The rate of each arm: "
         f"the best of {comparison.search.budget} by one rule (seed {comparison.search_seed}, "
         "judged by training samples that were held out). Loss: mean cross entropy in nats a byte "
@@ -134,9 +134,9 @@ def _table(comparison: Comparison, done: Done, workers: int) -> list[str]:
         "",
         f"Target: {target:.4f}, the mean loss of dense after {TARGET_SHARE:.0%} of its steps.",
         "",
-        "| arm | compressor | rate | seeds | loss | to dense | steps to target | bytes per step "
-        "| state bytes | other than its authors' |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| arm | compressor | rate | momentum | seeds | loss | to dense | steps to target "
+        "| bytes per step | state bytes | other than its authors' |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         first = row.outcomes[0]
@@ -145,6 +145,7 @@ def _table(comparison: Comparison, done: Done, workers: int) -> list[str]:
             row.arm.name,
             f"`{row.arm.compressor}`",
             f"{row.rate:g}",
+            f"{row.arm.momentum:g}",
             str(len(row.outcomes)),
             row.loss.scaled(1, 4),
             "" if row.arm == comparison.arms[0] else row.difference.scaled(1, 4),

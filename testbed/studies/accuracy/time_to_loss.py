@@ -210,7 +210,9 @@ def _full_table(
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in done:
-        row = next((r for r in table if r.arm.compressor == cell.config.compressor), None)
+        config = cell.config
+        alike = (r for r in table if r.arm.compressor == config.compressor)
+        row = next((r for r in alike if config.momentum in (None, r.arm.momentum)), None)
         seeds = {} if row is None else {o.trial.seed: o for o in row.outcomes}
         own = seeds.get(cell.config.seed)
         step = estimate(times.get((cell.config.compressor, _rate_of(cell.config)), ()))

@@ -117,5 +117,8 @@ class Mean:
         return cls(statistics.fmean(samples), float(stats.t.ppf(0.975, count - 1)) * error)
 
     def scaled(self, factor: float, digits: int = 2) -> str:
-        """As text."""
-        return f"{self.mean * factor:.{digits}f} ± {self.half_width * factor:.{digits}f}"
+        """As text; of one sample the mean alone."""
+        text = f"{self.mean * factor:.{digits}f}"
+        if math.isinf(self.half_width):
+            return text
+        return f"{text} ± {self.half_width * factor:.{digits}f}"
