@@ -36,6 +36,7 @@ SCALES = "a scale for 512 values, not for a layer"
 MOMENTUM = "momentum of what comes back, where they had none"  # Stich, 2018; Karimireddy, 2019
 ARMS = (
     Arm(DENSE, "none"),
+    Arm("dense, no momentum", "none", momentum=0.0),
     Arm("fp16", "fp16", departs="no loss scaling"),
     Arm("bf16", "bf16"),
     Arm("qsgd 8 bit", "qsgd:bits=8,norm=max", departs=FIXED_WIDTH),
