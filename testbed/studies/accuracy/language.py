@@ -62,7 +62,7 @@ ARMS = (
     Arm("onebit, ef", "ef+onebit", departs="means of 512 values, not of a matrix's columns"),
     Arm("powersgd rank 4", "powersgd:rank=4"),
 )
-OF_MANY = (DENSE, "bf16", "topk 1 %, ef", "dgc 1 %", "ef-sign")
+OF_MANY = (DENSE, "bf16", "topk 1 %, ef, no momentum", "dgc 1 %", "ef-sign, no momentum")
 
 
 @dataclass(frozen=True)
