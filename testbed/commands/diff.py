@@ -27,7 +27,9 @@ class Format(StrEnum):
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="folder, archive, cell's .json, or FOLDER:KEY: before")],
+    a: Annotated[
+        str, typer.Argument(help="before: a folder, an archive, a cell's .json, or FOLDER:KEY")
+    ],
     b: Annotated[str, typer.Argument(help="the same: after, or the other one")],
     fail_if: Annotated[
         list[str] | None,

@@ -92,7 +92,7 @@ def sweep(
     ] = False,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
-        Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/<name>-<time>")
+        Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/NAME-TIME")
     ] = None,
     resume: Annotated[
         bool,

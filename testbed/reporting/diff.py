@@ -112,8 +112,9 @@ def diff(a: Side, b: Side) -> Diff:
     works = [_same_work(one, other) for one, other in pairs]
     compared = [_compare(one, other) for one, other in pairs]
     same = [number for number, (verdict, _) in enumerate(works) if verdict is not False]
-    for number, family in zip(same, _moderated([compared[n] for n in same]), strict=True):
-        compared[number] = family
+    for number, drawn in zip(same, _moderated([compared[n] for n in same]), strict=True):
+        if not any(_is_unstable(side) for side in pairs[number]):
+            compared[number] = drawn
     levels = _levels([compared[number] for number in same])
     labels = _labels([one.settings for one, _ in pairs])
     cells = [

@@ -129,17 +129,17 @@ def moderated(found: Sequence[Difference]) -> list[Difference]:
 
         s_i'^2 = (d0 s0^2 + d_i s_i^2) / (d0 + d_i),   df_i' = d0 + d_i
         e_i = ln s_i^2 - psi(d_i / 2) + ln(d_i / 2)
-        v = mean psi'(d_i / 2),   h = max(0, var e - v)
+        v = mean psi'(d_i / 2),   h = max(0, var e - v),   psi'(d / 2) = h
+        ln s0^2 = mean e + psi(d / 2) - ln(d / 2)
         psi'(d0 / 2) = h + sqrt(2 / (k - 1)) (h + v)
-        ln s0^2 = mean e + psi(d0 / 2) - ln(d0 / 2)
 
     with s_i^2 the variance of a single number. Five numbers on each side tell little of their
     spread, so that in a family little is significant; the other cells tell more of it, the more
     alike they spread.
 
     Args:
-        found: of a family of cells, in any unit. Those that were paired, those without an error
-            and those whose error is 0 (counts) stay as they are.
+        found: of a family of cells, in any unit. Those that were paired, and those whose error is
+            unknown, 0 (counts) or no number, stay as they are.
 
     Example:
         >>> alike = [difference_of([1, 1.1, 1.2 + x], [1, 1.1 + x, 1.2]) for x in (0, 0.1, 0.05)]
@@ -147,13 +147,13 @@ def moderated(found: Sequence[Difference]) -> list[Difference]:
         ([0.082, 0.111, 0.094], [4.0, 3.7, 3.9])
         >>> drawn = moderated(alike)
         >>> [round(each.error, 3) for each in drawn], [round(each.freedom, 1) for each in drawn]
-        ([0.088, 0.103, 0.095], [7.9, 7.6, 7.7])
+        ([0.096, 0.11, 0.102], [7.9, 7.6, 7.7])
 
     Reference:
         Smyth, 2004, Statistical Applications in Genetics and Molecular Biology. Departs: d0 is that
-        of a heterogeneity one standard error above its estimate, since a sweep has few cells; the
-        variances are Welch's, with Satterthwaite's degrees of freedom; pairs are left alone, for
-        with five of them families of alike cells differed in 8 of 100 simulations.
+        of a heterogeneity one standard error above its estimate, since a sweep has few cells, while
+        s0 is that of the estimate; the variances are Welch's, with Satterthwaite's degrees of
+        freedom; pairs are left alone, for with five of them 5 to 7 of 100 alike families differed.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
@@ -164,10 +164,14 @@ def moderated(found: Sequence[Difference]) -> list[Difference]:
     halves = [half for _, half in family]
     logs = [math.log(s2) - float(digamma(half)) + math.log(half) for s2, half in family]
     by_chance = statistics.fmean(float(polygamma(1, half)) for half in halves)
-    more = max(0.0, statistics.variance(logs) - by_chance)
-    more += math.sqrt(2 / (len(family) - 1)) * (more + by_chance)
-    prior = brentq(lambda half: float(polygamma(1, half)) - more, 1e-3, 1e6)
-    variance = math.exp(statistics.fmean(logs) + float(digamma(prior)) - math.log(prior))
+    unlike = max(0.0, statistics.variance(logs) - by_chance)
+    more = unlike + math.sqrt(2 / (len(family) - 1)) * (unlike + by_chance)
+
+    def half_freedom(wanted: float) -> float:
+        return float(brentq(lambda half: float(polygamma(1, half)) - wanted, 1e-3, 1e6))
+
+    prior, likely = half_freedom(more), half_freedom(max(unlike, 2e-6))
+    variance = math.exp(statistics.fmean(logs) + float(digamma(likely)) - math.log(likely))
 
     def drawn(one: Difference) -> Difference:
         if not (error := _unpaired_error(one)):
@@ -180,7 +184,8 @@ def moderated(found: Sequence[Difference]) -> list[Difference]:
 
 
 def _unpaired_error(one: Difference) -> float | None:
-    return None if one.num_pairs else one.error
+    known = one.error is not None and math.isfinite(one.error)
+    return one.error if known and not one.num_pairs else None
 
 
 def holm_level(p_values: Sequence[float], level: float = LEVEL) -> float:

@@ -2,7 +2,7 @@
 
 The rates are those of `test_runs`, seen through the whole comparison on stored runs. Seen with the
 seeds below: 7 false winners in 100 splits of the stored bank, 2 in 100 pairs drawn from it; 3 % are
-found in 0.99 of pairs of runs that spread by 1 %, in two sweeps of thirteen cells in 0.92
+found in 0.99 of pairs of runs that spread by 1 %, in two sweeps of thirteen cells in 0.91
 (in 0.66 with the errors of each cell alone).
 """
 
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import scipy.optimize
+import scipy.special
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,6 +135,7 @@ def test_three_per_cent_are_found_at_a_spread_of_one(num_cells, least):
 # Statistics
 
 
+FIVE = [math.sqrt(2) * x for x in (-1.0, 0.0, 0.0, 0.0, 1.0)]  # of variance 1
 SETS = st.lists(st.integers(-500, 500).map(lambda n: n / 100), min_size=3, max_size=8)
 
 
@@ -166,15 +169,67 @@ def test_the_level_is_where_holms_procedure_stops(p_values):
     [[0.01] * 8, [0.003, 0.003, 0.003, 0.025], [0.001 * 1.6**k for k in range(8)], [0.02, 0.005]],
     ids=["alike", "one noisy", "all kinds", "two"],
 )
-def test_families_of_alike_cells_seldom_differ_however_they_spread(spreads):
+@pytest.mark.parametrize("num_runs", [5, 2])
+def test_families_of_alike_cells_seldom_differ_however_they_spread(spreads, num_runs):
     draw, wrong, trials = random.Random(11), 0, 1000
+
+    def drawn(spread):
+        return [draw.gauss(0, spread) for _ in range(num_runs)]
+
     for _ in range(trials):
-        found = moderated(
-            [difference_of(*([draw.gauss(0, s) for _ in range(5)] for _ in "ab")) for s in spreads]
-        )
+        found = moderated([difference_of(drawn(s), drawn(s)) for s in spreads])
         p_values = [each.p_value for each in found]
         wrong += min(p_values) <= holm_level(p_values)
-    assert wrong / trials <= 0.075  # 0.05, and three standard errors of so many trials
+    assert wrong / trials <= 0.07  # 0.05, and three standard errors of so many trials
+
+
+def test_drawn_errors_by_hand():
+    # Variances 1 and 4 of a single number, 5 + 5 and 3 + 3 runs; s0^2 and d0 from their logarithms.
+    few = difference_of([-1.0, 0.0, 1.0], [9.0, 10.0, 11.0])
+    more = [difference_of([x * 2 for x in side], [x * 2 for x in side]) for side in [FIVE]]
+    family = [few, *more]
+    assert [each.freedom for each in family] == pytest.approx([4, 8])
+    assert [each.error**2 / each.share for each in family] == pytest.approx([1, 4])
+    psi, psi1 = scipy.special.digamma, lambda x: scipy.special.polygamma(1, x)
+    e = [math.log(1) - psi(2) + math.log(2), math.log(4) - psi(4) + math.log(4)]
+    by_chance = (psi1(2) + psi1(4)) / 2
+    unlike = (e[0] - e[1]) ** 2 / 2 - by_chance
+    assert unlike > 0
+    halves = [
+        scipy.optimize.brentq(lambda x, w=wanted: psi1(x) - w, 1e-3, 1e3)
+        for wanted in (unlike, unlike + math.sqrt(2) * (unlike + by_chance))
+    ]
+    s0 = math.exp(sum(e) / 2 + psi(halves[0]) - math.log(halves[0]))
+    d0 = 2 * halves[1]
+    for one, variance, runs, after in zip(family, (1, 4), (3, 5), moderated(family), strict=True):
+        s2 = (d0 * s0 + one.freedom * variance) / (d0 + one.freedom)
+        assert after.error == pytest.approx(math.sqrt(s2 * 2 / runs))
+        assert after.freedom == pytest.approx(d0 + one.freedom)
+
+
+def test_other_work_and_unstable_cells_have_errors_of_their_own():
+    draw = random.Random(13)
+
+    def sides(last, **changes):
+        pair = []
+        for name in "ab":
+            cells = [
+                Found(name, str(k), run) for k in range(3) for run in many(draw, [1.0] * 4, seed=k)
+            ]
+            for number in range(4):
+                step_s = math.exp(draw.gauss(0, last))
+                more = changes if name == "b" else {}
+                cells.append(Found(name, "3", made(step_s, number, config={"seed": 3}, **more)))
+            pair.append(Side(name, tuple(grouped(cells))))
+        return pair
+
+    for last, changes in ((0.2, {}), (0.01, {"sample_digest": "other"})):
+        a, b = sides(last, **changes)
+        cells = diff(a, b).cells
+        alone = diff(Side("a", a.cells[3:]), Side("b", b.cells[3:])).cells[0].of("step_time_s")
+        assert cells[3].of("step_time_s").p_value == pytest.approx(alone.p_value)
+        first = diff(Side("a", a.cells[:1]), Side("b", b.cells[:1])).cells[0].of("step_time_s")
+        assert cells[0].of("step_time_s").p_value != pytest.approx(first.p_value)
 
 
 def test_errors_of_many_that_spread_alike_become_the_pooled_one():
@@ -199,6 +254,8 @@ def test_pairs_counts_and_single_cells_keep_their_errors():
     alone = difference_of([1.0, 1.1, 1.3], [1.0, 1.2, 1.25])
     assert moderated([pair, count, one_run, alone]) == [pair, count, one_run, alone]
     assert moderated([]) == []
+    unknown = difference_of([1.0, math.inf], [1.0, 2.0])
+    assert moderated([unknown, alone])[1] == alone
     drawn = moderated([pair, alone, count, difference_of([1.0, 1.5], [2.0, 2.7])])
     assert (drawn[0], drawn[2]) == (pair, count)
     assert drawn[1] != alone

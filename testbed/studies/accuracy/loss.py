@@ -107,12 +107,13 @@ def to_markdown(comparison: Comparison, done: Done) -> str:
         f"# Loss under compression: {base.workload}, {base.steps} steps",
         "",
         f"Batch of {base.batch_size} per worker; all workers in one process, every parameter a "
-        "message of its own through the reference driver. SGD with momentum (`dgc` has its "
-        f"own), constant rate after {base.warmup_steps} steps of warm-up. The rate of each arm: "
-        f"the best of {comparison.search.budget} by one rule (seed {comparison.search_seed}, "
+        "message of its own through the reference driver. SGD with the momentum in the table "
+        f"(`dgc` carries its own), constant rate after {base.warmup_steps} steps of warm-up. "
+        f"The rate of each arm: the best of {comparison.search.budget} by one rule "
+        f"(seed {comparison.search_seed}, "
         "judged by training samples that were held out). Loss: mean cross entropy in nats a byte "
-        "on files that were never trained on. Intervals: 95 %, Student, over seeds; differences "
-        "paired by seed. Bytes: payload that one rank hands over per step.",
+        "on files that were never trained on. Intervals: 95 %, Student, over seeds, each by "
+        "itself; differences paired by seed. Bytes: payload that one rank hands over per step.",
     ]
     for workers in (base.workers, comparison.many):
         lines += _table(comparison, done, workers) if workers else []

@@ -168,7 +168,7 @@ def to_markdown(
         f"{options.steps} steps. Seconds: geometric mean of the steps that the seeds need, times "
         "that of the median steps of runs on an emulated cluster; in brackets 95 %. *never*: a "
         "seed does not reach the target in as many steps. Codecs are computed by this machine's "
-        "processor, on two cores for all workers.",
+        "processor, on two cores for all workers; arms of one codec share its step times.",
         "",
     ]
     if not rates:
