@@ -135,7 +135,6 @@ def test_three_per_cent_are_found_at_a_spread_of_one(num_cells, least):
 # Statistics
 
 
-FIVE = [math.sqrt(2) * x for x in (-1.0, 0.0, 0.0, 0.0, 1.0)]  # of variance 1
 SETS = st.lists(st.integers(-500, 500).map(lambda n: n / 100), min_size=3, max_size=8)
 
 
@@ -184,10 +183,10 @@ def test_families_of_alike_cells_seldom_differ_however_they_spread(spreads, num_
 
 
 def test_drawn_errors_by_hand():
-    # Variances 1 and 4 of a single number, 5 + 5 and 3 + 3 runs; s0^2 and d0 from their logarithms.
+    # Variances 1 and 4 of a single number, 3 + 3 and 5 + 5 runs; s0^2 and d0 from their logarithms.
     few = difference_of([-1.0, 0.0, 1.0], [9.0, 10.0, 11.0])
-    more = [difference_of([x * 2 for x in side], [x * 2 for x in side]) for side in [FIVE]]
-    family = [few, *more]
+    five = [2 * math.sqrt(2) * x for x in (-1.0, 0.0, 0.0, 0.0, 1.0)]
+    family = [few, difference_of(five, five)]
     assert [each.freedom for each in family] == pytest.approx([4, 8])
     assert [each.error**2 / each.share for each in family] == pytest.approx([1, 4])
     psi, psi1 = scipy.special.digamma, lambda x: scipy.special.polygamma(1, x)
