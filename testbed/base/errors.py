@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -72,3 +74,10 @@ class NonFiniteGradient(TestbedError, ArithmeticError):
 
 class RunFailed(TestbedError):
     """A run ended without a result; the command line exits with status 1."""
+
+
+def tell(words: str) -> None:
+    """On standard error, if anybody reads it: what else there is to do is done all the same."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(words)
+        sys.stderr.flush()

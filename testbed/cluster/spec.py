@@ -75,6 +75,8 @@ def _parse(piece: str) -> Change:
         "up" if way == "up" else "down" if way == "down" else None,
         rate,
     )
+    if change.cuts and change.direction is not None:  # a port is down in both
+        raise _no_change(piece)
     if not change.cuts and not change.rate_bps > 0:
         raise _no_change(piece)
     return change
@@ -83,7 +85,7 @@ def _parse(piece: str) -> Change:
 def _no_change(piece: str) -> UsageError:
     return UsageError(
         f"cluster: change is {piece!r}; expected TIME:NODE:RATE, as 10s:2:1gbit, 10s:up.2:1gbit, "
-        "10s:all:1gbit or 10s:2:down, several joined by +"
+        "10s:all:1gbit or 10s:2:down (both directions), several joined by +"
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from testbed.base.axes import BackendFacts
 from testbed.base.config import RunConfig
+from testbed.base.config import option as option_of
 from testbed.base.errors import UsageError
 from testbed.base.files import find_trace
 from testbed.base.parts import Resolved
@@ -62,6 +66,31 @@ def check_output(option: str, path: Path, *, makes_folder: bool = False) -> None
         raise UsageError(f"{given}, but there is no folder {str(folder)!r}; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{given}, in a folder that must not be written to; name another")
+
+
+def refuse_unused(
+    command: Callable[..., Any], values: Mapping[str, Any], unused: Sequence[str], where: str
+) -> None:
+    """Refuse options that were given and would be passed over without a word.
+
+    Args:
+        command: whose defaults they have where they were not given.
+        values: of its parameters.
+        unused: names of those that it has no use for here.
+        where: that is, in words.
+
+    Raises:
+        UsageError: names them.
+
+    Example:
+        >>> refuse_unused(lambda cycles=1: None, {"cycles": 1}, ["cycles"], "with --memory")
+    """
+    defaults = inspect.signature(command).parameters
+    given = [option_of(name) for name in unused if values[name] != defaults[name].default]
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} given {where}, which has no use for it; leave it out"
+        )
 
 
 def check_inputs(config: RunConfig, num_workers: int | None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.protocol import Backend, Group
+from testbed.base.config import option
 from testbed.base.errors import UsageError
 from testbed.base.files import save_link
 from testbed.base.link import Link
@@ -48,7 +49,8 @@ def check_fit(config: CommConfig, output: Path | None, fit: bool) -> None:
     """Refuse what cannot be fitted, before any process is started.
 
     Raises:
-        UsageError: `-o` without `--fit`, or another operation or dtype than a link speaks of.
+        UsageError: `-o` without `--fit`, or another operation or dtype than a link speaks of, or
+            how often and at which sizes to exchange.
     """
     if not fit:
         if output is not None:
@@ -64,6 +66,12 @@ def check_fit(config: CommConfig, output: Path | None, fit: bool) -> None:
             f"--max is {config.max_bytes} bytes; expected 2K or more: --fit sends 1K and up, twice "
             "as much each time"
         )
+    usual = CommConfig(backend=config.backend)
+    names = ("min_bytes", "factor", "iters", "warmup", "check")
+    given = [name for name in names if getattr(config, name) != getattr(usual, name)]
+    if given:
+        words = ", ".join(option(name.removesuffix("_bytes")) for name in given)
+        raise UsageError(f"--fit chooses sizes and repeats by itself; leave out {words}")
 
 
 def fit_member(

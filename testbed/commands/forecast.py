@@ -102,8 +102,7 @@ def forecast(
         raise UsageError(f"--null is {null!r}; expected nominal numbers: rate=10gbit,latency=50us")
     links = dict(map(_given_link, link or ()))
 
-    costs = dict(map(_given_codecs, codecs or ()))
-
+    costs = _codec_costs(codecs or ())
     from testbed.launch.held_out import Known, forecast_cells
 
     cells = forecast_cells(wanted.cells, Known(links, nominal, costs))
@@ -131,6 +130,28 @@ def _given_link(text: str) -> tuple[str, Link]:
     if not equals or BACKENDS.find(backend) is None:
         return text, read_link(text)
     return text, msgspec.structs.replace(read_link(path), backend=backend)
+
+
+def _codec_costs(given: Sequence[str]) -> dict[str, tuple[CodecCost, ...]]:
+    """The costs of all files, those of one backend together.
+
+    Raises:
+        UsageError: two files of a backend tell what one compressor costs as many workers.
+    """
+    costs: dict[str, tuple[CodecCost, ...]] = {}
+    for text in given:
+        name, found = _given_codecs(text)
+        before = costs.get(name, ())
+        known = {(cost.compressor, cost.num_workers) for cost in before}
+        twice = next((c for c in found if (c.compressor, c.num_workers) in known), None)
+        if twice is not None:
+            raise UsageError(
+                f"--codecs {text} tells what {twice.compressor!r} costs {twice.num_workers} "
+                "workers, and so does a file before it; give one of them, or name its backend: "
+                "zmq-ps=FILE"
+            )
+        costs[name] = (*before, *found)
+    return costs
 
 
 def _given_codecs(text: str) -> tuple[str, tuple[CodecCost, ...]]:

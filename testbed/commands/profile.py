@@ -13,7 +13,7 @@ from testbed.base.config import Precision, RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import read_file, save_trace
 from testbed.base.trace import Trace
-from testbed.commands.checks import check_output
+from testbed.commands.checks import check_device, check_output, refuse_unused
 from testbed.profiling.kineto import read_kineto
 from testbed.profiling.table import imported_table, trace_table
 
@@ -64,6 +64,9 @@ def profile(
 
         testbed run --workload replay:trace.json --backend gloo
     """
+    if from_kineto is not None:
+        unused = ("device", "threads", "warmup", "repeats", "precision")
+        refuse_unused(profile, locals(), unused, "with --from-kineto")
     if warmup < 0 or repeats < 1:
         raise UsageError(
             f"--warmup is {warmup} and --repeats {repeats}; expected 0 or more and 1 or more"
@@ -85,6 +88,7 @@ def profile(
         **given,
     )
     if from_kineto is None:
+        check_device(device)
         trace = profile_workload(config, warmup=warmup, repeats=repeats)
     else:
         named = None if workload is None else _parameters(config)

@@ -86,7 +86,10 @@ def timelines_of(directories: Sequence[Path]) -> Iterator[Recorded]:
                 beside = path.with_name(path.name.removesuffix(SUFFIX) + ".json")
                 if not beside.is_file():
                     continue
-                cell = decode_cell(beside.read_bytes())
+                try:
+                    cell = decode_cell(beside.read_bytes())
+                except msgspec.DecodeError:
+                    continue  # a damaged cell, which the report names
                 timeline = decode_timeline(path.read_bytes(), str(path))
                 other = of_another_run(timeline, cell)
                 if cell.status != "ok" or other:

@@ -13,7 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import to_json, write_atomically
 from testbed.base.plan import Plan, encode_plan
 from testbed.base.spec import split_specs
-from testbed.commands.checks import check_device, check_output
+from testbed.commands.checks import check_device, check_output, refuse_unused
 from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
 from testbed.prediction.timeline import Timeline
@@ -21,6 +21,13 @@ from testbed.records.simulation import Simulation
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
 
 T = TypeVar("T")
+
+_OF_MEMORY = ("workload", "batch", "optimizer", "momentum", "budget_mb", "max_batch")
+_OF_SCHEDULES = (
+    *("trace", "link", "scheduler", "algorithm", "node_link", "check_link", "slowest_worker"),
+    *("slowest_link", "break_even", "factors", "overlap_slowdown", "codecs", "codecs_out"),
+    *("codec_speed", "device"),
+)
 
 
 def simulate(
@@ -182,21 +189,23 @@ def simulate(
         testbed simulate --trace resnet50-v100 --link link.json --scheduler wfbp,mg-wfbp,lags \
 --compressor ef+topk:ratio=0.01,powersgd --break-even
     """
+    if memory is None:
+        refuse_unused(simulate, locals(), _OF_MEMORY, "without --memory")
+    else:
+        refuse_unused(simulate, locals(), _OF_SCHEDULES, "with --memory")
     check_plot(plot)
     if plan_out is not None:
         check_output("--plan-out", plan_out)
     if memory is not None:
-        for name, value in {"--trace": trace, "--link": link}.items():
-            if value is not None:
-                raise UsageError(
-                    f"{name} was given with --memory, which has no use for it; leave it out"
-                )
+        at = parse_workers(workers) if workers is not None else (1,)
+        if len(at) > 1:
+            raise UsageError(f"--workers is {workers!r} with --memory; expected one number")
         fits = simulate_memory(
             memory,
             compressor or COMPRESSORS.default,
             {
                 "workload": needed("--workload", workload),
-                "workers": max(parse_workers(workers)) if workers is not None else 1,
+                "workers": at[0],
                 "optimizer": optimizer,
                 "momentum": momentum,
             },

@@ -92,7 +92,10 @@ def sweep(
     ] = False,
     name: Annotated[str | None, typer.Option(help="name of the sweep")] = None,
     output: Annotated[
-        Path | None, typer.Option(help=f"a new folder instead of {RESULTS}/NAME-TIME")
+        Path | None,
+        typer.Option(
+            help=f"a new folder instead of {RESULTS}/NAME-TIME; a study goes on in its own"
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -174,12 +177,13 @@ def sweep(
     axes |= cluster_axes(cluster or (), "workers" in axes, recipe)
     again = {"max_again": max_again, "again_within_min": again_within_min}
     changes = {"repeats": repeats, "seed": order_seed, **again, "name": name}
-    _check_json(json, output)
+    _check_json(json, output, submit)
     study = find_study(recipe)
     if study is not None:
         others = {**axes, **changes, "resume": resume, "dry-run": dry_run, "hostfile": hostfile}
         others |= {"submit": submit, "share": share, "tune": tune, "timeline": timeline or None}
-        others |= {"interface": interface}
+        others |= {"interface": interface, "a second word": folder, "tasks": tasks, "go": go}
+        others |= {"cell-timeout": cell_timeout}
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder, output, resume)
@@ -218,8 +222,10 @@ def sweep(
     raise typer.Exit(status)
 
 
-def _check_json(json: Path | None, output: Path | None) -> None:
+def _check_json(json: Path | None, output: Path | None, submit: str | None) -> None:
     """Fail before anything runs if the report cannot be written; folders on the way are made."""
+    if json is not None and submit is not None:
+        raise UsageError("--json with --submit, whose tasks run later: use testbed report then")
     folder = None if json is None else json.resolve().parent
     if folder and output and not folder.exists() and output.resolve().is_relative_to(folder):
         return

@@ -261,12 +261,12 @@ def _tensors(found: Why, most: int) -> str:
 
 def _advice(found: Why) -> list[str]:
     if not found.advice:
-        return ["advice: none; the simulator needs the plan and what the link takes"]
+        return ["advice: none: no plan or no exchange is known, or it cannot be simulated"]
+    step = format_seconds(found.step_s)
     return [
         f"advice: {a.change}: "
         + (
-            f"{format_seconds(a.gain_s)} less of {format_seconds(found.exposed_s)} exposed, "
-            "simulated"
+            f"{format_seconds(a.gain_s)} less of a step of {step}, simulated"
             if a.gain_s > 0
             else "nothing"
         )

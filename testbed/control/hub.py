@@ -11,12 +11,12 @@ import contextlib
 import hmac
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+from testbed.base.errors import tell
 from testbed.control.frames import (
     OTHERS_ALONE,
     BadFrame,
@@ -199,8 +199,7 @@ class Hub:
             # Whoever has not shown the token changes nothing: its member stays absent.
             self._send(peer, Frame("refuse", 0, WRONG_TOKEN))
             who = f"{peer.address}, which calls itself {frame.name[:100]!r}"
-            sys.stderr.write(f"testbed: refused {who}: {WRONG_TOKEN}\n")
-            sys.stderr.flush()
+            tell(f"testbed: refused {who}: {WRONG_TOKEN}\n")
             return False
         if frame.member not in self._absent():
             words = f"rank {frame.member} is there already, or is none of 0 .. {self._size - 1}"
@@ -301,8 +300,7 @@ class Hub:
         elif waited_s > self._report_s:
             self._report_s = waited_s + REPORT_EVERY_S
             left_s = self._start_s - waited_s
-            sys.stderr.write(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
-            sys.stderr.flush()
+            tell(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
 
 
 def stood_still_s(asked_s: float, now_s: float, silence_s: float) -> float:

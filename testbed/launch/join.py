@@ -124,7 +124,11 @@ def join(
     members = gather(control, "join", mine, kind, start_s + deadline_s, None)
     _agree(members)
     hosts = tuple(host for host, _, _ in members)
-    address = choose_address(interface, single_host=len(set(hosts)) == 1)
+    try:
+        address = choose_address(interface, single_host=len(set(hosts)) == 1)
+    except UsageError as error:  # of this host alone: the others wait for it already
+        control.report_failure(f"it failed while joining with UsageError: {error}")
+        raise UsageError(f"rank {identity.rank} (host {hosts[identity.rank]}): {error}") from error
     emulated = find_facts(environment)
     return Group(
         rank=identity.rank,

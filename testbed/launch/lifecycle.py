@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 import torch
 
 from testbed.backends.protocol import Group
-from testbed.base.errors import RankLost, TestbedError, UsageError
+from testbed.base.errors import RankLost, TestbedError, UsageError, tell
 from testbed.cluster.facts import find_facts
 from testbed.control.protocol import Control, Loss
 from testbed.launch.host import check_threads, own_threads
@@ -54,7 +54,7 @@ def end_soon_after_loss(who: str, group: Group) -> None:
 
     def end(loss: Loss) -> None:
         error = RankLost(loss.who, loss.why, f"this rank was {group.control.state}, and is ended")
-        _say(f"testbed: {who}: RankLost: {error}\n")
+        tell(f"testbed: {who}: RankLost: {error}\n")
         os._exit(1)
 
     def arm(loss: Loss) -> None:
@@ -98,7 +98,7 @@ def _speak_when_ended(who: str, control: Control) -> None:
     def speak(signum: int, frame: FrameType | None) -> NoReturn:
         name = signal.Signals(signum).name
         loss = f"; {control.loss.who} is lost: {control.loss.why}" if control.loss else ""
-        _say(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
+        tell(f"testbed: {who}: ended by {name} while {control.state}{loss}\n")
         os._exit(128 + signum)
 
     signal.signal(signal.SIGTERM, speak)
@@ -112,19 +112,12 @@ def _fail(who: str, control: Control, error: BaseException) -> NoReturn:
         words = "interrupted"
     else:
         words = f"{type(error).__name__}: {error}"
-        _say("".join(traceback.format_exception(error)))
+        tell("".join(traceback.format_exception(error)))
     control.report_failure(f"it failed while {control.state} with {words}")
-    _say(f"testbed: {who}: {words}\n")
+    tell(f"testbed: {who}: {words}\n")
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(_status_of(error))
-
-
-def _say(words: str) -> None:
-    """On standard error, if anybody reads it: what else there is to do is done all the same."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(words)
-        sys.stderr.flush()
 
 
 def _status_of(error: BaseException) -> int:

@@ -170,8 +170,9 @@ def run_threads(config: RunConfig, role: Role, settings: Settings) -> Cell | Non
                 cell = _work(placed, role, group, settings, steps, build)
                 cells[rank] = _as_asked(cell, config)
         except BaseException as error:  # handed to the caller's thread below
+            error.add_note(f"on rank {rank}")
             errors.append(error)
-            group.control.report_failure(str(error))
+            group.control.report_failure(f"{type(error).__name__}: {error}")
 
     torch.set_num_threads(config.threads or 1)
     settle_allocator(returns_pages=config.budget_mb is not None)

@@ -204,6 +204,8 @@ def _portable(data: bytes) -> tuple[bytes, int]:
         return [cut(each) for each in value] if isinstance(value, list) else value
 
     record = cut(record)
+    if isinstance(record, dict) and isinstance(record.get("links"), dict):
+        record["links"] = {cut(path): digest for path, digest in record["links"].items()}
     return (to_json(record) if count else data), count
 
 

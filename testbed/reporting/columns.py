@@ -44,8 +44,9 @@ class Column:
 
 
 def columns_for(cells: Sequence[ReportCell]) -> list[Column]:
-    """The columns of these cells; a setting gets one if it differs and no column shows it."""
-    fixed = []
+    """The columns of these cells; a setting, or folder, that differs and has none gets one."""
+    several = len({cell.source for cell in cells}) > 1
+    fixed = [_words("source", lambda c: c.source)] if several else []
     for axis in AXES:
         value = functools.partial(part_of, axis=axis)
         differs = len({value(cell) for cell in cells}) > 1

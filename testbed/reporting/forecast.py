@@ -96,7 +96,8 @@ def compare(
     left_out = {
         "began before it was written": early,
         "do not tell when they began": undated,
-        "are not in it (other settings than those of the sweep that it was made for)": unknown,
+        "are not in it (other settings than those of the sweep that it was made for, or names of "
+        "files that `testbed pack` cut: then report the folder itself)": unknown,
     }
     notes += [
         f"{len(names)} runs {why} and are left out: {_listed(names)}"

@@ -262,6 +262,12 @@ def _forecast(cells: Cells, place: int) -> str:
     return _marked(ms_text(known[place]), "*" if known[place] == min(known.values()) else "", "*")
 
 
+def _what_compresses(cell: ReportCell) -> str:
+    """The compressor, or the framework that makes messages smaller by itself."""
+    by_framework = compresses(cell) and COMPRESSORS.is_default(cell.config)
+    return part_of(cell, BACKENDS) if by_framework else cell.config.compressor
+
+
 def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -> list[Table]:
     """Each compressor beside dense messages, with its fastest scheduler.
 
@@ -274,7 +280,7 @@ def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -
         return []
     grid: dict[str, dict[str, int]] = {}
     for place in sorted({*lossy, *dense}, key=lambda place: cells[place].step_time_s or 0.0):
-        row = grid.setdefault(setting.row(cells[place].config.compressor, place), {})
+        row = grid.setdefault(setting.row(_what_compresses(cells[place]), place), {})
         row.setdefault(part_of(cells[place], BACKENDS), place)
     used = [place for row in grid.values() for place in row.values()]
     marks = {p: _MARKS.get(cells[p].rank_note, "").strip("=") for p in used}
@@ -290,8 +296,10 @@ def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -
     def plain(row: str) -> ReportCell | None:
         alike = setting.row(COMPRESSORS.default, first(row))
         rows = grid.get(alike) or grid.get(COMPRESSORS.default) or {}
-        own = rows.get(part_of(best(row), BACKENDS))
-        return None if own is None else cells[own]
+        own = part_of(best(row), BACKENDS)
+        kind = own.partition(":")[0]  # a framework's hook beside the framework without
+        found = rows.get(own, next((p for b, p in rows.items() if b.split(":")[0] == kind), None))
+        return None if found is None else cells[found]
 
     def codec(row: str) -> str:
         found = best(row).compression

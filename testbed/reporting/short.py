@@ -89,12 +89,13 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
 
     def lossy(answer: Answer) -> str:
         if answer.compressed is None:
-            return ""
+            return "-"  # told, so that a single lossy method is not taken for every setting's
         return f"{answer.compressed.name.rpartition(' with ')[2]} {faster_text(answer.compressed)}"
 
     def own(setting: Setting) -> str:
         return ", ".join(part for part in setting.parts if part not in common) or "-"
 
+    any_lossy = any(answer.compressed is not None for answer in answers)
     names = {answer.usual.name for answer in answers if answer.usual is not None}
     usual = names.pop() if len(names) == 1 else "usual"
     said = ["next"] * any(answer.next is not None for answer in answers)
@@ -108,7 +109,7 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         Column("next +%", lambda row: gain(row[1].next)),
         Column(f"{usual} +%", lambda row: gain(row[1].usual)),
         Column("over bound %", lambda row: above(row[1])),
-        Column("fastest lossy", lambda row: lossy(row[1]), numeric=False),
+        *([Column("fastest lossy", lambda row: lossy(row[1]), numeric=False)] if any_lossy else []),
         Column("verdict", lambda row: row[1].verdict, numeric=False),
     ]
     return table_of(

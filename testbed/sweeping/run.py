@@ -58,13 +58,9 @@ def make_plan(
         timeline: each run is to record what its ranks do.
 
     Raises:
-        UsageError: an interface beside emulated clusters, which have their own.
+        UsageError: hosts or an interface beside emulated clusters, which have their own.
     """
-    if interface and any(cell.cluster for cell in sweep.cells):
-        raise UsageError(
-            f"--interface is {interface!r} beside --cluster, whose nodes have a network of their "
-            "own; give one of them"
-        )
+    _check_one_place(sweep.cells, hostfile, interface)
     order = []
     for index, repeat in interleave(len(sweep.cells), sweep.repeats, sweep.seed):
         config = msgspec.structs.replace(sweep.cells[index], repeat=repeat)
@@ -94,7 +90,8 @@ def decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
         given: values of its fields.
 
     Raises:
-        UsageError: another interface on the same hosts: the runs would not be alike.
+        UsageError: another interface on the same hosts: the runs would not be alike; or as of
+            `make_plan`.
     """
     interface = given.get("interface", plan.interface)
     if interface != plan.interface and "hostfile" not in given:
@@ -104,8 +101,20 @@ def decided_anew(plan: SweepPlan, given: Mapping[str, Any]) -> SweepPlan:
             "start a new sweep without --resume"
         )
     plan = msgspec.structs.replace(plan, **given)
+    _check_one_place(plan.cells, plan.hostfile, plan.interface)
     check_again(plan.max_again, plan.again_within_min)
     return plan
+
+
+def _check_one_place(cells: Sequence[RunConfig], hostfile: str, interface: str) -> None:
+    """Refuse what names a place for cells that make a cluster of their own."""
+    hosts = ", ".join(hostfile.splitlines())
+    for name, value in {"--interface": interface, "--hostfile or launcher's host": hosts}.items():
+        if value and any(cell.cluster for cell in cells):
+            raise UsageError(
+                f"{name} is {value!r} beside --cluster, whose nodes and network are made on one "
+                "machine; give one of them"
+            )
 
 
 def to_hostfile(hosts: Sequence[tuple[str, int]]) -> str:

@@ -137,8 +137,10 @@ def disagreement_ends_the_thread(backend: Backend, group: Group, spec: str) -> N
     )
     (thread,) = set(mpi_threads()) - set(before)
     dtype = torch.float32 if group.rank == 0 else torch.int64
-    with pytest.raises(Disagreement, match=r"rank 0: torch.float32, rank 1: torch.int64"):
-        mine.submit(Request(Op.ALL_GATHER, torch.zeros(3, dtype=dtype))).wait(10)
+    words = r"rank 0: torch.float32, rank 1: torch.int64.*of 'scores' \(.* in step 7"
+    request = Request(Op.ALL_GATHER, torch.zeros(3, dtype=dtype), key="scores", step=7)
+    with pytest.raises(Disagreement, match=words):
+        mine.submit(request).wait(10)
     thread.join(10)
     assert not thread.is_alive()
     assert [why.partition(":")[0] for why in control.failures] == ["Disagreement"]

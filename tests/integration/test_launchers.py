@@ -180,6 +180,17 @@ def test_a_rank_that_does_not_come_is_named(
     assert "--start-deadline" in done.err
 
 
+@pytest.mark.mpi
+def test_a_rank_whose_host_lacks_the_network_tells_the_others() -> None:
+    run = ("run", *MODEL, "--backend", "gloo", "--interface")
+    first = (*MPIRUN, "-n", "1", sys.executable, "-m", "testbed", *run, "lo", ":", "-n", "1")
+    done = testbed(*run, "wrong0", under=first)
+    assert done.status != 0
+    why = "no interface 'wrong0' on this machine"
+    assert f"UsageError: rank 1 (host {socket.gethostname()}): {why}" in done.err
+    assert f"is lost: it failed while joining with UsageError: {why}" in done.err
+
+
 @pytest.mark.parametrize(("own", "absent_rank"), [(0, 1), (1, 0)])
 def test_a_rank_that_testbed_lacks_is_named(
     own: int, absent_rank: int, monkeypatch: pytest.MonkeyPatch

@@ -74,6 +74,7 @@ def test_a_backend_of_one_channel_is_fitted_with_a_note(tmp_path):
     [
         (["--fit", "--op", "gather"], "--fit measures sums of float32"),
         (["--fit", "--min", "64", "--max", "1K"], "expected 2K or more"),
+        (["--fit", "-n", "200", "--min", "64K"], "leave out --min, --iters"),
         (["-o", "link.json"], "-o is given without --fit"),
     ],
 )

@@ -43,6 +43,7 @@ from testbed.reporting.work import undilated
         ("latency_by=magic", "latency_by is 'magic'"),
         ("nodes=2,rate.3=1gbit", "node is 3; expected 1 .. 2"),
         ("speed.2=1gbit", "no option 'speed.2'"),
+        ("change=10s:up.2:down", "10s:2:down (both directions)"),
         ("links=up", "no option 'links'"),
         ("wires=2", "no option 'wires'"),
         ("change=1s:2", "change is '1s:2'"),

@@ -395,6 +395,22 @@ def test_the_command_tells_from_which_rate_on_a_compressor_pays(tmp_path: Path) 
     assert [r for r in rates if gains[r] >= 0] == below
 
 
+def test_the_costs_of_several_files_count_together(tmp_path: Path) -> None:
+    one, two, same = (str(tmp_path / f"{name}.json") for name in ("one", "two", "same"))
+    costs = [cast(seconds=1e-3), msgspec.structs.replace(cast(seconds=1e-3), compressor="bf16")]
+    for path, cost in ((one, costs[0]), (two, costs[1]), (same, costs[0])):
+        Path(path).write_bytes(encode_codecs([cost]))
+    save_link(LINK, tmp_path / "link.json")
+    base = ("--workload", "replay:resnet50-v100", "--backend", "gloo", "--workers", "4")
+    base += ("--compressor", "fp16,bf16", "--link", str(tmp_path / "link.json"), "--codecs", one)
+    told = answer("forecast", *base, "--codecs", two, "-o", str(tmp_path / "forecast.json"))
+    assert told.status == 0, told.err
+    assert "no cost of" not in told.out
+    told = answer("forecast", *base, "--codecs", same, "-o", str(tmp_path / "again.json"))
+    assert told.status == 2
+    assert "tells what 'fp16' costs 4 workers, and so does a file before it" in told.err
+
+
 @pytest.mark.parametrize(("latency", "latency_s"), [("", 0.0), (",latency=1ms", 14e-3)])
 def test_a_link_is_carried_to_the_rate_and_the_workers_of_the_cell(
     latency: str, latency_s: float

@@ -379,6 +379,13 @@ def test_a_timeline_without_a_plan_is_drawn_and_says_why_nothing_is_predicted() 
     }
 
 
+def test_a_damaged_cell_is_named_and_its_timeline_left_out(tmp_path: Path) -> None:
+    folder = page_cells.write(tmp_path / "sweep")
+    (folder / "cells" / "000.json").write_text('{"schema": "testb')
+    text, _ = page_of(folder, tmp_path / "report.html")
+    assert "000.json" in text
+
+
 @pytest.mark.parametrize("name", ["cells/000.timeline.json", "a.memory.json"])
 def test_a_file_that_is_something_else_is_named(tmp_path: Path, name: str) -> None:
     folder = page_cells.write(tmp_path / "sweep")

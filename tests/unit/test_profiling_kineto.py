@@ -14,6 +14,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import load_trace
 from testbed.cli import main
 from testbed.profiling.kineto import read_kineto
+from tests.harness.runs import answer
 from tests.harness.source_tree import ROOT
 
 SIZES = [4 * 9, 4, 144 * 32, 32, 32 * 10, 10]
@@ -218,6 +219,14 @@ def test_the_command_writes_a_trace_that_replays(tmp_path, exported, capsys):
     run = ("run", "--workload", f"replay:{out}", "--backend", "loopback", "--workers", "2")
     main_quietly(*run, "--steps", "4", "--warmup", "1", "--quiet")
     assert "replayed profiler of cpu" in capsys.readouterr().out
+
+
+def test_what_a_recorded_step_has_no_use_for_is_refused(tmp_path):
+    given = ("--from-kineto", str(tmp_path / "profiler.json"), "--warmup", "3", "--device", "cuda")
+    done = answer("profile", *given)
+    assert done.status == 2
+    assert "--device and --warmup given with --from-kineto, which has no use for it" in done.err
+    assert "--device is 'gpu'; expected cpu or cuda" in answer("profile", "--device", "gpu").err
 
 
 def main_quietly(*arguments):

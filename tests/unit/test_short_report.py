@@ -257,6 +257,45 @@ def test_csv_and_json_hold_everything_whatever_is_asked():
         assert len(short) < len(full)
 
 
+def test_what_one_setting_has_is_not_said_of_all():
+    topk = {"compressor": "topk:ratio=0.01"}
+    cells = [
+        cell("gloo", ms, batch_size=batch, config={"batch_size": batch, **more})
+        for batch, ms, more in [(64, 30, {}), (64, 20, topk), (128, 40, {})]
+    ]
+    apart = tuple(Found("folder", str(number), each) for number, each in enumerate(cells))
+    summary = shorten(make_report(Collected(apart, ()))).summary[0]
+    assert "lossy" not in summary.title
+    lossy = [row[summary.headings.index("fastest lossy")] for row in summary.rows]
+    assert lossy == ["topk:ratio=0.01 50.0 % faster", "-"]
+
+
+def test_what_a_framework_compresses_stands_in_rows_of_its_own():
+    backends = {"gloo": 30, "ddp": 32, "ddp:hook=fp16": 24, "ddp:hook=powersgd": 26}
+    cells = [
+        cell(backend, ms, scheduler="ddp" if "ddp" in backend else "wfbp")
+        for backend, ms in backends.items()
+    ]
+    (table,) = (t for t in tables(report_of(cells)) if t.title.startswith("Compressors"))
+    beside = table.headings.index("vs dense %")
+    assert {row[0]: row[beside] for row in table.rows} == {
+        "ddp:hook=fp16": "-25.0",
+        "ddp:hook=powersgd": "-18.8",
+        "none": "0",
+    }
+
+
+def test_rows_of_several_folders_tell_theirs():
+    found = [Found(name, "group", cell("gloo", ms)) for name, ms in (("before", 30), ("after", 31))]
+    report = make_report(Collected(tuple(found), ()))
+    rows = csv.DictReader(io.StringIO(to_csv(report)))
+    assert {row["source"]: round(1e3 * float(row["step_time_s"])) for row in rows} == {
+        "before": 30,
+        "after": 31,
+    }
+    assert "before" in text_of(report, Format.MD, full=True)
+
+
 def test_a_folder_of_sweeps_is_read_as_all_of_them():
     runs = ROOT / "runs"
     assert sweeps_in([runs / "laysa"]) == [runs / "laysa" / "resnet50" / "batch-8"]

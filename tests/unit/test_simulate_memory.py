@@ -35,6 +35,19 @@ def test_every_strategy_with_every_compressor(capsys):
     assert sparse["communication"] >= dense["communication"] + parameter_bytes
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({**MLP, "codecs_out": "c.json", "factors": True}, "--factors and --codecs-out given with"),
+        ({**MLP, "workers": "2,4"}, "--workers is '2,4' with --memory; expected one number"),
+        ({"trace": "t", "link": "l", "budget_mb": 9.0}, "--budget-mb given without --memory"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(given, told):
+    with pytest.raises(UsageError, match=told):
+        simulate(**given)
+
+
 def test_a_picture_has_a_panel_for_each(tmp_path, capsys):
     simulate(**MLP, plot=tmp_path / "memory.svg", json=str(tmp_path / "memory.json"))
     drawing = (tmp_path / "memory.svg").read_text()

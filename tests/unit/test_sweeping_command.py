@@ -189,8 +189,29 @@ def test_hostfile_and_interface_reach_every_cell(tmp_path):
     assert said.count("--hostfile hostfile --interface ib0") == 3
     with pytest.raises(UsageError, match="--interface is 'ib0' beside --cluster"):
         invoke("sweep", "--cluster", "nodes=2", "--interface", "ib0", "--dry-run")
-    with pytest.raises(UsageError, match="no cells for interface"):
-        invoke("sweep", "accuracy-compressed", "--interface", "ib0")
+    with pytest.raises(UsageError, match="host is 'h1 slots=2' beside --cluster"):
+        invoke("sweep", "--cluster", "nodes=2", "--hostfile", "hosts", "--dry-run")
+    begun = begin(make_plan(Sweep("mine", (RunConfig(cluster="nodes=2"),))), tmp_path / "mine")
+    with pytest.raises(UsageError, match="host is 'h1 slots=2' beside --cluster"):
+        invoke("sweep", "--resume", begun.path, "--hostfile", "hosts")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--interface", "ib0"), "no cells for interface"),
+        (("there",), "no cells for a second word"),
+        (("--cell-timeout", "5", "--go"), "no cells for go, cell-timeout"),
+    ],
+)
+def test_a_study_refuses_what_it_has_no_cells_for(given, told):
+    with pytest.raises(UsageError, match=told):
+        invoke("sweep", "accuracy-compressed", *given)
+
+
+def test_a_report_of_runs_that_are_yet_to_come_is_refused():
+    with pytest.raises(UsageError, match="--json with --submit"):
+        invoke("sweep", "quick", "--submit", "slurm", "--json", "out.json")
 
 
 def test_a_real_sweep_with_a_failed_cell_and_its_report(tmp_path):

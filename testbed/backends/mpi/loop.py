@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from testbed.backends.mpi.backoff import Backoff, sleep_exactly
 from testbed.backends.queue import PendingWork, RequestQueue
-from testbed.base.errors import DeadlineExceeded
+from testbed.base.errors import DeadlineExceeded, Disagreement, RunFailed, TestbedError
 from testbed.base.types import Request, Result, Traffic
 
 # A collective is a generator that yields an MPI request wherever it waits.
@@ -56,6 +56,19 @@ def complete(steps: Steps[T], backoff: Backoff) -> T:
         while not waited.Test():
             backoff.pause()
         backoff.reset()
+
+
+def _named(error: BaseException, request: Request) -> BaseException:
+    """The error with the request that it came from."""
+    named: TestbedError
+    if isinstance(error, Disagreement):
+        named = Disagreement(f"{error}; in {request}")
+    elif isinstance(error, TestbedError) or not isinstance(error, Exception):
+        return error
+    else:
+        named = RunFailed(f"{type(error).__name__}: {error}; in {request}")
+    named.__cause__ = error
+    return named
 
 
 JOIN_AFTER_LOSS_S = 1.0
@@ -126,6 +139,7 @@ class Loop:
         self._tasks: list[Task | None] = [None] * num_channels
         self._num_busy = 0
         self._closing = False
+        self._at: Request | None = None  # what the thread works on, which an error names
         self._traffic = Traffic()
         # A daemon, because a thread that waits for a killed rank inside MPI can never be joined.
         self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
@@ -162,8 +176,9 @@ class Loop:
             if not self._requests.lost:
                 self._end_in_order()
         except BaseException as error:
-            self._requests.fail_all(error)
-            self._on_error(error)
+            named = error if self._at is None else _named(error, self._at)
+            self._requests.fail_all(named)
+            self._on_error(named)
 
     def _serve(self) -> None:
         check = True
@@ -198,10 +213,12 @@ class Loop:
                 task = self._launch(work)
                 self._tasks[channel] = task
                 self._num_busy += task is not None
+        self._at = None
 
     def _launch(self, work: PendingWork) -> Task | None:
         """The task of a request, or None if it was over without waiting."""
         work.start()
+        self._at = work.request
         steps = self._begin(work.request, partial(self._requests.let_next, work))
         try:
             return Task(work, steps, next(steps))
@@ -213,7 +230,10 @@ class Loop:
         """One step of each busy channel: (whether any progressed, whether any became idle)."""
         progressed = idle = False
         for channel, task in enumerate(self._tasks):
-            if task is None or not task.waited.Test():
+            if task is None:
+                continue
+            self._at = task.work.request
+            if not task.waited.Test():
                 continue
             progressed = True
             try:
@@ -223,6 +243,7 @@ class Loop:
                 self._num_busy -= 1
                 idle = True
                 self._finish(task.work, end.value)
+        self._at = None
         return progressed, idle
 
     def _finish(self, work: PendingWork, result: Result) -> None:

@@ -44,6 +44,7 @@ from testbed.backends.zmq_ps.wire import (
     token_digest,
     worker_identity,
 )
+from testbed.base.errors import tell
 from testbed.base.recorder import Recorder
 from testbed.base.types import Traffic
 
@@ -204,7 +205,7 @@ class Refusals:
         if now_s - self._said_s.get(kind, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._said_s[kind] = now_s
             count = self.counts[kind]
-            print(f"{self._who}: refused {kind} ({count} so far): {why[:300]}", file=sys.stderr)
+            tell(f"{self._who}: refused {kind} ({count} so far): {why[:300]}\n")
 
 
 class Server:

@@ -333,9 +333,9 @@ def check_same(first: Header, other: Header, names: tuple[str, ...] = SAME_SLICE
         ours, theirs = getattr(first, name), getattr(other, name)
         if ours != theirs:
             raise Mismatch(
-                f"{other.operation.name} number {other.sequence}: {name} is {ours!r} on rank "
-                f"{first.worker} and {theirs!r} on rank {other.worker}; all ranks must submit the "
-                "same exchanges in the same order"
+                f"{other.operation.name} of {other.key!r} in step {other.step} (number "
+                f"{other.sequence}): {name} is {ours!r} on rank {first.worker} and {theirs!r} on "
+                f"rank {other.worker}; all ranks must submit the same exchanges in the same order"
             )
 
 
