@@ -151,9 +151,8 @@ def _compressed(beside: Beside, accuracy: float | None) -> str:
     text = f"lossy: {clipped(beside.name)}, {step}, {faster_text(beside)}{sure}"
     if beside.test_accuracy is None or accuracy is None:
         return text
-    return (
-        f"{text}, accuracy {rounded(100 * beside.test_accuracy)}, not {rounded(100 * accuracy)} %"
-    )
+    own, dense = rounded(100 * beside.test_accuracy), rounded(100 * accuracy)
+    return f"{text}, accuracy {own}{' % as dense' if own == dense else f', not {dense} %'}"
 
 
 def faster_text(beside: Beside) -> str:
