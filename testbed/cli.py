@@ -109,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _conduct(given)
         make_app()(given)
     except TestbedError as error:
-        sys.stderr.write(f"testbed: {type(error).__name__}: {error}\n")
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        sys.stderr.write(f"testbed: {type(error).__name__}: {error}{notes}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except OSError as error:
         if error.filename is None or isinstance(error.filename, int):

@@ -78,6 +78,8 @@ class RunFailed(TestbedError):
 
 def tell(words: str) -> None:
     """On standard error, if anybody reads it: what else there is to do is done all the same."""
-    with contextlib.suppress(OSError):
+    if sys.stderr is None:  # closed before Python started
+        return
+    with contextlib.suppress(OSError, ValueError):  # ValueError: closed since
         sys.stderr.write(words)
         sys.stderr.flush()

@@ -67,7 +67,9 @@ def check_fit(config: CommConfig, output: Path | None, fit: bool) -> None:
             "as much each time"
         )
     usual = CommConfig(backend=config.backend)
-    names = ("min_bytes", "factor", "iters", "warmup", "check")
+    names = ["factor", "iters", "warmup", "check"]
+    if config.max_bytes >= usual.min_bytes:  # else the range of exchanges needs a smaller one
+        names.insert(0, "min_bytes")
     given = [name for name in names if getattr(config, name) != getattr(usual, name)]
     if given:
         words = ", ".join(option(name.removesuffix("_bytes")) for name in given)

@@ -205,7 +205,12 @@ def _portable(data: bytes) -> tuple[bytes, int]:
 
     record = cut(record)
     if isinstance(record, dict) and isinstance(record.get("links"), dict):
-        record["links"] = {cut(path): digest for path, digest in record["links"].items()}
+        links: dict[str, Any] = {}
+        for path, digest in record["links"].items():
+            name = cut(path)
+            twins = sum(other.partition("#")[0] == name for other in links)
+            links[f"{name}#{twins + 1}" if twins else name] = digest
+        record["links"] = links
     return (to_json(record) if count else data), count
 
 

@@ -297,9 +297,9 @@ def _compressors(report: Report, cells: Cells, dense: Cells, setting: Setting) -
         alike = setting.row(COMPRESSORS.default, first(row))
         rows = grid.get(alike) or grid.get(COMPRESSORS.default) or {}
         own = part_of(best(row), BACKENDS)
-        kind = own.partition(":")[0]  # a framework's hook beside the framework without
-        found = rows.get(own, next((p for b, p in rows.items() if b.split(":")[0] == kind), None))
-        return None if found is None else cells[found]
+        if _what_compresses(best(row)) == own:  # a framework's hook: beside the framework without
+            own = next((b for b in rows if b.partition(":")[0] == own.partition(":")[0]), own)
+        return cells[rows[own]] if own in rows else None
 
     def codec(row: str) -> str:
         found = best(row).compression

@@ -106,6 +106,17 @@ def test_nan_names_tensor_and_step() -> None:
     assert "step 2" in done.err
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("nan", "NonFiniteGradient"), ("raise", "RuntimeError")]
+)
+def test_of_ranks_that_are_threads_the_failed_one_is_named(fault: str, kind: str) -> None:
+    run = ("run", "--workload", f"{FAULTY}:build:fault={fault},rank=0,at=2")
+    done = testbed(*run, "--backend", "loopback", "--workers", "2", "--verify-steps", "0")
+    assert done.status == 1
+    assert kind in done.err
+    assert re.search(r"on rank [01]$", done.err, re.MULTILINE)
+
+
 @pytest.mark.mpi
 def test_ctrl_c_of_a_run_with_a_stopped_rank_leaves_nothing(tmp_path: Path) -> None:
     """A stopped rank hears no request to end: it is killed, with its memory still shared."""

@@ -63,7 +63,18 @@ def test_links_of_several_backends_are_fitted(tmp_path):
 
 def test_a_backend_of_one_channel_is_fitted_with_a_note(tmp_path):
     path = tmp_path / "link.json"
-    done = testbed("comm", "--fit", "--backend", "mpi:blocking=1", "--max", "4K", "-o", str(path))
+    done = testbed(
+        "comm",
+        "--fit",
+        "--backend",
+        "mpi:blocking=1",
+        "--min",
+        "1K",
+        "--max",
+        "2K",
+        "-o",
+        str(path),
+    )
     assert done.status == 0, done.err
     assert load_link(path).concurrency_slowdown is None
     assert "# concurrent messages not measured: blocking=1" in done.out

@@ -131,13 +131,15 @@ def test_paths_of_the_machine_are_cut(tmp_path):
     assert (found["config"]["data"], found["config"]["link"]) == (".../py", "runs/links/gloo.json")
     assert found["environment"]["variables"] == {"OMPI_MCA_x": ".../b:.../d"}
     assert manifest.masked == 4
-    plan = {"links": {"/home/someone/gloo.json": "1d", "runs/links/gloo.json": "2d"}}
+    mine = {"/home/someone/gloo.json": "1d", "/home/someone/40/gloo.json": "4d"}
+    plan = {"links": {**mine, "runs/links/gloo.json": "2d"}}
     (tmp_path / "sweep.json").write_text(json.dumps(plan))
     data, manifest, _ = pack(tmp_path)
     (tmp_path / "x.tar.gz").write_bytes(data)
     found = json.loads(read_archive(tmp_path / "x.tar.gz")[1]["sweep.json"])
-    assert found["links"] == {".../gloo.json": "1d", "runs/links/gloo.json": "2d"}
-    assert manifest.masked == 5
+    cut = {".../gloo.json": "1d", ".../gloo.json#2": "4d"}
+    assert found["links"] == {**cut, "runs/links/gloo.json": "2d"}
+    assert manifest.masked == 6
 
 
 def named(name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from mpi4py import MPI
 
 from testbed.backends.mpi.backoff import Backoff, sleep_exactly
 from testbed.backends.queue import PendingWork, RequestQueue
-from testbed.base.errors import DeadlineExceeded, Disagreement, RunFailed, TestbedError
+from testbed.base.errors import DeadlineExceeded, Disagreement, RunFailed, TestbedError, tell
 from testbed.base.types import Request, Result, Traffic
 
 # A collective is a generator that yields an MPI request wherever it waits.
@@ -177,6 +178,8 @@ class Loop:
                 self._end_in_order()
         except BaseException as error:
             named = error if self._at is None else _named(error, self._at)
+            if named is not error and isinstance(named, RunFailed):  # without the place in code
+                tell("".join(traceback.format_exception(error)))
             self._requests.fail_all(named)
             self._on_error(named)
 
