@@ -112,13 +112,14 @@ def test_the_table_and_the_full_runs_beside_it():
     times = step_times(LINKS)
     points = [(100, 60.0, 3.0), (200, 120.0, 2.0), (300, 180.0, 1.0)]
     curve = [Accuracy(step=n, time_s=t, accuracy=0.5, loss=x) for n, t, x in points]
-    full = [cell(BF16, SLOW, 0.6, accuracy_curve=curve)]
+    full = [cell(BF16, rate, 0.6, accuracy_curve=curve) for rate in (FAST, SLOW)]
     text = to_markdown(Options(), 1.75, TABLE, times, full)
     assert "| k | never | 100.0 | never |  |  |" in text
     assert "50 Mbit/s: bf16 is first" in text
     assert "200 Mbit/s: dense is first" in text
     # Seed 1 is at 1.75 after 250 steps of 0.5 s; the run after 225 steps, 135 s.
-    assert "| bf16 | 50 Mbit/s | 1 | 250 | 225 | 125.0 | 135.0 | -7.4 |" in text
+    slow = text.index("| bf16 | 50 Mbit/s | 1 | 250 | 225 | 125.0 | 135.0 | -7.4 |")
+    assert slow < text.index("| bf16 | 200 Mbit/s | 1 | 250 | 225 | 75.0 | 135.0 | -44.4 |")
 
 
 def test_a_full_run_belongs_to_the_arm_of_its_momentum():

@@ -209,7 +209,7 @@ def _full_table(
         "| arm | rate | seed | steps predicted | steps | s predicted | s | error % |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for cell in done:
+    for cell in sorted(done, key=lambda c: (_rate_of(c.config), c.config.compressor)):
         config = cell.config
         alike = (r for r in table if r.arm.compressor == config.compressor)
         row = next((r for r in alike if config.momentum in (None, r.arm.momentum)), None)
