@@ -32,9 +32,9 @@ def answers(cells: Sequence[ReportCell]) -> list[Answer]:
     """One answer for each setting (`reporting.setting`), in the order of the report's cells.
 
     Compared, all at once (`testbed.statistics.runs.compare`), are the methods that exchange whole
-    gradients, did the work of the others and save no memory. Lossy compressors and memory
-    strategies stand beside the best of them. What depends on its dilation, or was run once, is not
-    ranked.
+    gradients, did the work of the others and save no memory; where all compress, those that do.
+    Other lossy compressors and memory strategies stand beside the best of them. What depends on its
+    dilation, or was run once, is not ranked.
 
     Args:
         cells: `Report.cells`, as `make_report` made them: with the real times.
