@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +26,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
+
+from testbed.base.folders import held_folder
 
 SERVER = "TESTBED_FORK_SERVER"  # the variable with the socket of the server
 OWNER = "TESTBED_FORK_OWNER"  # the variable with the id of the process that the server belongs to
@@ -49,8 +50,7 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if SERVER in environment or sys.platform != "linux":
         yield dict(environment)
         return
-    folder = Path(tempfile.mkdtemp(prefix="testbed-fork-"))
-    try:
+    with held_folder(Path(tempfile.gettempdir()), "testbed-fork-", ".held") as folder:
         try:
             process = start_server(folder / FIRST, environment)
         except OSError:  # the path is too long for a socket
@@ -58,8 +58,6 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             return
         with process:  # which waits for it after it has closed its standard input
             yield {**environment, SERVER: str(folder / FIRST), OWNER: str(os.getpid())}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def through_stub(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from testbed.base.folders import held_folder
 from testbed.forking import fork_server, through_stub
 from testbed.launch import mpirun, processes
 from testbed.launch.mpirun import shared_memory
@@ -191,15 +191,11 @@ def _bar(base: Mapping[str, str], out: TextIO, *, quiet: bool = False) -> Iterat
     if quiet or VARIABLE in base or not out.isatty():
         yield dict(base)
         return
-    descriptor, name = tempfile.mkstemp(prefix="testbed-progress-")
-    os.close(descriptor)
-    path = Path(name)
-    try:
+    with held_folder(Path(tempfile.gettempdir()), "testbed-progress-", ".held") as folder:
+        path = folder / "progress"
+        path.touch()  # rank 0 writes where it finds a file
         with run_bar(lambda: read_progress(path), out):
-            yield {**base, VARIABLE: name}
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+            yield {**base, VARIABLE: str(path)}
 
 
 def _start(
