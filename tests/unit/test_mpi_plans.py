@@ -177,6 +177,9 @@ def test_switch_is_the_last_size_before_the_ring_wins():
     timings = [(2, 1.0, 2.0), (4, 2.0, 2.0), (8, 3.0, 2.0), (16, 1.0, 2.0)]
     assert choose_switch(timings, at_least=1) == 4
     assert choose_switch(timings[2:], at_least=1) == 1
+    left = iter(timings)  # measured as they are asked for, which takes long over a slow link
+    choose_switch(left, at_least=1)
+    assert list(left) == timings[3:]
 
 
 def test_groups_of_unequal_size_are_refused_by_name():

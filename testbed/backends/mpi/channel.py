@@ -212,22 +212,21 @@ def measure_switch(channel: RingChannel, backoff: Backoff, num_repeats: int = 5)
     """
     if channel.comm.Get_size() == 1:
         return 0
-    timings: list[tuple[int, float, float]] = []
-    for num_bytes in TRIED_BYTES:
+
+    def timing(num_bytes: int) -> tuple[int, float, float]:
         tensor = torch.zeros(num_bytes // 4)
 
-        def by_doubling(tensor: torch.Tensor = tensor) -> Steps[Result]:
+        def by_doubling() -> Steps[Result]:
             return channel.doubling(tensor)
 
-        def by_ring(tensor: torch.Tensor = tensor) -> Steps[Result]:
+        def by_ring() -> Steps[Result]:
             return channel.ring(tensor, Op.ALL_REDUCE)
 
         doubling_s, ring_s = _medians_s((by_doubling, by_ring), backoff, num_repeats)
-        timings.append(channel.comm.bcast((num_bytes, doubling_s, ring_s), root=0))
-        if choose_switch(timings) < num_bytes:
-            break
-    channel.free()  # its requests hold addresses of tensors that end here
-    return choose_switch(timings)
+        channel.free()  # its requests hold addresses of a tensor that ends here
+        return channel.comm.bcast((num_bytes, doubling_s, ring_s), root=0)
+
+    return choose_switch(map(timing, TRIED_BYTES))
 
 
 def _medians_s(

@@ -7,7 +7,7 @@ sends as its j-th message is what its right neighbour receives as its j-th arriv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.base.errors import UsageError
@@ -262,11 +262,12 @@ def plan_doubling(rank: int, size: int) -> Doubling:
     return Doubling(partners, giver=rank - 1 if rank < 2 * extra else None)
 
 
-def choose_switch(timings: Sequence[tuple[int, float, float]], at_least: int = 4096) -> int:
+def choose_switch(timings: Iterable[tuple[int, float, float]], at_least: int = 4096) -> int:
     """The largest size below which doubling was never slower.
 
     Args:
-        timings: (num_bytes, seconds by doubling, seconds by ring), sizes ascending.
+        timings: (num_bytes, seconds by doubling, seconds by ring), sizes ascending; none is taken
+            after the first at which the ring is faster.
         at_least: bytes up to which doubling is taken unmeasured: there only the number of
             messages counts, log2(n) against 2 (n - 1).
 
