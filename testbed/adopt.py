@@ -20,7 +20,7 @@ from testbed.base.types import BSP
 from testbed.control.protocol import Control, decided_by_first, describe_self
 from testbed.launch.join import assign_role, join, open_backend, who_am_i
 from testbed.launch.plan_options import group_for, parts_of
-from testbed.prediction.nominal import read_link
+from testbed.prediction.nominal import link_among, read_link
 from testbed.scheduling.protocol import make_plan, needs_profile
 from testbed.training.compressed.spec import compression_of, refuse_ratios
 from testbed.training.exchange.setup import AGREE_S, Replan, replanner
@@ -91,7 +91,8 @@ def distribute(
         interface: network interface or address to use; None = decided here.
         parts: `scheduler=`, `compressor=`, `memory=`: `name[:key=value,...]`, as on the command
             line. What a compressor keeps from step to step is `session.state_dict()`, to be saved
-            by each rank for itself.
+            by each rank for itself; what servers keep that encode means again (`zmq-ps` under
+            signs and few bits, unless `repack=0`) is not in it.
 
     Returns:
         The session: `synchronize()` before clipping and before a gradient scaler's `unscale_()` or
@@ -180,6 +181,7 @@ def distribute(
         group.control.all_gather("leave", b"", LEAVE_S, members=group.size)
         opened.close(group.deadline_s)
         group.control.close()
+        atexit.unregister(_end)  # what fails from now on is the script's own
 
     session.on_close(leave)
     atexit.register(_end, session, group.control)
@@ -226,8 +228,8 @@ def _plan(
     trace, link = measured
 
     def decide() -> bytes:
-        times = load_trace(trace), read_link(link, num_workers=group.size)
-        return msgspec.json.encode(make_plan(scheduler, *times))
+        among = link_among(read_link(link, backend, group.size), group.size, backend)
+        return msgspec.json.encode(make_plan(scheduler, load_trace(trace), among))
 
     shared = decided_by_first(group.control, "plan", decide, AGREE_S, group.size)
     return msgspec.json.decode(shared, type=Plan), None

@@ -15,7 +15,13 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.spec import split_specs
 from testbed.base.trace import Trace
-from testbed.prediction.algorithms import Algorithm, Server, algorithm_of, parse_algorithm
+from testbed.prediction.algorithms import (
+    Algorithm,
+    Server,
+    algorithm_by,
+    parse_algorithm,
+    run_on,
+)
 from testbed.prediction.codec import CodecCost, encode_codecs, load_codecs, sped_up
 from testbed.prediction.extrapolate import (
     HeldOut,
@@ -23,6 +29,7 @@ from testbed.prediction.extrapolate import (
     at_bandwidth,
     extrapolate,
     hold_out,
+    over_nodes,
     slowed,
 )
 from testbed.prediction.factors import factors
@@ -81,7 +88,6 @@ class Wanted:
         trace: as recorded.
         slowest: of the slowest worker, which all wait for.
         specs: schedulers.
-        algorithm_text: that the links are extrapolated by, if one was given.
         node: where several ranks share a machine.
         links: one for each number of workers, with the slowest interface's bandwidth.
         extrapolated: whether the numbers of workers were asked for.
@@ -96,7 +102,6 @@ class Wanted:
     trace: Trace
     slowest: Trace
     specs: tuple[str, ...]
-    algorithm_text: str | None
     links: tuple[Link, ...]
     extrapolated: bool
     held_out: tuple[HeldOut, ...]
@@ -136,9 +141,13 @@ class Wanted:
         recorded = find_trace(trace)
         largest = max(workers) if workers else None
         measured = read_link(link, num_workers=largest, algorithm=algorithm)
-        if algorithm is not None or workers is not None or check_links:
-            parsed = parse_algorithm(algorithm or algorithm_of(measured.backend))
+        if algorithm is not None:
+            measured = run_on(measured, algorithm)
         node = None if node_link is None else Node(read_link(node_link))
+        if workers is not None or check_links or node is not None:
+            parsed = parse_algorithm(algorithm_by(measured))
+        if node is not None and kind_of(measured) == "null":
+            measured = over_nodes(measured, parsed, node)
         others = [read_link(path) for path in check_links]
         links = (
             [measured]
@@ -149,7 +158,6 @@ class Wanted:
             trace=recorded,
             slowest=slowed(recorded, slowest_worker),
             specs=specs,
-            algorithm_text=algorithm,
             links=tuple(at_bandwidth(each, slowest_link, node) for each in links),
             extrapolated=workers is not None,
             held_out=tuple(hold_out(measured, parsed, others, node)) if others else (),
@@ -166,12 +174,12 @@ class Wanted:
         Raises:
             UsageError: none was given, and the backend declares none.
         """
-        return parse_algorithm(self.algorithm_text or algorithm_of(self.links[0].backend))
+        return parse_algorithm(algorithm_by(self.links[0]))
 
     @property
     def algorithm_words(self) -> str:
         """The algorithm, and the nodes between which it runs."""
-        text = self.algorithm_text or algorithm_of(self.links[0].backend)
+        text = algorithm_by(self.links[0])
         return text if self.node is None else f"{text}, nodes of {self.node.num_ranks} ranks"
 
 

@@ -240,8 +240,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
             value = getattr(self, name)
             if value is None:
                 continue
-            if setting.above is not None and not value > setting.above:
-                raise UsageError(f"{option(name)} is {value}; expected a number above 0")
+            if setting.above is not None and not setting.above < value < math.inf:
+                finite = "finite " if value == math.inf else ""
+                raise UsageError(f"{option(name)} is {value}; expected a {finite}number above 0")
             if setting.least is not None and not value >= setting.least:
                 raise UsageError(f"{option(name)} is {value}; expected 0 or more")
         for target in self.target_accuracy:

@@ -51,6 +51,9 @@ def _make(where: Path, prefix: str, suffix: str) -> tuple[Path, int]:
         lock = _hold(own)
         if lock is not None:
             return own, lock
+        if own.exists():
+            own.rmdir()
+            raise OSError(f"{where} is on a file system without locks, or files ran out")
         # Somebody who cleaned up took it for an abandoned one before it was held.
 
 

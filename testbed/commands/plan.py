@@ -13,7 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.base.files import find_trace, write_atomically
 from testbed.base.plan import encode_plan, load_plan
 from testbed.base.units import format_seconds
-from testbed.commands.checks import check_output
+from testbed.commands.checks import check_output, refuse_unused
 from testbed.commands.simulate import scheduler_specs
 from testbed.prediction.nominal import read_link
 from testbed.records.text import aligned
@@ -77,6 +77,8 @@ def plan(
         check_output("--plan-out", plan_out)
     if file is not None and scheduler is not None:
         raise UsageError(f"{file} is a finished plan; leave out --scheduler")
+    if trace is None:
+        refuse_unused(plan, locals(), ("link",), "without --trace")
     recorded = None if trace is None else find_trace(trace)
     measured = None if link is None else read_link(link, backend)
     specs = None if scheduler is None else scheduler_specs(scheduler)

@@ -16,6 +16,7 @@ from testbed.base.spec import split_specs
 from testbed.commands.checks import check_device, check_output, refuse_unused
 from testbed.commands.simulate_memory import simulate_memory
 from testbed.commands.simulate_text import curves_page, report
+from testbed.prediction.nominal import parse_nominal
 from testbed.prediction.timeline import Timeline
 from testbed.records.simulation import Simulation
 from testbed.simulation import Wanted, at_workers, parse_workers, with_codecs
@@ -148,7 +149,10 @@ def simulate(
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(help="write the results (schema testbed.simulation/1) here; - = to stdout"),
+        typer.Option(
+            help="write the results (schema testbed.simulation/1, with --memory testbed.memory/1) "
+            "here; - = to stdout"
+        ),
     ] = None,
     plan_out: Annotated[
         Path | None,
@@ -191,11 +195,19 @@ def simulate(
     """
     if memory is None:
         refuse_unused(simulate, locals(), _OF_MEMORY, "without --memory")
+        if not factors:
+            refuse_unused(simulate, locals(), ("overlap_slowdown",), "without --factors")
+        counted = workers or check_link or break_even or slowest_link != 1.0
+        if not counted and link is not None and parse_nominal(link) is None:
+            changes = "without --workers, --check-link, --break-even or --slowest-link"
+            refuse_unused(simulate, locals(), ("node_link",), changes)
     else:
         refuse_unused(simulate, locals(), _OF_SCHEDULES, "with --memory")
     check_plot(plot)
     if plan_out is not None:
         check_output("--plan-out", plan_out)
+    if json is not None and json != "-":
+        check_output("--json", Path(json))
     if memory is not None:
         at = parse_workers(workers) if workers is not None else (1,)
         if len(at) > 1:
@@ -219,8 +231,6 @@ def simulate(
         if not fits:
             raise typer.Exit(1)
         return
-    if json is not None and json != "-":
-        check_output("--json", Path(json))
     if codecs_out is not None:
         check_output("--codecs-out", codecs_out)
     wanted = Wanted.of(

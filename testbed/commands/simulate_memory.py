@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from testbed.base.axes import COMPRESSORS
@@ -55,8 +56,8 @@ def simulate_memory(
 
     if max_batch and budget_mb is None:
         raise UsageError("--max-batch was given without --budget-mb; expected both")
-    if budget_mb is not None and not budget_mb > 0:
-        raise UsageError(f"--budget-mb is {budget_mb:g}; expected a number above 0")
+    if budget_mb is not None and not 0 < budget_mb < inf:
+        raise UsageError(f"--budget-mb is {budget_mb:g}; expected a finite number above 0")
     if max_batch and batches:
         raise UsageError("--max-batch looks for the batch size; leave --batch out")
     budget_bytes = None if budget_mb is None else round(budget_mb * MIB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil, inf
 
 from msgspec import UNSET
 
@@ -108,9 +109,14 @@ def _over_workers(simulation: Simulation) -> list[str]:
 
 
 def _bits_per_s(wanted: Wanted) -> Callable[[int, float], float]:
-    """From the time per byte of a message to the rate of each interface."""
+    """From the time per byte of a message to the rate of each interface, which a node's share."""
 
     def bits_per_s(num_workers: int, seconds_per_byte: float) -> float:
-        return 8 * wanted.algorithm.transfers(num_workers) / seconds_per_byte
+        node, count = wanted.node, num_workers
+        if node is not None and num_workers > node.num_ranks:
+            count = ceil(num_workers / node.num_ranks)
+            seconds_per_byte -= node.link.seconds_per_byte
+        bits = 8 * wanted.algorithm.transfers(count)
+        return bits / seconds_per_byte if seconds_per_byte > 0 else inf
 
     return bits_per_s

@@ -163,13 +163,13 @@ def _adviser(timeline: Timeline, config: RunConfig) -> Adviser:
 
 
 def _is_possible(config: RunConfig, scheduler: str) -> bool:
-    """Whether `testbed run` would take the scheduler in this run.
+    """Whether `testbed run` would take the scheduler in this run, where it ran.
 
-    Its workload is not asked: that may be a file of another machine.
+    Its workload is not asked, nor what can be used here: the record may be another machine's.
     """
     axes = [axis for axis in AXES if axis is not WORKLOADS]
     try:
-        parts_of(msgspec.structs.replace(config, scheduler=scheduler), axes)
+        parts_of(msgspec.structs.replace(config, scheduler=scheduler), axes, here=False)
     except TestbedError:
         return False
     return True

@@ -97,7 +97,9 @@ class OkTopK:
             arrived = yield Round(Op.ALL_REDUCE, (values.clone(),), last=True)
             mean = arrived.parts[0].div_(context.num_workers)
             return Exchanged(mean, state, torch.Tensor.zero_)
-        exact = context.step % self.every == 0 or "global" not in state
+        # A threshold of 0, left by a step of few values, would select everything for ever.
+        known = "global" in state and float(state["global"]) > 0
+        exact = context.step % self.every == 0 or not known
         own, local = _selected(values, count, None if exact else float(state["local"]))
         bounds = state.get("bounds")
         if bounds is None or context.step % self.rebalance == 0:

@@ -175,7 +175,9 @@ class BySize:
 
         n >= min_elements:  C;  else: small
 
-    What small messages cost is start-up time, which compression does not shorten.
+    What small messages cost is start-up time, which compression does not shorten. What C holds back
+    of a message is lost where a new plan makes its elements part of a small one; `ef+by-size+C`
+    sends it.
 
     Bytes: those of C or of `small`.
 
@@ -220,7 +222,8 @@ class BySize:
 
     def exchange(self, values: torch.Tensor, state: State, context: Context) -> Conversation:
         """See `Compressor.exchange`."""
-        return self._for(values.numel()).exchange(values, state, context)
+        chosen = self._for(values.numel())
+        return chosen.exchange(values, state if chosen is self.inner else {}, context)
 
     def payload_bytes(self, num_elements: int, element_bytes: int, context: Context) -> ByteRange:
         """See `Compressor.payload_bytes`."""

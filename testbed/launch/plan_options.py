@@ -23,18 +23,23 @@ from testbed.scheduling.tuning import parse_budget
 from testbed.workloads.user_file import check_dilation
 
 
-def parts_of(config: RunConfig, axes: Sequence[Axis[Any]] = AXES) -> dict[str, Resolved[Any]]:
+def parts_of(
+    config: RunConfig, axes: Sequence[Axis[Any]] = AXES, *, here: bool = True
+) -> dict[str, Resolved[Any]]:
     """The run's part of each axis, by the axis's name; all can be used here, and together.
 
     Args:
         config: of the run.
         axes: those on which something was chosen; backend and compressor among them.
+        here: whether all must be usable on this machine, and not only go together.
 
     Raises:
         UnknownName, UsageError: a name or an option is wrong, or parts do not go together.
         Unavailable: a part cannot be used here.
     """
-    parts = {axis.what: axis.resolve(axis.of(config)).usable() for axis in axes}
+    parts = {axis.what: axis.resolve(axis.of(config)) for axis in axes}
+    for part in parts.values() if here else ():
+        part.usable()
     if WORKLOADS in axes:
         check_dilation(parts[WORKLOADS.what], dilation_of(config.cluster))
     for part in parts.values():

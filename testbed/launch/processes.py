@@ -113,6 +113,8 @@ def interruptible() -> Iterator[SignalGate]:
     ears, before = SignalGate(), {}
     try:
         for signum in ASKING_TO_END:
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue  # under nohup
             before[signum] = signal.signal(signum, ears.hear)
         yield ears
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -12,10 +13,11 @@ from testbed.base.files import read_file
 from testbed.base.parts import OURS, RECONSTRUCTION, Part
 from testbed.base.units import format_bytes, format_seconds
 from testbed.memory.checkpoint import by_cost, in_segments
+from testbed.memory.inplace import may_overwrite
 from testbed.memory.mirror import state_on_host
 from testbed.memory.offload import OffloadOptions, of_size
 from testbed.memory.planning.laysa import DoesNotFit, laysa
-from testbed.memory.planning.lifetimes import KEEP, Costs, Lifetimes
+from testbed.memory.planning.lifetimes import KEEP, Costs, Lifetimes, overwritten
 from testbed.memory.planning.plan import MemoryPlan, decode_memory_plan, plan_of, values_of
 from testbed.memory.planning.simulator import simulate
 from testbed.memory.release import refuses_release
@@ -50,8 +52,10 @@ class LaysaOptions:
     plan: str = ""
 
     def __post_init__(self) -> None:
-        if self.budget_mb is not None and not self.budget_mb > 0:
-            raise UsageError(f"laysa: budget_mb is {self.budget_mb}; expected a number above 0")
+        if self.budget_mb is not None and not 0 < self.budget_mb < inf:
+            raise UsageError(
+                f"laysa: budget_mb is {self.budget_mb}; expected a finite number above 0"
+            )
         if self.in_flight < 1:
             raise UsageError(f"laysa: in_flight is {self.in_flight}; expected 1 or more")
 
@@ -161,15 +165,16 @@ def _again(
             "expected a plan for the same model, batch size and precision; make it again with "
             "testbed simulate --memory laysa --plan-out FILE"
         )
-    footprint = simulate(lifetimes, saved.actions, costs)
-    if budget_bytes is not None and footprint.peak_bytes > budget_bytes:
-        raise UsageError(
-            f"{path}: the plan takes {format_bytes(footprint.peak_bytes)} and the budget leaves "
-            f"{format_bytes(budget_bytes)}; raise it, or leave plan= out to have one chosen"
-        )
+    if wrong := set(saved.in_place) - set(may_overwrite(lifetimes)):
+        raise UsageError(f"{path}: {', '.join(sorted(wrong))} may not overwrite what it reads here")
+    footprint = simulate(overwritten(lifetimes, saved.in_place), saved.actions, costs)
     why = f"as saved in {path}: {saved.why}"
     given = (saved.strategy, lifetimes, saved.actions, footprint, saved.units)
-    return plan_of(*given, gap=saved.gap, why=why)
+    plan = msgspec.structs.replace(plan_of(*given, gap=saved.gap, why=why), in_place=saved.in_place)
+    if budget_bytes is not None and footprint.peak_bytes > budget_bytes:
+        why = f"by the plan in {path}; without plan= one is chosen"
+        raise DoesNotFit(budget_bytes, msgspec.structs.replace(plan, why=why))
+    return plan
 
 
 def _published(lifetimes: Lifetimes) -> dict[str, str]:

@@ -29,7 +29,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log2
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
+
+import msgspec
 
 from testbed.base.axes import BACKENDS
 from testbed.base.errors import UnknownName, UsageError
@@ -37,6 +39,8 @@ from testbed.base.link import Link, phases_s
 from testbed.base.spec import parse_options, parse_spec
 from testbed.base.types import CUT_BYTES
 from testbed.prediction.codec import RoundCost
+
+GIVEN: Final = "algorithm"  # key of `Link.extra`
 
 
 class Algorithm(Protocol):
@@ -248,8 +252,33 @@ def declared_algorithm(backend: str) -> str | None:
     return None if found is None else found.facts.algorithm
 
 
+def run_on(link: Link, algorithm: str) -> Link:
+    """The link, which says that it is of this algorithm, whatever its backend declares.
+
+    Raises:
+        UsageError: there is no such algorithm, or it has no such option.
+    """
+    parse_algorithm(algorithm)
+    return msgspec.structs.replace(link, extra={**link.extra, GIVEN: algorithm})
+
+
+def algorithm_by(link: Link) -> str:
+    """The algorithm that a link was said to be of (`run_on`), else that of its backend, as text.
+
+    Raises:
+        UsageError: see `algorithm_of`.
+
+    Example:
+        >>> link = Link(backend="gloo", num_workers=2, latency_s=0, seconds_per_byte=0)
+        >>> algorithm_by(link), algorithm_by(run_on(link, "tree"))
+        ('ring', 'tree')
+    """
+    given = link.extra.get(GIVEN)
+    return given if isinstance(given, str) else algorithm_of(link.backend)
+
+
 def sums_on_servers(link: Link) -> bool:
-    """Whether the link's backend sums on parameter servers, as the algorithm that it declares says.
+    """Whether the link's algorithm (`algorithm_by`) sums on parameter servers.
 
     A backend that is not known here, or declares no algorithm, counts as an all-reduce.
 
@@ -258,8 +287,8 @@ def sums_on_servers(link: Link) -> bool:
         >>> sums_on_servers(link)
         True
     """
-    declared = declared_algorithm(link.backend)
-    return declared is not None and isinstance(parse_algorithm(declared), Server)
+    found = link.extra.get(GIVEN) or declared_algorithm(link.backend)
+    return isinstance(found, str) and isinstance(parse_algorithm(found), Server)
 
 
 def _rounds(num_workers: int) -> tuple[int, int]:

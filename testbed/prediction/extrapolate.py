@@ -97,13 +97,13 @@ def extrapolate(
     """
     if num_workers < 1:
         raise UsageError(f"number of workers is {num_workers}; expected 1 or more")
+    if num_workers == 1:
+        return msgspec.structs.replace(link, num_workers=1)
     if link.num_workers < 2:
         raise UsageError(
             f"the link was measured with {link.num_workers} worker; expected 2 or more: one worker "
             "tells nothing of the network"
         )
-    if num_workers == 1:
-        return msgspec.structs.replace(link, num_workers=1)
     if node is None:
         return _scaled(link, algorithm, link.num_workers, num_workers, num_workers)
     if num_workers <= node.num_ranks:
@@ -197,6 +197,30 @@ def _between_nodes(link: Link, node: Node) -> Link:
         )
 
     return each_piece(link, left_over)
+
+
+def over_nodes(link: Link, algorithm: Algorithm, node: Node) -> Link:
+    """Nominal numbers, which are of an algorithm through all ranks, as it runs between nodes.
+
+        a = a_node + startups(N) latency,   b = b_node + transfers(N) 8 / rate,   N = n / g
+
+    Args:
+        link: nominal, among n workers; of one node's alone it stays as it is.
+        algorithm: that it was made with.
+        node: of g ranks.
+
+    Example:
+        >>> node = Node(Link(backend="x", num_workers=4, latency_s=1e-5, seconds_per_byte=1e-10))
+        >>> flat = Link(backend="x", num_workers=16, latency_s=30e-6, seconds_per_byte=1.875e-9)
+        >>> link = over_nodes(flat, Ring(), node)
+        >>> f"{link.latency_s:.3g} {link.seconds_per_byte:.3g}"
+        '1.6e-05 1.6e-09'
+    """
+    n, inside = link.num_workers, node.link
+    if n <= node.num_ranks:
+        return link
+    between = _scaled(link, algorithm, n, ceil(n / node.num_ranks), n)
+    return each_piece(between, lambda a, b: (a + inside.latency_s, b + inside.seconds_per_byte))
 
 
 def run_by(link: Link, measured: Algorithm, other: Algorithm) -> Link:

@@ -40,6 +40,7 @@ _MEMBER: Final = re.compile(
     rf"{re.escape(PLAN)}|{_NAME}{re.escape(OF_MEMORY)}|(cells|again)/{_NAME}", re.ASCII
 )
 _ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])")
+_PATHS: Final = ("workload", "data", "trace", "link", "plan", "checkpoint", "resume_from")
 MASK: Final = ".../"  # in place of the folders of an absolute path
 
 
@@ -185,6 +186,18 @@ def _check_size(folder: Path, files: Mapping[str, bytes]) -> None:
     )
 
 
+def _folders(record: Any) -> Iterator[str]:
+    """The folders of the paths that options have, whatever characters are in their names."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            if key in _PATHS and isinstance(value, str) and value.startswith("/"):
+                yield value.partition(".py:")[0].rpartition("/")[0] + "/"
+            else:
+                yield from _folders(value)
+    for each in record if isinstance(record, list) else ():
+        yield from _folders(each)
+
+
 def _portable(data: bytes) -> tuple[bytes, int]:
     """A record whose absolute paths are cut to their last name, and how many were."""
     try:
@@ -193,9 +206,14 @@ def _portable(data: bytes) -> tuple[bytes, int]:
         return data, 0  # a report names it
     count = 0
 
+    known = sorted(set(_folders(record)), key=len, reverse=True)
+
     def cut(value: Any) -> Any:
         nonlocal count
         if isinstance(value, str):
+            for folder in known:
+                count += value.count(folder)
+                value = value.replace(folder, MASK)
             text, number = _ABSOLUTE.subn(MASK, value)
             count += number
             return text

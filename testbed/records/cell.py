@@ -59,12 +59,13 @@ class StepSamples(msgspec.Struct, kw_only=True):
 class Accuracy(msgspec.Struct, kw_only=True):
     """Test accuracy after so many steps and so much training time (evaluation not counted).
 
-    The loss of the test samples, too, where a target was set for it.
+    None where labels are no numbers of classes. The loss of the test samples, too, where a target
+    was set for it.
     """
 
     step: int
     time_s: float
-    accuracy: float
+    accuracy: float | None
     loss: float | None = None
 
 

@@ -236,6 +236,12 @@ class Store:
                         f"another sweep is at work in {self.path} ({name}); wait for it or give "
                         "another folder"
                     ) from None
+                except OSError as error:
+                    raise UsageError(
+                        f"{self.path} cannot be locked ({error.strerror}), and two sweeps in one "
+                        "folder would undo each other's work; give a folder of a file system with "
+                        "locks"
+                    ) from None
             yield
 
 

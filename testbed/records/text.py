@@ -22,9 +22,11 @@ def rate_text(bits_per_s: float) -> str:
     Example:
         >>> rate_text(1.25e10), rate_text(3e6)
         ('12.5 Gbit/s', '3 Mbit/s')
-        >>> rate_text(999999999.9)
-        '1 Gbit/s'
+        >>> rate_text(999999999.9), rate_text(float("inf"))
+        ('1 Gbit/s', 'no limit')
     """
+    if bits_per_s == float("inf"):
+        return "no limit"
     for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bits_per_s >= 0.9995 * scale:  # else three digits would say 1e+03 of the unit below
             return f"{bits_per_s / scale:.3g} {unit}"

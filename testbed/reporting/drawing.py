@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from itertools import cycle, groupby
 from math import log10
 from operator import itemgetter
-from string import ascii_lowercase
+from string import ascii_letters, digits
 
 from testbed.base.units import format_seconds
 from testbed.prediction.timeline import Span, Timeline
@@ -29,8 +29,8 @@ class Chart:
         x_label: below it.
         y_label: beside it.
         x_labels: of the columns, evenly apart.
-        series: name -> one value for each column; above 0 where `log_y`.
-        log_y: whether the y axis is logarithmic; else it begins at 0.
+        series: name -> one value of 0 or more for each column.
+        log_y: whether the y axis is logarithmic, if no value is 0; else it begins at 0.
     """
 
     title: str
@@ -49,11 +49,13 @@ def svg_chart(chart: Chart) -> str:
         >>> svg_chart(chart).count("<polyline")
         1
     """
-    low, high, ticks = axis_of([v for line in chart.series.values() for v in line], chart.log_y)
+    every = [v for line in chart.series.values() for v in line]
+    log_y = chart.log_y and min(every) > 0
+    low, high, ticks = axis_of(every, log_y)
     x_of = _even(LEFT, WIDTH - RIGHT, len(chart.x_labels))
 
     def y_of(value: float) -> float:
-        share = _share(value, low, high, chart.log_y)
+        share = _share(value, low, high, log_y)
         return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
     parts = [
@@ -270,7 +272,7 @@ def text_chart(
                2  4
         b osf  a wfbp
     """
-    letters = dict(zip(series, ascii_lowercase, strict=False))
+    letters = dict(zip(series, cycle(ascii_letters + digits), strict=False))
     width = max([len(label) for label in x_labels], default=0) + 2
     top = max([v for values in series.values() for v in values], default=0.0) or 1.0
     rows = [[" "] * (width * len(x_labels)) for _ in range(height)]

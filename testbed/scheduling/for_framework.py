@@ -13,6 +13,7 @@ from testbed.base.link import Link
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
 from testbed.prediction.cross_iteration import predict
+from testbed.prediction.timeline import check_belongs
 from testbed.scheduling.auto import candidate_specs
 from testbed.scheduling.build import TooManyMessages
 from testbed.scheduling.protocol import make_plan
@@ -88,6 +89,8 @@ def fit(
 ) -> Fitted:
     """One plan as the framework carries it out; predicted where trace and link are given."""
     assert own.takes is not None
+    if trace is not None:
+        check_belongs(plan, trace)
     try:
         taken = own.takes(plan)
     except UsageError as error:

@@ -17,7 +17,7 @@ from testbed.base.link import Link
 from testbed.base.parts import PUBLISHED, Part
 from testbed.base.plan import Plan
 from testbed.base.trace import Trace
-from testbed.prediction.algorithms import Algorithm, algorithm_of, parse_algorithm, round_phases_s
+from testbed.prediction.algorithms import Algorithm, algorithm_by, parse_algorithm, round_phases_s
 from testbed.prediction.codec import RoundCost
 from testbed.prediction.timeline import Backward
 from testbed.scheduling.build import plan_of
@@ -52,7 +52,7 @@ class SparseCost:
 
     @classmethod
     def of(cls, link: Link, select_ns: float) -> SparseCost:
-        """On a link, by the algorithm that its backend's name stands for.
+        """On a link, by its algorithm (`algorithm_by`).
 
         Raises:
             UsageError: a negative or infinite time.
@@ -62,7 +62,7 @@ class SparseCost:
                 f"select_ns is {select_ns:g}; expected nanoseconds per element and level, 0 or "
                 "more, such as 0.2"
             )
-        return cls(link, parse_algorithm(algorithm_of(link.backend)), select_ns * 1e-9)
+        return cls(link, parse_algorithm(algorithm_by(link)), select_ns * 1e-9)
 
     def select_time_s(self, num_elements: float) -> float:
         """t_s(p)."""

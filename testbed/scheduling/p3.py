@@ -29,7 +29,8 @@ class P3Options:
     under_way: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive("p3", slice_elements=self.slice_elements, under_way=self.under_way or 1)
+        under_way = 1 if self.under_way is None else self.under_way
+        require_positive("p3", slice_elements=self.slice_elements, under_way=under_way)
 
 
 def plan_p3(trace: Trace, link: Link, options: P3Options) -> Plan:

@@ -361,7 +361,8 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup
+    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, *hung_up)}
     try:
         yield
     finally:

@@ -79,13 +79,13 @@ class Evaluation(Observer):
             accuracy = accuracy_of(self._replica)
             loss = loss_of(self._replica) if self._run.config.target_loss else None
             _copy(self._tensors, kept)
-        if accuracy is None:
+        if accuracy is None and loss is None:
             return None
         return Accuracy(step=snapshot.step, time_s=snapshot.time_s, accuracy=accuracy, loss=loss)
 
 
 def accuracy_of(replica: Replica) -> float | None:
-    """Share of the test samples that the model gets right; None without test samples."""
+    """Share of the test samples that the model gets right; None where nothing tells."""
     return _mean_over_test(replica, replica.workload.num_correct)
 
 
@@ -98,7 +98,7 @@ def loss_of(replica: Replica) -> float | None:
 
 def _mean_over_test(
     replica: Replica,
-    total: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], float] | None,
+    total: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], float | None] | None,
     batch_size: int = 256,
 ) -> float | None:
     """The model's `total` over all batches of test samples, divided by their number."""
@@ -108,13 +108,16 @@ def _mean_over_test(
     assert total is not None
     was_training = replica.model.training
     replica.model.eval()
-    found = 0.0
+    found, each = 0.0, None
     with torch.no_grad():
         for start in range(0, len(test), batch_size):
             chosen = range(start, min(start + batch_size, len(test)))
-            found += total(replica.model, replica.to_device(test.batch(chosen)))
+            each = total(replica.model, replica.to_device(test.batch(chosen)))
+            if each is None:
+                break
+            found += each
     replica.model.train(was_training)
-    return found / len(test)
+    return None if each is None else found / len(test)
 
 
 def _copy(into: list[torch.Tensor], source: tuple[torch.Tensor, ...]) -> None:

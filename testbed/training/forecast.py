@@ -297,7 +297,7 @@ def largest_batch(peak_bytes: Callable[[int], int | None], budget_bytes: int) ->
     low = 1
     while low < MOST_SAMPLES and fits(2 * low):
         low *= 2
-    high = 2 * low
+    high = 2 * low if low < MOST_SAMPLES else low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -290,6 +290,7 @@ class CompressedMeans:
         self._plan: Plan | None = None
         self._gradients: list[Gradients] = []
         self._jobs: list[Lockstep] = []
+        self._may_be_unused = True  # as the session: later only if the first step has shown some
         self._servers: MergingServers | None = None
         if Op.MERGE in capabilities.ops:
             self._servers = MergingServers(capabilities.num_mergers, capabilities.repacks)
@@ -327,7 +328,10 @@ class CompressedMeans:
                 offset = end
         for number, (tensor, mean) in enumerate(zip(tensors, means, strict=True)):
             unused = all(of_rank[number] is None for of_rank in given) and not mean.any()
-            tensor.grad = None if unused else mean.view_as(tensor)
+            is_left = unused and self._may_be_unused
+            tensor.grad = None if is_left else mean.view_as(tensor)
+        if step == 0:
+            self._may_be_unused = any(g is None for of_rank in given for g in of_rank)
 
     def _adopt(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
         keys = describe_messages(plan)

@@ -17,7 +17,7 @@ from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Traffic
 from testbed.control.protocol import Control
 from testbed.memory.strategy import KEEP_ALL, Strategy
-from testbed.training.compressed.engine import engine_of
+from testbed.training.compressed.engine import engine_of, resume
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.hooks import ForwardHooks, before_state_access
@@ -225,22 +225,22 @@ class Session:
             `step`: its number; `order`: what the plan was made from after the first step (names in
             the order in which gradients became ready; if the plan crosses the iteration, the
             reverse of the order in which the forward pass needed the parameters); `compression`:
-            what the compressor keeps. Tensors are those that the next step overwrites: save or
-            copy them before it.
+            what the compressor keeps, in tensors that the next step overwrites.
         """
+        self.flush()
         kept = None if self.engine is None else self.engine.state_dict()
         return {"step": self.step, "order": list(self._ready_names), "compression": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a step, with the plan of the session that was saved."""
+        self.flush()
         names: list[str] = state["order"]
         self.step_state.number = state["step"]
         if self._replan is not None and names:
             self._adopt(self._replan(names))
             self._replan = None
         self._ready_names = list(names)
-        if self.engine is not None:
-            self.engine.load_state_dict(state["compression"])
+        resume(self.engine, state["compression"])
         self._reducer = self._delivery.reducer(self.step_state)
 
     def on_close(self, leave: Callable[[], None]) -> None:

@@ -149,7 +149,7 @@ def make_cell(
         final_loss=first.loss[-1],
         test_accuracy=first.test_accuracy,
         time_to_accuracy_s={
-            f"{target:g}": _first_time_s(curve, [a.accuracy >= target for a in curve])
+            f"{target:g}": _first_time_s(curve, [(a.accuracy or 0.0) >= target for a in curve])
             for target in config.target_accuracy
         },
         time_to_loss_s={

@@ -215,11 +215,15 @@ class _Steps:
 
 
 def _compression(run: Run, workload: Workload, total: int) -> Compression | None:
-    """What compresses the run; a replayed workload's gradients are made up, so is their error."""
+    """What compresses the run, and in how many of its first steps means are compared.
+
+    A replayed workload's gradients are made up, so is their error; a run that goes on has no first
+    steps.
+    """
     config = run.config
     warmup = num_warmup(config, total) - wants_memory(config)  # the last one is measured
     compared = max(0, min(COMPARED_STEPS, config.verify_steps, warmup))
-    if workload.recorded is not None:
+    if workload.recorded is not None or config.resume_from is not None:
         compared = 0
     compression = compression_of(config.compressor, config.seed, compared)
     if compression is None and run.plan is not None:

@@ -13,7 +13,7 @@ from testbed.base.axes import WORKLOADS
 from testbed.base.errors import UsageError
 from testbed.workloads.samples import DatasetSamples, TensorSamples
 from testbed.workloads.user_file import check_dilation
-from testbed.workloads.workload import Samples, Workload
+from testbed.workloads.workload import Samples, Workload, target_of
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -68,14 +68,30 @@ def _complete(workload: Workload, name: str) -> Workload:
     )
 
 
+_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def cross_entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Mean cross entropy of `model(batch[0])` [B, classes, ...] against `batch[1]` [B, ...]."""
-    return functional.cross_entropy(model(batch[0]), batch[1])
+    return functional.cross_entropy(model(batch[0]), target_of(batch))
 
 
-def count_correct(model: torch.nn.Module, batch: Batch) -> int:
-    """How often the largest of `model(batch[0])` [B, classes] is at `batch[1]` [B]."""
-    return int((model(batch[0]).argmax(dim=1) == batch[1]).sum())
+def count_correct(model: torch.nn.Module, batch: Batch) -> float | None:
+    """How often the largest of `model(batch[0])` [B, classes, ...] is at `batch[1]` [B, ...].
+
+    A sample with several answers counts as its share of right ones. None where the largest means
+    nothing: another output than a tensor of two classes or more, labels that are no numbers of
+    classes, other shapes.
+    """
+    scores, labels = model(batch[0]), batch[1] if len(batch) > 1 else None
+    if not (isinstance(scores, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return None
+    if scores.dim() < 2 or scores.shape[1] < 2 or labels.dtype not in _NUMBERS:
+        return None
+    if labels.shape != scores.shape[:1] + scores.shape[2:]:
+        return None
+    right = scores.argmax(dim=1) == labels
+    return float(right.double().flatten(1).mean(dim=1).sum() if right.dim() > 1 else right.sum())
 
 
 def as_samples(data: Any, what: str = "data") -> Samples:

@@ -21,7 +21,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError, closest
 from testbed.base.parts import Part, Resolved
 from testbed.base.spec import parse_options, parse_spec
-from testbed.workloads.workload import Workload
+from testbed.workloads.workload import Workload, target_of
 
 if TYPE_CHECKING:
     import torch
@@ -208,8 +208,8 @@ def _arguments(
     own: OwnModel, build: Callable[..., Any], supplied: dict[str, Any]
 ) -> dict[str, Any]:
     parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(build, eval_str=True).parameters.items()
+        name: _evaluated(build, parameter)
+        for name, parameter in inspect.signature(build).parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     if supplied["data_dir"] is not None and "data_dir" not in parameters:
@@ -243,6 +243,17 @@ def _convert_options(own: OwnModel, options: Mapping[str, inspect.Parameter]) ->
     part = f"{own.path}:{own.function}"
     converted = vars(parse_options(part, own.options, make_dataclass("Options", fields)))
     return {key.replace("-", "_"): converted[key.replace("-", "_")] for key in own.options}
+
+
+def _evaluated(build: Callable[..., Any], parameter: inspect.Parameter) -> inspect.Parameter:
+    """With the type that a text annotation names; Any where its name is not there at run time."""
+    if not isinstance(parameter.annotation, str):
+        return parameter
+    try:
+        kind = eval(parameter.annotation, getattr(inspect.unwrap(build), "__globals__", {}))
+    except Exception:  # of the user's file, which may name types for a checker alone
+        kind = Any
+    return parameter.replace(annotation=kind)
 
 
 def _kind_of(parameter: inspect.Parameter) -> Any:
@@ -282,12 +293,13 @@ def _to_workload(own: OwnModel, result: Any) -> Workload:
 
 
 def _as_loss(own: OwnModel, loss: Any) -> Any:
-    """A criterion such as `nn.MSELoss()` takes (outputs, targets); a function (model, batch)."""
+    """A criterion of torch takes (outputs, targets); any other function (model, batch)."""
     from torch import nn
 
-    if loss is None or (callable(loss) and not isinstance(loss, nn.Module)):
+    is_criterion = isinstance(loss, nn.Module) or _module_of(loss).startswith("torch.")
+    if loss is None or (callable(loss) and not is_criterion):
         return loss
-    if not isinstance(loss, nn.Module):
+    if not is_criterion:
         raise UsageError(
             f"{own.function} in '{own.path}' returned a {type(loss).__name__} as the loss; "
             "expected a function loss(model, batch) or a criterion such as torch.nn.MSELoss()"
@@ -295,10 +307,14 @@ def _as_loss(own: OwnModel, loss: Any) -> Any:
     criterion = loss
 
     def criterion_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        value: torch.Tensor = criterion(model(batch[0]), batch[1])
+        value: torch.Tensor = criterion(model(batch[0]), target_of(batch))
         return value
 
     return criterion_loss
+
+
+def _module_of(function: Any) -> str:
+    return getattr(function, "__module__", None) or ""
 
 
 def user_part(spec_text: str) -> tuple[Part, OwnModel] | None:

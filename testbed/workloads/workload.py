@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from testbed.base.errors import UsageError
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,7 +35,8 @@ class Workload:
         loss: mean loss of a batch: `loss(model, batch) -> scalar`; None = cross entropy of
             `model(batch[0])` against `batch[1]`.
         num_correct: right answers in a batch: `num_correct(model, batch)`; where a sample has
-            several answers, the sum of their shares; None = arg max.
+            several answers, the sum of their shares; None = arg max, where outputs are scores of
+            classes and labels their numbers, else there is no accuracy.
         batch_size: samples per worker and step, unless the user says otherwise.
         learning_rate: a rate at which the workload trains well with `optimizer`.
         momentum: momentum that belongs to `learning_rate`.
@@ -52,7 +55,7 @@ class Workload:
     train: Any
     test: Any = None
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor] | None = None
-    num_correct: Callable[[torch.nn.Module, Batch], float] | None = None
+    num_correct: Callable[[torch.nn.Module, Batch], float | None] | None = None
     batch_size: int = 32
     learning_rate: float = 0.1
     momentum: float = 0.9
@@ -62,3 +65,17 @@ class Workload:
     recorded: object = None
     data: str = "user's own"
     name: str = ""
+
+
+def target_of(batch: Batch) -> torch.Tensor:
+    """The second field of a batch, which a criterion compares outputs with.
+
+    Raises:
+        UsageError: samples have one field.
+    """
+    if len(batch) < 2:
+        raise UsageError(
+            "samples have one field, and the loss compares outputs with a second one; return "
+            "samples (input, target), or a loss of your own, loss(model, batch)"
+        )
+    return batch[1]

@@ -131,6 +131,15 @@ def test_paths_of_the_machine_are_cut(tmp_path):
     assert (found["config"]["data"], found["config"]["link"]) == (".../py", "runs/links/gloo.json")
     assert found["environment"]["variables"] == {"OMPI_MCA_x": ".../b:.../d"}
     assert manifest.masked == 4
+    spaced = "/home/Jane Doe, (lab)/nets/own.py:build"
+    (tmp_path / "cells/k.json").write_bytes(
+        encode_cell(made(1.0, error=f"no {spaced}", config={"workload": spaced}))
+    )
+    (tmp_path / "x.tar.gz").write_bytes(pack(tmp_path)[0])
+    found = json.loads(read_archive(tmp_path / "x.tar.gz")[1]["cells/k.json"])
+    assert found["config"]["workload"] == ".../own.py:build"
+    assert found["error"] == "no .../own.py:build"
+    (tmp_path / "cells/k.json").write_bytes(encode_cell(cell))
     mine = {"/home/someone/gloo.json": "1d", "/home/someone/40/gloo.json": "4d"}
     plan = {"links": {**mine, "runs/links/gloo.json": "2d"}}
     (tmp_path / "sweep.json").write_text(json.dumps(plan))

@@ -58,3 +58,9 @@ def test_pages_hold_all_charts_and_load_nothing():
     assert "href" not in page
     root = ElementTree.fromstring(svg_page(charts))
     assert [child.get("y") for child in root] == ["0", str(HEIGHT), str(2 * HEIGHT)]
+
+
+def test_values_of_0_and_more_lines_than_letters_can_be_drawn():
+    ElementTree.fromstring(svg_chart(chart_of({"x": [0.0, 1.0, 2.0]}, True)))
+    series = {f"s{i}": [float(i), 2.0] for i in range(70)}
+    assert "A s26" in text_chart(["2", "4"], series)

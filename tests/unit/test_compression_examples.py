@@ -238,3 +238,20 @@ def test_oktopk_moves_less_than_six_k_and_keeps_its_count():
         if step % 8:
             assert max(ranks.given_bytes) - before < 3 * count * 4
     assert all(count / 2 <= k <= 2 * count for k in sent[1:])
+
+
+def test_oktopk_finds_a_threshold_again_after_a_step_of_few_values():
+    num_workers, num_elements, count = 4, 20_000, 200
+    ranks = job("oktopk:ratio=0.01,every=32", num_workers, shapes=())
+    ranks.exchange([torch.zeros(num_elements) for _ in range(num_workers)])
+    for step in range(3):
+        done = ranks.exchange(messages(num_workers, step, num_elements))
+        assert int((done[0].mean != 0).sum()) <= 2 * count
+
+
+def test_by_size_keeps_nothing_of_messages_that_are_small():
+    ranks = job("by-size:min_elements=8+ef+topk:ratio=0.25", 1, shapes=())
+    ranks.states = [{"residual": torch.ones(4)}]
+    done = ranks.exchange([torch.ones(4)])
+    assert torch.equal(done[0].mean, torch.ones(4))
+    assert ranks.states == [{}]

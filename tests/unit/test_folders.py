@@ -1,12 +1,18 @@
 """Folders of one process: there while it runs, removed by the next one if it was killed."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from testbed.base.errors import UsageError
 from testbed.base.folders import held_folder
+from testbed.launch.mpirun import shared_memory
+from testbed.records.store import Store
 
 HOLD = """
 import sys
@@ -36,3 +42,18 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_not_befor
         assert not left.exists()
         assert third.is_dir()
     assert os.listdir(tmp_path) == ["a-stays"]
+
+
+def test_where_nothing_can_be_locked_it_fails_instead_of_trying_for_ever(tmp_path, monkeypatch):
+    def no_locks(descriptor, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("testbed.base.folders.fcntl.flock", no_locks)
+    with pytest.raises(OSError, match="without locks"), held_folder(tmp_path, "a-", ".held"):
+        pass
+    assert os.listdir(tmp_path) == []
+    with shared_memory(tmp_path) as folder:
+        assert folder is None
+    told = r"cannot be locked .*No locks available"
+    with pytest.raises(UsageError, match=told), Store(tmp_path).locked():
+        pass

@@ -6,13 +6,16 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from testbed.launch.job import Job, run_job
 from testbed.launch.processes import Interrupted, SignalGate, interruptible
+from testbed.sweeping.run import _interruptible as sweep_interruptible
 
 STUBBORN = """
 import os, signal, sys, threading
@@ -92,6 +95,18 @@ def test_a_signal_is_heard_at_the_next_chance_and_once() -> None:
         with ears.open():
             os.kill(os.getpid(), signal.SIGINT)
         assert ears.asked == signal.SIGTERM
+
+
+@pytest.mark.parametrize("gate", [interruptible, sweep_interruptible])
+def test_what_nohup_has_ignored_stays_ignored(gate: Callable[[], Any]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with gate():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_what_they_were() -> None:

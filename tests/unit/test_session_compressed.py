@@ -245,3 +245,56 @@ def test_a_plan_s_ratios_take_the_compressor_s_place() -> None:
     with pytest.raises(UsageError, match="give --compressor with a ratio"):
         refuse_ratios(sparse)
     refuse_ratios(plan)
+
+
+def test_a_state_that_is_saved_is_after_what_is_pending() -> None:
+    """Under a plan that crosses the iteration the update is still pending after the step."""
+    apart: list[bool] = []
+
+    def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+            optimizer.step()
+            states = [session.state_dict()["compression"]["states"] for _ in range(2)]
+            first = {k: v.clone() for k, v in tensors_of(states[0])}
+            session.flush()
+            after = dict(tensors_of(session.state_dict()["compression"]["states"]))
+            apart.append(any(not torch.equal(after[k], v) for k, v in first.items()))
+
+    options = {"optimizer_of": plain, "compression": compression_of("ef+topk:ratio=0.5", 1)}
+    on_two_ranks(loop, TwoLayers, "dear", **options)
+    assert apart == [False] * 6
+
+
+def tensors_of(state: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    if isinstance(state, torch.Tensor):
+        return [(name, state)]
+    items = state.items() if isinstance(state, dict) else enumerate(state or ())
+    held = isinstance(state, dict | list | tuple)
+    return [p for k, v in items for p in tensors_of(v, f"{name}.{k}")] if held else []
+
+
+def test_a_state_of_another_compressor_or_world_is_refused() -> None:
+    states: dict[str, list[Any]] = {}
+    refused: list[str] = []
+
+    def saving(name: str) -> Callable[..., None]:
+        def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
+            states.setdefault(name, []).append(session.state_dict())
+            for other, found in states.items():
+                if other != name:
+                    with pytest.raises(UsageError) as caught:
+                        session.load_state_dict(found[0])
+                    refused.append(f"{name} {other}: {caught.value}")
+
+        return loop
+
+    for name in ("none", "topk", "ef+topk"):
+        compression = compression_of(name, 1)
+        on_two_ranks(saving(name), TwoLayers, optimizer_of=plain, compression=compression)
+    assert len(refused) == 6
+    assert all("what a compressor held back fits no other" in words for words in refused)
+    ours, theirs = "compressor 'topk' among 2 ranks", "no compressor"
+    (first, *_) = refused
+    assert f"saved under {theirs} and this one has {ours}" in first

@@ -1,6 +1,7 @@
 """`testbed simulate` as a user calls it: files in, table or JSON out."""
 
 import json as json_module
+import re
 from math import inf, nan
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from testbed.prediction.extrapolate import extrapolate
 from testbed.records.simulation import Simulation
 from testbed.scheduling.auto import AutoOptions, candidate_specs, noise_of
 from testbed.scheduling.protocol import make_plan
+from testbed.simulation import Wanted
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 
+RATE = re.compile(r"([0-9.]+) ([GMk])bit/s")
 CROSSING = {"pace", "bytescheduler", "p3", "dear"}
 RESULT_KEYS = [
     *("scheduler", "num_messages", "messages", "iteration_s", "exposed_s", "lower_bound_s"),
@@ -332,8 +335,77 @@ def test_plans_at_several_numbers_of_workers_have_files_of_their_own(files, caps
         ({"slowest_worker": 0.5}, "expected 1 or more"),
         ({"slowest_link": 0.0}, "expected above 0"),
         ({"workers": "2", "algorithm": "rings"}, "did you mean 'ring'"),
+        ({"overlap_slowdown": 0.3}, "--overlap-slowdown given without --factors"),
+        ({"node_link": Path("node.json")}, "--node-link given without --workers"),
     ],
 )
 def test_wrong_outlooks_are_named(files, options, words):
     with pytest.raises(UsageError, match=words):
         simulate(**files, scheduler="wfbp", **options)
+
+
+def rates_of(text):
+    """Words that are rates in the line of the scheduler that is worth it."""
+    (line,) = [line for line in text.splitlines() if line.startswith("mg-wfbp") and "bit/s" in line]
+    return [float(n) * {"G": 1e9, "M": 1e6, "k": 1e3}[u] for n, u in RATE.findall(line)]
+
+
+def test_break_even_rates_are_of_the_interface_that_a_node_s_ranks_share(capsys, tmp_path):
+    trace = {"trace": "resnet50-v100", "workers": "16", "break_even": True, "scheduler": "mg-wfbp"}
+    node = msgspec.structs.replace(link_of(1e-5, 1e-10), num_workers=4)
+    save_link(node, tmp_path / "node.json")
+    # Of 16 ranks in nodes of 4 an interface carries what a ring through 4 does.
+    for name, count, per_byte in (("flat", 4, 6e-10), ("nodes", 16, 7e-10)):
+        link = msgspec.structs.replace(link_of(3e-4, per_byte), num_workers=count, backend="gloo")
+        save_link(link, tmp_path / f"{name}.json")
+    simulate(**(trace | {"workers": "4"}), link=tmp_path / "flat.json")
+    flat = rates_of(capsys.readouterr().out)
+    simulate(**trace, link=tmp_path / "nodes.json", node_link=tmp_path / "node.json")
+    shared = rates_of(capsys.readouterr().out)
+    assert len(flat) >= 2
+    assert shared == pytest.approx(flat, rel=0.1)
+
+
+def test_a_link_of_no_time_a_byte_has_a_break_even(files, capsys, tmp_path):
+    save_link(link_of(0.5, 0.0), tmp_path / "link.json")
+    simulate(**files, scheduler="mg-wfbp", break_even=True)
+    assert "no limit" in capsys.readouterr().out
+
+
+def test_nominal_numbers_are_of_the_algorithm_between_nodes(tmp_path):
+    node = msgspec.structs.replace(link_of(1e-5, 1e-10), num_workers=4)
+    save_link(node, tmp_path / "node.json")
+    wanted = outlook_of(
+        "rate=10gbit,latency=50us,headers=1", (8, 16), node_link=tmp_path / "node.json"
+    )
+    for link, nodes in zip(wanted.links, (2, 4), strict=True):
+        ring = Ring()
+        assert link.latency_s == pytest.approx(1e-5 + ring.startups(nodes) * 50e-6)
+        assert link.seconds_per_byte == pytest.approx(1e-10 + ring.transfers(nodes) * 8e-10)
+
+
+def test_schedulers_go_by_the_algorithm_that_was_given(files, tmp_path):
+    nominal = "rate=10gbit,latency=50us"
+    for spec in ("p3", "bytescheduler"):
+        plans = [
+            make_plan(spec, TRACE_A, outlook_of(nominal, (8,), algorithm=given).links[0])
+            for given in ("ring", "server")
+        ]
+        assert plans[0] != plans[1], spec
+    unknown = tmp_path / "unknown.json"
+    save_link(msgspec.structs.replace(LINK_A, backend="elsewhere"), unknown)
+    link = outlook_of(unknown, None, algorithm="ring").links[0]
+    assert make_plan("omgs", TRACE_A, link).messages
+
+
+def test_one_worker_may_be_asked_for_alone():
+    (link,) = outlook_of("rate=10gbit,latency=50us", (1,)).links
+    assert link.time_s(1e6) == 0.0
+
+
+def outlook_of(link, workers, **given):
+    plain = {
+        "algorithm": None, "node_link": None, "check_links": (), "slowest_worker": 1.0,
+        "slowest_link": 1.0, "break_even": False, "factors": False, "overlap_slowdown": 0.0,
+    }  # fmt: skip
+    return Wanted.of("resnet50-v100", link, ("wfbp",), workers, **(plain | given))

@@ -102,9 +102,13 @@ def test_a_budget_that_nothing_meets_ends_with_status_1():
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):
-    for none_at_all in (-5.0, 0.0, float("nan")):
-        with pytest.raises(UsageError, match="expected a number above 0"):
+    for none_at_all in (-5.0, 0.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="expected a finite number above 0"):
             simulate(**MLP, budget_mb=none_at_all)
+    with pytest.raises(UsageError, match="budget_mb is inf; expected a finite number above 0"):
+        simulate(**(MLP | {"memory": "laysa:budget_mb=inf"}))
+    with pytest.raises(UsageError, match=r"--json is .*nowhere"):
+        simulate(**MLP, json=str(tmp_path / "nowhere" / "x.json"))
     with pytest.raises(UsageError, match="expected both"):
         simulate(**MLP, max_batch=True)
     with pytest.raises(UsageError, match="--plan-out was given with 2 combinations"):
@@ -141,8 +145,10 @@ def test_a_saved_plan_is_carried_out_again(tmp_path, capsys):
     simulate(**asked, json="-")
     all_kept = json_module.loads(capsys.readouterr().out)["forecasts"][0]
     assert sum(all_kept["peak"].values()) > sum(first["peak"].values())
-    with pytest.raises(UsageError, match="the budget leaves"):
-        simulate(**asked, budget_mb=13.0)
+    with pytest.raises(typer.Exit) as ended:
+        simulate(**(asked | {"memory": f"{asked['memory']},none"}), budget_mb=13.0)
+    assert ended.value.exit_code == 1
+    assert "a budget of 13 MiB was given; the least that a step takes" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"are not the [0-9]+ of this step, at first"):
         simulate(**(asked | {"batch": "16"}))
     with pytest.raises(UsageError, match="auto chooses and takes no saved plan"):
@@ -206,3 +212,19 @@ def test_weights_without_values_make_no_difference():
         assert {p.device.type for p in replica.model.parameters()} == {device}
         recorded.append(record_step(replica, 2))
     assert recorded[0] == recorded[1]
+
+
+def test_a_saved_plan_keeps_the_modules_that_overwrite_their_input(tmp_path, capsys):
+    asked, saved = {"workload": "digits-cnn", "batch": "32"}, tmp_path / "plan.json"
+    simulate(**asked, memory="inplace", plan_out=saved, json="-")
+    first = json_module.loads(capsys.readouterr().out)["forecasts"][0]
+    plan = decode_memory_plan(saved.read_bytes(), "plan")
+    again = tmp_path / "again.json"
+    simulate(**asked, memory=f"laysa:plan={saved},mirror=none", plan_out=again, json="-")
+    second = json_module.loads(capsys.readouterr().out)["forecasts"][0]
+    assert plan.in_place
+    assert decode_memory_plan(again.read_bytes(), "again").in_place == plan.in_place
+    assert second["peak"]["activations"] == first["peak"]["activations"]
+    saved.write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, in_place=("nowhere",))))
+    with pytest.raises(UsageError, match="nowhere may not overwrite what it reads"):
+        simulate(**asked, memory=f"laysa:plan={saved}")

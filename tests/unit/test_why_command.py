@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from testbed.base.axes import AXES, WORKLOADS
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.causes.summary import why as find_why
 from testbed.cli import make_app
+from testbed.launch.plan_options import parts_of
 from testbed.records.cell import Cell, encode_cell
 from testbed.records.timeline import Timeline, encode_timeline
 from testbed.scheduling.protocol import make_plan
@@ -193,3 +195,12 @@ def test_advice_counts_on_no_overlap_that_the_run_cannot_have(
     # half of its bytes travel in the next forward pass: 15.96 ms a step, as a whole 18.36 ms
     assert gained_s(**setting) > 1e-3
     assert gained_s() == 0
+
+
+def test_what_a_run_could_take_does_not_depend_on_this_machine():
+    config = RunConfig(backend="nccl", workload="nowhere.py:build")
+    axes = [axis for axis in AXES if axis is not WORKLOADS]
+    assert parts_of(config, axes, here=False)["backend"].part.name == "nccl"
+    wrong = msgspec.structs.replace(config, compressor="topk", precision="fp16")
+    with pytest.raises(UsageError, match="cannot stand beside"):
+        parts_of(wrong, axes, here=False)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UnknownName, UsageError
-from testbed.workloads.load import as_samples, load_workload
+from testbed.workloads.load import as_samples, count_correct, load_workload
 from testbed.workloads.samples import DatasetSamples, TensorSamples
 from testbed.workloads.user_file import EXAMPLE, lacks_function, parse_own_model
 
@@ -303,3 +303,57 @@ def test_a_function_that_a_file_surely_lacks_is_refused_unrun(
     told = lacks_function(own)
     assert "has no function 'build'; it has: " in told
     assert ("did you mean 'built'" in told) == text.startswith("def built")
+
+
+def scores(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("output", "batch"),
+    [
+        (scores(4), (None, torch.zeros(4))),  # a regression
+        (scores(4, 1), (None, torch.zeros(4, 1))),  # one logit
+        (scores(4, 3), (None, torch.zeros(4))),  # labels that are no numbers of classes
+        (scores(4, 3), (None, torch.zeros(4, 3, dtype=torch.int64))),
+        ((scores(4, 3),), (None, torch.zeros(4, dtype=torch.int64))),
+        (scores(4, 3), (None,)),
+    ],
+)
+def test_where_the_largest_means_nothing_there_is_no_accuracy(output, batch):
+    assert count_correct(lambda inputs: output, batch) is None
+
+
+def test_a_sample_of_several_answers_counts_as_its_share_of_right_ones():
+    output, labels = scores(4, 3, 5), torch.randint(0, 3, (4, 5))
+    right = (output.argmax(dim=1) == labels).float()
+    found = count_correct(lambda inputs: output, (None, labels))
+    assert found == pytest.approx(float(right.mean(dim=1).sum()))
+
+
+def test_an_own_loss_may_be_a_function_of_torch_and_annotations_for_checkers_alone(own, tmp_path):
+    text = """
+from __future__ import annotations
+import torch
+from typing import TYPE_CHECKING
+from torch.utils.data import TensorDataset
+if TYPE_CHECKING:
+    from elsewhere import Pair
+
+def build(width: int = 4, other: Pair | None = None) -> Pair:
+    x = torch.randn(8, width)
+    return torch.nn.Linear(width, 3), TensorDataset(x, x[:, :3]), torch.nn.functional.mse_loss
+
+def alone(width: int = 4):
+    return torch.nn.Linear(width, 3), TensorDataset(torch.randn(8, width))
+"""
+    (tmp_path / "typed.py").write_text(text)
+    workload = load_workload(f"{tmp_path}/typed.py:build:width=5", seed=1)
+    x, y = workload.train.batch([0, 1])
+    expected = (workload.model(x) - y).square().mean()
+    assert torch.equal(workload.loss(workload.model, (x, y)), expected)
+    with pytest.raises(UsageError, match="option 'other' of build is annotated"):
+        load_workload(f"{tmp_path}/typed.py:build:other=1", seed=1)
+    workload = load_workload(f"{tmp_path}/typed.py:alone", seed=1)
+    with pytest.raises(UsageError, match=r"samples have one field.* \(input, target\)"):
+        workload.loss(workload.model, workload.train.batch([0]))

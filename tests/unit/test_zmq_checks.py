@@ -5,8 +5,9 @@ import torch
 
 from testbed.backends.checks import check_request
 from testbed.backends.protocol import Group
-from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions
+from testbed.backends.zmq_ps import ZMQ_PS, ZmqPsOptions, _encodes_again
 from testbed.backends.zmq_ps.backend import check_words
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.types import Capabilities, Op, Request
 from testbed.control.inproc import InprocHub
@@ -74,3 +75,12 @@ def test_the_kind_can_be_asked_without_torch_or_zeromq():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert "pip install pyzmq" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("compressor", "keeps"),
+    [("topk", True), ("ef-sign", True), ("dgc", False), ("fp16", False), ("powersgd", False)],
+)
+def test_servers_told_to_encode_again_keep_something_of_what_they_merge(compressor, keeps):
+    config = RunConfig(backend="zmq-ps:repack=1", compressor=compressor)
+    assert _encodes_again(ZmqPsOptions(repack=True), config) is keeps

@@ -224,7 +224,9 @@ def measure_switch(channel: RingChannel, backoff: Backoff, num_repeats: int = 5)
 
         doubling_s, ring_s = _medians_s((by_doubling, by_ring), backoff, num_repeats)
         channel.free()  # its requests hold addresses of a tensor that ends here
-        return channel.comm.bcast((num_bytes, doubling_s, ring_s), root=0)
+        mine = num_bytes, doubling_s, ring_s
+        first: tuple[int, float, float] = channel.comm.bcast(mine, root=0)
+        return first
 
     return choose_switch(map(timing, TRIED_BYTES))
 

@@ -69,10 +69,11 @@ def _refuses(options: ZmqPsOptions, config: RunConfig) -> str | None:
 
 
 def _encodes_again(options: ZmqPsOptions, config: RunConfig) -> bool:
-    if options.repack is not None:
-        return options.repack
     links = COMPRESSORS.resolve(config.compressor).links
-    return any(link.facts.requantised for link in links)
+    if options.repack is None:
+        return any(link.facts.requantised for link in links)
+    merging = [part for link in links for part in link.facts.merged_by.values()]
+    return options.repack and any(hasattr(part, "encode") for part in merging)
 
 
 ZMQ_PS = Part(

@@ -212,7 +212,7 @@ class Options:
     Attributes:
         steps: of each run, 50 to 1,000, a multiple of 50: it is judged at 80 % of them.
         seeds: of each arm.
-        many: workers of the runs at the rates that were found with 4; 0: none.
+        many: workers of the runs at the rates that were found with 4, more than 4; 0: none.
         processes: trials at a time; 0: two, or one on one core.
         run: 0: only the tables of what is in the folder.
     """
@@ -224,10 +224,12 @@ class Options:
     run: bool = True
 
     def __post_init__(self) -> None:
-        if not 50 <= self.steps <= 1000 or self.steps % 50 or self.seeds < 1 or self.many < 0:
+        counts = self.seeds >= 1 and (self.many == 0 or self.many > 4) and self.processes >= 0
+        if not 50 <= self.steps <= 1000 or self.steps % 50 or not counts:
             raise UsageError(
-                f"loss-compressed: steps is {self.steps}, seeds {self.seeds}, many {self.many}; "
-                "expected 50 to 1000 steps, a multiple of 50, and a seed or more"
+                f"loss-compressed: steps is {self.steps}, seeds {self.seeds}, many {self.many}, "
+                f"processes {self.processes}; expected 50 to 1000 steps, a multiple of 50, a seed "
+                "or more, many above 4 or 0, and processes of 0 or more"
             )
 
     def comparison(self) -> Comparison:

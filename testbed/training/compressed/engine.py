@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from testbed.backends.protocol import Backend
+from testbed.base.errors import UsageError
 from testbed.base.plan import Message, Plan, decode_plan, encode_plan
 from testbed.base.types import Traffic
 from testbed.control.protocol import Control
@@ -128,7 +129,13 @@ class CompressionEngine(MeanGradients):
     def state_dict(self) -> dict[str, Any]:
         """What is kept between steps, for a checkpoint of this rank."""
         plan, keys = self._buckets.plan, self._buckets.keys
-        return {"states": packed(self.driver.states), "plan": encode_plan(plan), "keys": keys}
+        kept = packed(self.driver.states)
+        return {"of": self.name, "states": kept, "plan": encode_plan(plan), "keys": keys}
+
+    @property
+    def name(self) -> str:
+        """What its state belongs to: the state of another compressor, or world, says nothing."""
+        return f"compressor {self.driver.compression.text!r} among {self.driver.num_workers} ranks"
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `state_dict` gave.
@@ -166,6 +173,27 @@ class CompressionEngine(MeanGradients):
     def close(self) -> None:
         """End the threads that compress; whatever is still under way fails."""
         self.driver.close()
+
+
+def resume(engine: CompressionEngine | None, saved: Mapping[str, Any] | None) -> None:
+    """Go on with what a session saved of its compressor.
+
+    Args:
+        engine: of the session that goes on; None: it has no compressor.
+        saved: by `CompressionEngine.state_dict`; None: that session had none.
+
+    Raises:
+        UsageError: they are not of the same compressor and number of ranks.
+    """
+    own = "no compressor" if engine is None else engine.name
+    theirs = "no compressor" if saved is None else saved.get("of", own)
+    if own != theirs:
+        raise UsageError(
+            f"the session's state was saved under {theirs} and this one has {own}; what a "
+            "compressor held back fits no other: go on with the same"
+        )
+    if engine is not None and saved is not None:
+        engine.load_state_dict(saved)
 
 
 def engine_of(
