@@ -23,8 +23,8 @@ from tests.harness.source_tree import (
     sources,
 )
 
-MAX_FILES = 410
-MAX_CODE_LINES = 47_360
+MAX_FILES = 411
+MAX_CODE_LINES = 47_375
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`

@@ -21,7 +21,7 @@ from testbed.cluster.facts import Facts, find_facts
 from testbed.launch.join import Role, announce_identity, join, open_backend
 from testbed.launch.progress import progress_of
 from testbed.microbench.contestants import Contestant, check_opened, own_group
-from testbed.prediction.extrapolate import stretched_link
+from testbed.prediction.emulated import stretched_link
 from testbed.profiling.table import link_table
 from testbed.records.comm import CommConfig
 

@@ -198,7 +198,7 @@ def simulate(
         if not factors:
             refuse_unused(simulate, locals(), ("overlap_slowdown",), "without --factors")
         counted = workers or check_link or break_even or slowest_link != 1.0
-        if not counted and link is not None and parse_nominal(link) is None:
+        if not counted and link is not None and parse_nominal(str(link)) is None:
             changes = "without --workers, --check-link, --break-even or --slowest-link"
             refuse_unused(simulate, locals(), ("node_link",), changes)
     else:

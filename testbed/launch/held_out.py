@@ -24,7 +24,7 @@ from testbed.launch.codec_cost import NUM_HELPERS, CodecHere, compressed_plan
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.launch.planning import Planned, predicted_step_s
 from testbed.prediction.codec import CodecCost, sped_up
-from testbed.prediction.extrapolate import Setting, setting_of
+from testbed.prediction.emulated import Setting, setting_of
 from testbed.prediction.nominal import (
     SHAPED_HEADERS,
     Nominal,

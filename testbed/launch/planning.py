@@ -32,7 +32,7 @@ from testbed.launch.link_probe import PLAN_S, LinkProbe
 from testbed.launch.plan_options import plan_for, why_whole
 from testbed.noise.rehearsal import is_rehearsed, rehearsal_of, second_copy
 from testbed.prediction.cross_iteration import predict
-from testbed.prediction.extrapolate import setting_of, stretched_link
+from testbed.prediction.emulated import setting_of, stretched_link
 from testbed.prediction.nominal import (
     kind_of,
     link_among,

@@ -26,7 +26,8 @@ from testbed.prediction.algorithms import (
     declared_algorithm,
     parse_algorithm,
 )
-from testbed.prediction.extrapolate import Setting, carried, each_piece, extrapolate, run_by
+from testbed.prediction.emulated import Setting, carried
+from testbed.prediction.extrapolate import each_piece, extrapolate, run_by
 
 # TCP over IPv4 with time stamps on Ethernet, packets of 1500 bytes: 1448 of them are payload, and
 # Ethernet adds 14 bytes of header, 4 of checksum, 8 of preamble and 12 of gap.

@@ -8,7 +8,8 @@ from statistics import median
 import msgspec
 
 from testbed.base.link import Link
-from testbed.prediction.extrapolate import each_piece, stretched_link
+from testbed.prediction.emulated import stretched_link
+from testbed.prediction.extrapolate import each_piece
 
 AGREEMENT = 0.15
 LEAST_AGREEING = 4  # steps; fewer cannot show whether they agree

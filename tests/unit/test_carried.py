@@ -6,7 +6,7 @@ import pytest
 
 from testbed.base.errors import UsageError
 from testbed.base.link import Link, Piece
-from testbed.prediction.extrapolate import Setting, carried, setting_of
+from testbed.prediction.emulated import Setting, carried, setting_of
 
 LINK = Link(
     backend="x",

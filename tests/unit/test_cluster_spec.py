@@ -21,7 +21,7 @@ from testbed.cluster.spec import dilation_of, parse_changes, parse_cluster
 from testbed.cluster.system import abandoned, own_prefix, tcp_settings
 from testbed.cluster.topology import Topology
 from testbed.commands.checks import check_places, cluster_text, in_cluster
-from testbed.prediction.extrapolate import stretched_link
+from testbed.prediction.emulated import stretched_link
 from testbed.records.cell import Cell
 from testbed.reporting.work import undilated
 

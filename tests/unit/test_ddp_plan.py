@@ -225,7 +225,7 @@ def test_command_prints_and_saves_what_ddp_takes(tmp_path: Path):
     assert again.out.splitlines()[-1] == said.out.splitlines()[-1]
     refused = answer("plan", "--for", "ddp", *wanted, "--scheduler", "dear")
     assert (refused.status, "two halves" in refused.err) == (2, True)
-    elsewhere = answer("plan", str(out), "--for", "ddp", "--trace", "vgg16-v100")
+    elsewhere = answer("plan", str(out), "--for", "ddp", "--trace", "vgg16-h100")
     assert (elsewhere.status, "expected the same model" in elsewhere.err) == (2, True)
     unused = answer("plan", str(out), "--for", "ddp", "--link", str(link))
     assert (unused.status, "--link given without --trace" in unused.err) == (2, True)

@@ -15,7 +15,8 @@ from testbed.prediction.algorithms import Ring
 from testbed.prediction.codec import CodecCost, CodecSample, RoundCost
 from testbed.prediction.compressed import compressed_timeline
 from testbed.prediction.cross_iteration import predict
-from testbed.prediction.extrapolate import Setting, carried, extrapolate, stretched_link
+from testbed.prediction.emulated import Setting, carried, stretched_link
+from testbed.prediction.extrapolate import extrapolate
 from testbed.prediction.timeline import Timeline
 from testbed.profiling.table import link_table
 from testbed.scheduling.protocol import make_plan
