@@ -166,8 +166,16 @@ def test_nothing_of_a_cell_outlives_it(tmp_path, fifo, arguments, options):
     assert ("time limit of 2 s" in cell.error) == bool(options)
 
 
+@pytest.fixture
+def hears_hang_ups():
+    """Commands hear SIGHUP as from a terminal, also where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_an_interrupted_sweep_leaves_no_process(tmp_path, fifo, signum):
+def test_an_interrupted_sweep_leaves_no_process(tmp_path, fifo, signum, hears_hang_ups):
     store = begin(make_plan(Sweep("one", (CONFIG,), repeats=1)), tmp_path / "store")
     command = [sys.executable, "-c", SWEEPS, str(store.path), str(fifo)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as sweep:
