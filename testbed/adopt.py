@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -169,6 +170,8 @@ def distribute(
             ),
         )
 
+    end = partial(_end, session, group.control)
+
     def leave() -> None:
         if planned is not None:
             planned.close()
@@ -181,10 +184,10 @@ def distribute(
         group.control.all_gather("leave", b"", LEAVE_S, members=group.size)
         opened.close(group.deadline_s)
         group.control.close()
-        atexit.unregister(_end)  # what fails from now on is the script's own
+        atexit.unregister(end)  # what fails from now on is the script's own
 
     session.on_close(leave)
-    atexit.register(_end, session, group.control)
+    atexit.register(end)
     return session
 
 

@@ -89,6 +89,7 @@ class Wanted:
         slowest: of the slowest worker, which all wait for.
         specs: schedulers.
         node: where several ranks share a machine.
+        measured: the link as it was read, before it was brought to other numbers of workers.
         links: one for each number of workers, with the slowest interface's bandwidth.
         extrapolated: whether the numbers of workers were asked for.
         held_out: predictions of links that were measured too.
@@ -102,6 +103,7 @@ class Wanted:
     trace: Trace
     slowest: Trace
     specs: tuple[str, ...]
+    measured: Link
     links: tuple[Link, ...]
     extrapolated: bool
     held_out: tuple[HeldOut, ...]
@@ -144,10 +146,18 @@ class Wanted:
         if algorithm is not None:
             measured = run_on(measured, algorithm)
         node = None if node_link is None else Node(read_link(node_link))
-        if workers is not None or check_links or node is not None:
+        is_nominal = kind_of(measured) == "null"
+        if workers is not None or check_links or (node is not None and is_nominal):
             parsed = parse_algorithm(algorithm_by(measured))
-        if node is not None and kind_of(measured) == "null":
-            measured = over_nodes(measured, parsed, node)
+        if node is not None and is_nominal:
+            largest = max(measured.num_workers, largest or 1)
+            measured = over_nodes(extrapolate(measured, parsed, largest), parsed, node)
+        if node is not None and workers is None and measured.num_workers <= node.num_ranks:
+            raise UsageError(
+                f"--node-link is of {node.num_ranks} ranks, and the link is among "
+                f"{measured.num_workers} workers, all in one node; give --workers above "
+                f"{node.num_ranks}, or a link across nodes"
+            )
         others = [read_link(path) for path in check_links]
         links = (
             [measured]
@@ -158,6 +168,7 @@ class Wanted:
             trace=recorded,
             slowest=slowed(recorded, slowest_worker),
             specs=specs,
+            measured=measured,
             links=tuple(at_bandwidth(each, slowest_link, node) for each in links),
             extrapolated=workers is not None,
             held_out=tuple(hold_out(measured, parsed, others, node)) if others else (),
@@ -174,12 +185,12 @@ class Wanted:
         Raises:
             UsageError: none was given, and the backend declares none.
         """
-        return parse_algorithm(algorithm_by(self.links[0]))
+        return parse_algorithm(algorithm_by(self.measured))
 
     @property
     def algorithm_words(self) -> str:
         """The algorithm, and the nodes between which it runs."""
-        text = algorithm_by(self.links[0])
+        text = algorithm_by(self.measured)
         return text if self.node is None else f"{text}, nodes of {self.node.num_ranks} ranks"
 
 
@@ -340,7 +351,7 @@ def at_workers(wanted: Wanted) -> tuple[Simulation, list[Outcome]]:
     ]
     compressed, pays = compressed_results(wanted, predictions) if wanted.codecs else (UNSET, UNSET)
     simulation = Simulation(
-        prediction=kind_of(wanted.links[0]),
+        prediction=kind_of(wanted.measured),
         results=tuple(results),
         compressed=compressed,
         pays=pays,

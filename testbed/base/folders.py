@@ -44,37 +44,56 @@ def held_folder(where: Path, prefix: str, suffix: str) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def held_folder_or_none(where: Path, prefix: str, suffix: str) -> Iterator[Path | None]:
+    """`held_folder`, or None where there may be none: no such place, no right, no locks."""
+    with contextlib.ExitStack() as held:
+        own = None
+        with contextlib.suppress(OSError):
+            own = held.enter_context(held_folder(where, prefix, suffix))
+        yield own
+
+
 def _make(where: Path, prefix: str, suffix: str) -> tuple[Path, int]:
     """A new folder and the descriptor that holds its lock."""
     while True:
         own = Path(tempfile.mkdtemp(suffix, prefix, where))
-        lock = _hold(own)
+        try:
+            lock = _hold(own)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                own.rmdir()
+            why = f"a folder in {where} cannot be locked: {error.strerror}"
+            raise OSError(error.errno, why) from None
         if lock is not None:
             return own, lock
-        if own.exists():
-            own.rmdir()
-            raise OSError(f"{where} is on a file system without locks, or files ran out")
-        # Somebody who cleaned up took it for an abandoned one before it was held.
+        # Somebody who cleans up took it for an abandoned one before it was held, and removes it.
 
 
 def _hold(folder: Path) -> int | None:
-    """The descriptor that holds a folder's lock; None if somebody else holds it, or it is gone."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
+    """The descriptor that holds a folder's lock; None if somebody else holds it, or it is gone.
+
+    Raises:
+        OSError: it cannot be locked.
+    """
+    with contextlib.ExitStack() as unless_held:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            unless_held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                return None
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        unless_held.pop_all()
+        return descriptor
 
 
 def _remove_if_nobody_holds(folder: Path) -> None:
-    lock = _hold(folder)
+    try:
+        lock = _hold(folder)
+    except OSError:  # another user's, or no folder
+        return
     if lock is None:
         return
     if os.fstat(lock).st_uid == os.geteuid():

@@ -75,7 +75,7 @@ def _head(wanted: Wanted) -> str:
             f", {link.num_workers} workers: {format_seconds(link.latency_s)} + "
             f"{link.seconds_per_byte * 1e9:.3g} ns a byte for a message"
         )
-    return f"{text}; predictions are {_kind_words(link)}"
+    return f"{text}; predictions are {_kind_words(wanted.measured)}"
 
 
 def _kind_words(link: Link) -> str:

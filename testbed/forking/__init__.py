@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from testbed.base.folders import held_folder
+from testbed.base.folders import held_folder_or_none
 
 SERVER = "TESTBED_FORK_SERVER"  # the variable with the socket of the server
 OWNER = "TESTBED_FORK_OWNER"  # the variable with the id of the process that the server belongs to
@@ -50,10 +50,12 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if SERVER in environment or sys.platform != "linux":
         yield dict(environment)
         return
-    with held_folder(Path(tempfile.gettempdir()), "testbed-fork-", ".held") as folder:
+    with held_folder_or_none(Path(tempfile.gettempdir()), "testbed-fork-", ".held") as folder:
         try:
-            process = start_server(folder / FIRST, environment)
+            process = None if folder is None else start_server(folder / FIRST, environment)
         except OSError:  # the path is too long for a socket
+            process = None
+        if folder is None or process is None:
             yield dict(environment)
             return
         with process:  # which waits for it after it has closed its standard input

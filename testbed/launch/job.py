@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from testbed.base.folders import held_folder
+from testbed.base.folders import held_folder_or_none
 from testbed.forking import fork_server, through_stub
 from testbed.launch import mpirun, processes
 from testbed.launch.mpirun import shared_memory
@@ -191,7 +191,11 @@ def _bar(base: Mapping[str, str], out: TextIO, *, quiet: bool = False) -> Iterat
     if quiet or VARIABLE in base or not out.isatty():
         yield dict(base)
         return
-    with held_folder(Path(tempfile.gettempdir()), "testbed-progress-", ".held") as folder:
+    where = Path(tempfile.gettempdir())
+    with held_folder_or_none(where, "testbed-progress-", ".held") as folder:
+        if folder is None:
+            yield dict(base)
+            return
         path = folder / "progress"
         path.touch()  # rank 0 writes where it finds a file
         with run_bar(lambda: read_progress(path), out):

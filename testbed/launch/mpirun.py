@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.base.errors import Unavailable
-from testbed.base.folders import held_folder
+from testbed.base.folders import held_folder_or_none
 from testbed.launch import processes
 from testbed.records.progress import VARIABLE
 
@@ -199,15 +199,10 @@ FOLDER = Path("/dev/shm")
 PREFIX, SUFFIX = "testbed-", "-shared"
 
 
-@contextlib.contextmanager
-def shared_memory(folder: Path = FOLDER) -> Iterator[Path | None]:
+def shared_memory(folder: Path = FOLDER) -> AbstractContextManager[Path | None]:
     """A folder of this job's own (`base.folders`), gone after the block; None where there is none.
 
     Args:
         folder: where the memory's files are.
     """
-    with contextlib.ExitStack() as held:
-        own = None
-        with contextlib.suppress(OSError):
-            own = held.enter_context(held_folder(folder, PREFIX, SUFFIX))
-        yield own
+    return held_folder_or_none(folder, PREFIX, SUFFIX)

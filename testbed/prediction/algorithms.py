@@ -40,7 +40,7 @@ from testbed.base.spec import parse_options, parse_spec
 from testbed.base.types import CUT_BYTES
 from testbed.prediction.codec import RoundCost
 
-GIVEN: Final = "algorithm"  # key of `Link.extra`
+GIVEN: Final = "testbed.algorithm"  # key of `Link.extra`, which no file has by chance
 
 
 class Algorithm(Protocol):

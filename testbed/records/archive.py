@@ -39,8 +39,13 @@ _NAME: Final = r"(?!\.)[ -.0-\[\]-~]+"  # ASCII that can be printed, but neither
 _MEMBER: Final = re.compile(
     rf"{re.escape(PLAN)}|{_NAME}{re.escape(OF_MEMORY)}|(cells|again)/{_NAME}", re.ASCII
 )
-_ABSOLUTE: Final = re.compile(r"(?<![\w./~])/(?:[\w.+@~-]+/)+(?=[\w.+@~-])")
-_PATHS: Final = ("workload", "data", "trace", "link", "plan", "checkpoint", "resume_from")
+_PATHS: Final = (
+    *("workload", "backend", "memory", "data", "trace", "link", "plan", "checkpoint"),
+    "resume_from",
+)
+_OPTION: Final = re.compile(r"(?:^|[:=])(/[^:=]*/)")  # the folder of a path in an option
+_BEFORE: Final = r"(?<![\w./~])"  # else it is the middle of a path
+_ABSOLUTE: Final = re.compile(rf"{_BEFORE}/(?:[\w.+@~-]+/)+(?=[\w.+@~-])")
 MASK: Final = ".../"  # in place of the folders of an absolute path
 
 
@@ -190,8 +195,8 @@ def _folders(record: Any) -> Iterator[str]:
     """The folders of the paths that options have, whatever characters are in their names."""
     if isinstance(record, dict):
         for key, value in record.items():
-            if key in _PATHS and isinstance(value, str) and value.startswith("/"):
-                yield value.partition(".py:")[0].rpartition("/")[0] + "/"
+            if key in _PATHS and isinstance(value, str):
+                yield from _OPTION.findall(value)
             else:
                 yield from _folders(value)
     for each in record if isinstance(record, list) else ():
@@ -206,17 +211,16 @@ def _portable(data: bytes) -> tuple[bytes, int]:
         return data, 0  # a report names it
     count = 0
 
-    known = sorted(set(_folders(record)), key=len, reverse=True)
+    folders = sorted(set(_folders(record)), key=len, reverse=True)
+    known = [re.compile(_BEFORE + re.escape(folder)) for folder in folders]
 
     def cut(value: Any) -> Any:
         nonlocal count
         if isinstance(value, str):
-            for folder in known:
-                count += value.count(folder)
-                value = value.replace(folder, MASK)
-            text, number = _ABSOLUTE.subn(MASK, value)
-            count += number
-            return text
+            for pattern in (*known, _ABSOLUTE):
+                value, number = pattern.subn(MASK, value)
+                count += number
+            return value
         if isinstance(value, dict):
             return {key: cut(each) for key, each in value.items()}
         return [cut(each) for each in value] if isinstance(value, list) else value

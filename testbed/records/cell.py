@@ -184,8 +184,10 @@ class Cell(msgspec.Struct, kw_only=True):
         cores_outside: share that processes outside the cell took meanwhile, likewise; null: not
             recorded.
         final_loss: training loss of the last step, rank 0.
-        test_accuracy: at the end; null without test samples.
-        time_to_accuracy_s: target -> training time until it was first reached (null: never).
+        test_accuracy: at the end; null without test samples, or where labels are no numbers of
+            classes.
+        time_to_accuracy_s: target -> training time until it was first reached (null: never, or
+            nothing tells an accuracy).
         time_to_loss_s: the same for losses of the test samples.
         identical_work: true if proven: same samples, same start, same parameters on all ranks, and
             equal to a single-process reference that has the run's compressor; false if the work

@@ -17,7 +17,7 @@ from testbed.base.recorder import Recorder
 from testbed.base.types import Event, Traffic
 from testbed.control.protocol import Control
 from testbed.memory.strategy import KEEP_ALL, Strategy
-from testbed.training.compressed.engine import engine_of, resume
+from testbed.training.compressed.engine import engine_of, resumption
 from testbed.training.compressed.spec import Compression
 from testbed.training.exchange.buckets import GradientBuckets
 from testbed.training.exchange.hooks import ForwardHooks, before_state_access
@@ -234,13 +234,13 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a step, with the plan of the session that was saved."""
         self.flush()
-        names: list[str] = state["order"]
+        names, resume = state["order"], resumption(self.engine, state.get("compression"))
         self.step_state.number = state["step"]
         if self._replan is not None and names:
             self._adopt(self._replan(names))
             self._replan = None
         self._ready_names = list(names)
-        resume(self.engine, state["compression"])
+        resume()
         self._reducer = self._delivery.reducer(self.step_state)
 
     def on_close(self, leave: Callable[[], None]) -> None:

@@ -68,7 +68,7 @@ def _complete(workload: Workload, name: str) -> Workload:
     )
 
 
-_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def cross_entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

@@ -296,14 +296,15 @@ def _as_loss(own: OwnModel, loss: Any) -> Any:
     """A criterion of torch takes (outputs, targets); any other function (model, batch)."""
     from torch import nn
 
-    is_criterion = isinstance(loss, nn.Module) or _module_of(loss).startswith("torch.")
-    if loss is None or (callable(loss) and not is_criterion):
+    if loss is None:
         return loss
-    if not is_criterion:
+    if not callable(loss):
         raise UsageError(
             f"{own.function} in '{own.path}' returned a {type(loss).__name__} as the loss; "
             "expected a function loss(model, batch) or a criterion such as torch.nn.MSELoss()"
         )
+    if not (isinstance(loss, nn.Module) or _module_of(loss).startswith("torch.")):
+        return loss
     criterion = loss
 
     def criterion_loss(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.records import archive
 from testbed.records.archive import MANIFEST, as_folder, pack, read_archive
-from testbed.records.cell import encode_cell
+from testbed.records.cell import decode_cell, encode_cell
 from testbed.records.report import ReportCell
 from testbed.reporting.work import settings_of
 from tests.harness.runs import answer
@@ -139,6 +139,15 @@ def test_paths_of_the_machine_are_cut(tmp_path):
     found = json.loads(read_archive(tmp_path / "x.tar.gz")[1]["cells/k.json"])
     assert found["config"]["workload"] == ".../own.py:build"
     assert found["error"] == "no .../own.py:build"
+    below_root = {"data": "/data", "link": "/tmp/l.json", "checkpoint": "x/tmp/y"}
+    backend = "ddp:plan=/home/Jane Doe/p.json,hook=fp16"
+    options = encode_cell(made(1.0, backend=backend, config=below_root | {"backend": backend}))
+    (tmp_path / "cells/k.json").write_bytes(options)
+    (tmp_path / "x.tar.gz").write_bytes(pack(tmp_path)[0])
+    packed = read_archive(tmp_path / "x.tar.gz")[1]["cells/k.json"]
+    assert decode_cell(packed).backend == "ddp:plan=.../p.json,hook=fp16"
+    found = json.loads(packed)["config"]
+    assert [found[k] for k in below_root] == ["/data", ".../l.json", "x/tmp/y"]
     (tmp_path / "cells/k.json").write_bytes(encode_cell(cell))
     mine = {"/home/someone/gloo.json": "1d", "/home/someone/40/gloo.json": "4d"}
     plan = {"links": {**mine, "runs/links/gloo.json": "2d"}}

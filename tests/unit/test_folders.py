@@ -44,12 +44,30 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_not_befor
     assert os.listdir(tmp_path) == ["a-stays"]
 
 
+def test_a_folder_that_somebody_took_for_abandoned_is_given_up_for_another(tmp_path, monkeypatch):
+    made = []
+
+    def taken_once(descriptor, kind):
+        made.append(descriptor)
+        if len(made) == 1:
+            raise BlockingIOError(errno.EWOULDBLOCK, "somebody who cleans up holds it")
+
+    monkeypatch.setattr("testbed.base.folders.fcntl.flock", taken_once)
+    with held_folder(tmp_path, "a-", ".held") as folder:
+        assert len(made) == 2
+        assert folder.is_dir()
+        assert len(os.listdir(tmp_path)) == 2  # the other one is left to who holds it
+
+
 def test_where_nothing_can_be_locked_it_fails_instead_of_trying_for_ever(tmp_path, monkeypatch):
     def no_locks(descriptor, kind):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("testbed.base.folders.fcntl.flock", no_locks)
-    with pytest.raises(OSError, match="without locks"), held_folder(tmp_path, "a-", ".held"):
+    with (
+        pytest.raises(OSError, match=r"cannot be locked.*No locks"),
+        held_folder(tmp_path, "a-", ".held"),
+    ):
         pass
     assert os.listdir(tmp_path) == []
     with shared_memory(tmp_path) as folder:

@@ -258,6 +258,7 @@ def test_a_state_that_is_saved_is_after_what_is_pending() -> None:
             optimizer.step()
             states = [session.state_dict()["compression"]["states"] for _ in range(2)]
             first = {k: v.clone() for k, v in tensors_of(states[0])}
+            assert first
             session.flush()
             after = dict(tensors_of(session.state_dict()["compression"]["states"]))
             apart.append(any(not torch.equal(after[k], v) for k, v in first.items()))
@@ -281,7 +282,16 @@ def test_a_state_of_another_compressor_or_world_is_refused() -> None:
 
     def saving(name: str) -> Callable[..., None]:
         def loop(rank: int, model: TwoLayers, session: Session, optimizer: torch.optim.Optimizer):
-            states.setdefault(name, []).append(session.state_dict())
+            saved, step = session.state_dict(), session.step
+            states.setdefault(name, []).append(saved)
+            if saved["compression"] is not None:
+                kept = saved["compression"]
+                elsewhere = kept | {"of": kept["of"].replace("2 ranks", "3 ranks")}
+                with pytest.raises(UsageError, match="among 3 ranks and this one has"):
+                    session.load_state_dict({"step": 9, "order": [], "compression": elsewhere})
+            else:  # as of a framework's session
+                session.load_state_dict({"step": step, "order": []})
+            assert session.step == step
             for other, found in states.items():
                 if other != name:
                     with pytest.raises(UsageError) as caught:

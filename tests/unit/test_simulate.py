@@ -20,7 +20,7 @@ from testbed.prediction.extrapolate import extrapolate
 from testbed.records.simulation import Simulation
 from testbed.scheduling.auto import AutoOptions, candidate_specs, noise_of
 from testbed.scheduling.protocol import make_plan
-from testbed.simulation import Wanted
+from testbed.simulation import Wanted, at_workers
 from tests.unit.crossing_cases import LINK_A, TRACE_A, link_of, links, trace_of, traces
 
 RATE = re.compile(r"([0-9.]+) ([GMk])bit/s")
@@ -383,6 +383,22 @@ def test_nominal_numbers_are_of_the_algorithm_between_nodes(tmp_path):
         ring = Ring()
         assert link.latency_s == pytest.approx(1e-5 + ring.startups(nodes) * 50e-6)
         assert link.seconds_per_byte == pytest.approx(1e-10 + ring.transfers(nodes) * 8e-10)
+
+
+def test_the_algorithm_that_was_given_is_told_where_the_first_link_is_within_a_node(tmp_path):
+    node = msgspec.structs.replace(link_of(1e-5, 1e-10), num_workers=4, backend="elsewhere")
+    save_link(node, tmp_path / "node.json")
+    across = msgspec.structs.replace(link_of(3e-4, 7e-10), num_workers=16, backend="gloo")
+    save_link(across, tmp_path / "across.json")
+    nodes = tmp_path / "node.json"
+    wanted = outlook_of(tmp_path / "across.json", (4, 64), algorithm="tree", node_link=nodes)
+    assert wanted.algorithm_words == "tree, nodes of 4 ranks"
+    assert wanted.algorithm.transfers(16) == 2
+    nominal = "rate=10gbit,latency=50us,workers=4"
+    simulation, _ = at_workers(outlook_of(nominal, (4, 8), node_link=nodes))
+    assert simulation.prediction == "null"
+    with pytest.raises(UsageError, match="all in one node; give --workers above 4"):
+        outlook_of(nominal, None, node_link=nodes)
 
 
 def test_schedulers_go_by_the_algorithm_that_was_given(files, tmp_path):

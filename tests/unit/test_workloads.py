@@ -154,6 +154,9 @@ def no_model():
 def no_loss():
     return (*pair(4), "mse")
 
+def two_sets():
+    return (*pair(4), make_data(4))
+
 def frozen():
     model, data = pair(4)
     return model.requires_grad_(False), data
@@ -234,6 +237,7 @@ def test_an_own_loss_is_a_function_of_model_and_batch_or_a_criterion(own):
         (":four", "returned a tuple of 4"),
         (":no_model", "returned a NotAModel as the model"),
         (":no_loss", "returned a str as the loss"),
+        (":two_sets", "returned a TensorDataset as the loss"),
         (":frozen", "no parameter with requires_grad"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -135,7 +135,7 @@ class CompressionEngine(MeanGradients):
     @property
     def name(self) -> str:
         """What its state belongs to: the state of another compressor, or world, says nothing."""
-        return f"compressor {self.driver.compression.text!r} among {self.driver.num_workers} ranks"
+        return f"compressor {self.driver.compression.text!r} among {self._backend.size} ranks"
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on with what `state_dict` gave.
@@ -175,8 +175,10 @@ class CompressionEngine(MeanGradients):
         self.driver.close()
 
 
-def resume(engine: CompressionEngine | None, saved: Mapping[str, Any] | None) -> None:
-    """Go on with what a session saved of its compressor.
+def resumption(
+    engine: CompressionEngine | None, saved: Mapping[str, Any] | None
+) -> Callable[[], None]:
+    """What goes on with what a session saved of its compressor; it is checked before.
 
     Args:
         engine: of the session that goes on; None: it has no compressor.
@@ -192,8 +194,9 @@ def resume(engine: CompressionEngine | None, saved: Mapping[str, Any] | None) ->
             f"the session's state was saved under {theirs} and this one has {own}; what a "
             "compressor held back fits no other: go on with the same"
         )
-    if engine is not None and saved is not None:
-        engine.load_state_dict(saved)
+    if engine is None or saved is None:
+        return lambda: None
+    return partial(engine.load_state_dict, saved)
 
 
 def engine_of(
