@@ -141,7 +141,7 @@ def test_paths_of_the_machine_are_cut(tmp_path):
     assert found["error"] == "no .../own.py:build"
     below_root = {"data": "/data", "link": "/tmp/l.json", "checkpoint": "x/tmp/y"}
     backend = "ddp:plan=/home/Jane Doe/p.json,hook=fp16"
-    options = encode_cell(made(1.0, backend=backend, config=below_root | {"backend": backend}))
+    options = encode_cell(made(1.0, config=below_root | {"backend": backend}))
     (tmp_path / "cells/k.json").write_bytes(options)
     (tmp_path / "x.tar.gz").write_bytes(pack(tmp_path)[0])
     packed = read_archive(tmp_path / "x.tar.gz")[1]["cells/k.json"]
