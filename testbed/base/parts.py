@@ -164,8 +164,20 @@ class Resolved(Generic[F]):
             self.inner.check(config)
 
     def with_options(self, options: Any) -> Resolved[F]:
-        """The same part with other options."""
-        return self.axis.join(self.part, options, self.text, self.inner)
+        """The same part with other options, which its text names where they differ.
+
+        Example:
+            >>> from testbed.base.axes import SCHEDULERS
+            >>> wide = SCHEDULERS.resolve("dear:mib=64")
+            >>> SCHEDULERS.resolve("dear:mib=8").with_options(wide.options).text
+            'dear:mib=64.0'
+        """
+        before, after = (dataclasses.asdict(each) for each in (self.options, options))
+        other = {name: str(value) for name, value in after.items() if value != before[name]}
+        own, *rest = split_chain(self.text) if self.axis.chains else (self.text,)
+        spec = parse_spec(own)
+        text = "+".join([str(PartSpec(spec.name, {**spec.options, **other})), *rest])
+        return self.axis.join(self.part, options, text if other else self.text, self.inner)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from testbed.backends.protocol import Group
+from testbed.backends.protocol import Backend, Group
 from testbed.base.config import RunConfig, reproduce
 from testbed.base.errors import UsageError
 from testbed.base.files import write_atomically
@@ -274,6 +274,7 @@ def _work(
         consistency=role.backend.facts.consistency,
         num_servers=role.num_servers,
         num_machines=len({*group.hosts, *group.server_hosts}) or 1,
+        opened_as=_opened_as(role, backend),
         environment=describe_environment(
             began=began,
             launcher=role.identity.launcher,
@@ -292,6 +293,14 @@ def _work(
         )
         _write_timeline(timeline, settings.timeline)
     return cell
+
+
+def _opened_as(role: Role, backend: Backend) -> str:
+    """See `Cell.opened_as`."""
+    settled = backend.capabilities.settled
+    if settled is None or settled == role.backend.options:
+        return ""
+    return role.backend.with_options(settled).text
 
 
 def _with_largest_batch(config: RunConfig, workload: Workload, group: Group) -> RunConfig:

@@ -159,6 +159,9 @@ class Cell(msgspec.Struct, kw_only=True):
     Attributes:
         status: `ok` or `failed`; a failed cell has `error` and nulls.
         backend: the backend's specification, under the name that the part has today.
+        opened_as: the same with the options that it measured when it was opened (mpi-ring: up to
+            which size it sums by recursive doubling); empty: it measured none, or is of a record of
+            before.
         workload: the workload's specification.
         data: where the samples came from (`synthetic ...` if made up).
         num_workers: training processes.
@@ -237,6 +240,7 @@ class Cell(msgspec.Struct, kw_only=True):
     schema: Literal["testbed.cell/1"] = CELL_SCHEMA
     status: Literal["ok", "failed"] = "ok"
     backend: str
+    opened_as: str = ""
     workload: str
     data: str = ""
     num_workers: int

@@ -183,6 +183,7 @@ _WORK = (
     ("content_digest", "sample contents"),
 )
 _DIGESTS = ("sample_digest", "content_digest", "initial_digest", "final_digest", "buffer_digest")
+_SHARED = (*_DIGESTS, "opened_as")
 
 
 def aggregate(cells: Iterable[Found]) -> list[ReportCell]:
@@ -324,7 +325,7 @@ def median_s(cell: Cell, name: str) -> float | None:
 def _work(ok: Sequence[Cell]) -> dict[str, Any]:
     """Digests that all repeats share, and whether all did the work of the reference."""
     values: dict[str, Any] = {}
-    for name in _DIGESTS:
+    for name in _SHARED:
         seen = {getattr(cell, name) for cell in ok}
         values[name] = seen.pop() if len(seen) == 1 else ""
     if other := _other_work(ok):

@@ -23,6 +23,8 @@ def describe_cell(cell: Cell) -> str:
         f"{cell.workload} on {cell.backend}, {cell.num_workers} workers{servers}, "
         f"{cell.steps} steps of {cell.num_workers} x {cell.batch_size} samples ({cell.data})"
     ]
+    if cell.opened_as:
+        lines.append(f"  opened as     {cell.opened_as} (measured)")
     lines += _schedule(cell)
     if (tuning := tuning_of(cell)) != "-":
         lines.append(f"  tuning        {tuning}")

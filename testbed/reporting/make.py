@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from testbed.records.cell import Cell
 from testbed.records.environment import program_words, what_differs
 from testbed.records.report import Report, ReportCell
 from testbed.reporting.aggregate import Collected, Found, aggregate
@@ -62,7 +63,7 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     rows = () if compared is None else compared.rows
     forecast = scores(rows)
     foreseen = [*(() if compared is None else compared.notes), *describe(rows, forecast)]
-    busy = [*_programs(collected.cells), *describe_cores(runs)]
+    busy = [*_programs(collected.cells), *_opened(collected.cells), *describe_cores(runs)]
     rest = [*describe_again(runs), *collected.notes]
     return Report(
         cells=cells,
@@ -95,13 +96,32 @@ def make_report(collected: Collected, compared: Compared | None = None) -> Repor
     )
 
 
-def _programs(found: Iterable[Found]) -> list[str]:
-    """A note where repeats of one cell were made by different programs or machines."""
-    repeats: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def _repeats(found: Iterable[Found]) -> list[list[Cell]]:
+    """The finished runs of each cell."""
+    repeats: dict[tuple[str, str], list[Cell]] = {}
     for each in found:
         if each.cell.status == "ok":
-            repeats.setdefault((each.source, each.group), []).append(each.cell.environment)
-    mixed = [(made, names) for made in repeats.values() if (names := what_differs(made))]
+            repeats.setdefault((each.source, each.group), []).append(each.cell)
+    return list(repeats.values())
+
+
+def _opened(found: Iterable[Found]) -> list[str]:
+    """A note where repeats of one cell measured other options when their backend was opened."""
+    mixed = [runs for runs in _repeats(found) if len({run.opened_as for run in runs}) > 1]
+    if not mixed:
+        return []
+    total = Counter(run.opened_as or "not recorded" for runs in mixed for run in runs)
+    told = ", ".join(f"{runs} as {text}" for text, runs in sorted(total.items()))
+    return [
+        f"repeats of {len(mixed)} cells opened their backend with other options, as each measured "
+        f"({told}): they send other bytes and sum in other orders; name the options to fix them"
+    ]
+
+
+def _programs(found: Iterable[Found]) -> list[str]:
+    """A note where repeats of one cell were made by different programs or machines."""
+    made_in = [[run.environment for run in runs] for runs in _repeats(found)]
+    mixed = [(made, names) for made in made_in if (names := what_differs(made))]
     if not mixed:
         return []
     total = Counter(program_words(one, names) for made, names in mixed for one in made)

@@ -69,7 +69,8 @@ class Row:
 def to_run(stored: Cell) -> tuple[RunConfig, list[str]]:
     """The settings that run a stored cell again, and what was changed in them.
 
-    Threads are those that the run had, on however many cores; no checkpoints are written.
+    Threads are those that the run had, on however many cores; the backend is opened with what it
+    measured then; no checkpoints are written.
 
     Raises:
         UsageError: the stored run failed, so that there is nothing to agree with; or a path in its
@@ -99,6 +100,9 @@ def to_run(stored: Cell) -> tuple[RunConfig, list[str]]:
     if config.checkpoint is not None:
         config = msgspec.structs.replace(config, checkpoint=None, every=None)
         changes.append("no checkpoints are written")
+    if stored.opened_as:
+        config = msgspec.structs.replace(config, backend=stored.opened_as)
+        changes.append(f"the backend is opened as it was then: {stored.opened_as}")
     threads = stored.environment.get("torch_threads")
     if config.threads is None and threads:
         config = msgspec.structs.replace(config, threads=threads)
@@ -216,6 +220,11 @@ def _reasons(stored: Cell, now: Cell) -> list[str]:
             "" if stored.link is None else ", which was made from what the run measured first"
         )
         reasons.append(f"may be why: the plan is another one{measured}")
+    if now.opened_as and not stored.opened_as:
+        reasons.append(
+            f"may be why: the backend measures options when opened ({now.opened_as} now), and "
+            "the record does not tell what it measured then"
+        )
     differ = environment_differences([stored], [now])
     rounding = ("torch", "numpy", "cpu", "torch_threads", "openmpi", "device", "commit")
     if found := [name for name in rounding if name in differ]:

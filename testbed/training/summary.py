@@ -97,6 +97,7 @@ def make_cell(
     num_servers: int,
     num_machines: int,
     environment: dict[str, Any],
+    opened_as: str = "",
 ) -> Cell:
     """The record of a finished run.
 
@@ -113,6 +114,7 @@ def make_cell(
         num_servers: dedicated server processes.
         num_machines: distinct hosts.
         environment: of rank 0.
+        opened_as: see `Cell.opened_as`.
     """
     first = outcomes[0]
     curve = first.accuracy_curve
@@ -124,6 +126,7 @@ def make_cell(
     helpers = sum(o.num_helper_processes for o in outcomes)
     return Cell(
         backend=config.backend,
+        opened_as=opened_as,
         workload=config.workload,
         data=data,
         num_workers=len(outcomes),

@@ -36,6 +36,23 @@ def test_a_run_agrees_with_itself(words: tuple[str, ...], tmp_path: Path) -> Non
     assert stored["config"] == new["config"]
 
 
+@pytest.mark.mpi
+def test_a_backend_that_measures_is_opened_as_it_was(tmp_path: Path) -> None:
+    """Its bytes and its end are those of the size that it measured, when that is named."""
+    record = made(tmp_path / "cell.json", "--backend", "mpi-ring")
+    stored = json.loads(record.read_text())
+    name, size = stored["opened_as"].split("=")
+    assert (name, stored["config"]["backend"]) == ("mpi-ring:switch_bytes", "mpi-ring")
+    assert int(size) >= 0
+    again = testbed("rerun", str(record))
+    assert again.status == 0, again.out + again.err
+    assert f"the backend is opened as it was then: mpi-ring:switch_bytes={size}" in again.out
+    named = made(tmp_path / "named.json", "--backend", f"mpi-ring:switch_bytes={size}")
+    assert json.loads(named.read_text())["opened_as"] == ""
+    same = ("final_digest", "wire_bytes_per_step")
+    assert [json.loads(named.read_text())[n] for n in same] == [stored[n] for n in same]
+
+
 def test_a_record_that_was_changed_does_not_agree(tmp_path: Path) -> None:
     record = made(tmp_path / "cell.json", "--backend", "gloo")
     changed = {**json.loads(record.read_text()), "final_digest": "0" * 64}

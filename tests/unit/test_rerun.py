@@ -47,7 +47,9 @@ def test_every_stored_cell_can_be_asked_for_again(folder, monkeypatch):
         names = type(config).__struct_fields__
         again = make_config(values_of({n: read[n] for n in names if n in read}))
         assert msgspec.structs.replace(again, repeat=config.repeat) == config
-        assert changes == []
+        opened = stored.opened_as
+        assert config.backend == (opened or stored.config.backend)
+        assert changes == ([f"the backend is opened as it was then: {opened}"] if opened else [])
         lacks = [axis.resolve(axis.of(again)).part.probe() for axis in AXES]
         with pytest.raises(Unavailable) if any(lacks) else nullcontext():  # such as NCCL
             parts_of(again)
@@ -97,6 +99,18 @@ def test_workers_that_run_ahead_need_not_end_alike():
     assert agrees(rows_of(stored, now))
     assert "under async no two runs need to end" in told(stored, now).replace("\n  ", " ")
     assert not agrees(rows_of(stored, msgspec.structs.replace(now, sample_digest="zz")))
+
+
+def test_a_backend_is_opened_as_it_was_and_one_of_before_may_be_why():
+    opened = "mpi-ring:switch_bytes=65536"
+    stored = run(opened_as=opened)
+    config, changes = to_run(stored)
+    assert config.backend == opened
+    assert changes == [f"the backend is opened as it was then: {opened}"]
+    now = run(opened_as=opened, wire_bytes_per_step=4097.0)
+    words = told(run(), now).replace("\n  ", " ")
+    assert f"the backend measures options when opened ({opened} now), and the record does" in words
+    assert "measures options" not in told(stored, now)
 
 
 def test_what_may_be_why_is_told():

@@ -191,7 +191,9 @@ def open_ring(group: Group, options: RingOptions) -> MpiBackend:
         options.fixed_switch_bytes,
         Backoff(joined.backoff),
     )
-    settled = replace(options, switch_bytes=str(collectives.switch_bytes))
+    settled = options
+    if options.fixed_switch_bytes is None:
+        settled = replace(options, switch_bytes=str(collectives.switch_bytes))
     return MpiBackend(group, "mpi-ring", joined, collectives, settled)
 
 
