@@ -55,7 +55,7 @@ class Recorder:
         beside: number of a server beside this rank -> what it did.
         plan: that was carried out; None: a framework's own.
         dropped: events that found no room.
-        full_in: the step in which the first of them was; None: there were none.
+        full_in: the first step in which one found none; None: there were none.
 
     Example:
         >>> recorder = Recorder(capacity=1, on=True)
@@ -100,7 +100,7 @@ class Recorder:
             step = self.step
         if len(self.events) >= self._capacity:
             self.dropped += 1
-            if self.full_in is None:
+            if self.full_in is None or step < self.full_in:
                 self.full_in = step
             return
         self.events.append(

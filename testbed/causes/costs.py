@@ -227,4 +227,5 @@ def tiny_messages(costs: Costs, usual: Costs) -> frozenset[Identity]:
             small[key] = startup_s
     whole_s = sum(base.time_s(key) for key in base.sizes)
     is_much = sum(small.values()) >= LEAST_TINY * whole_s
-    return frozenset(small) if len(small) >= MANY and is_much else frozenset()
+    is_many = len({message for message, _ in small}) >= MANY  # halves and rounds are no more
+    return frozenset(small) if is_many and is_much else frozenset()

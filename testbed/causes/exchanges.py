@@ -31,7 +31,7 @@ class Exchange:
         num_bytes: of the message; what was moved under a compressor or without a plan.
         ready_s: when the last gradient in it was final; of later turns when they were queued.
         coded_s: likewise, and it was encoded.
-        encode_s: how long that took.
+        encode_s: how long that took from then on.
         queued_s: when it was handed over.
         begin_s: when it started.
         end_s: when it had ended.
@@ -128,14 +128,15 @@ class _Index:
 
     @classmethod
     def of(cls, timeline: Timeline) -> _Index:
-        numbers: dict[str, int] = {}
+        numbers: dict[str, int] = {}  # of what is none of the plan's messages
+        in_plan = 0 if timeline.plan is None else len(timeline.plan.messages)
         found: dict[Kind, dict[Key, list[TimelineEvent]]] = defaultdict(lambda: defaultdict(list))
         for event in sorted(timeline.events, key=lambda e: e.begin_s):
             if event.rank >= timeline.num_workers:
                 continue
             number = event.message
             if number < 0 and event.kind in ("queued", "encode", "send", "decode"):
-                number = numbers.setdefault(event.name, len(numbers))
+                number = numbers.setdefault(event.name, in_plan + len(numbers))
             found[event.kind][event.step, event.rank, number].append(event)
         return cls(timeline, timeline.compressor in ("", COMPRESSORS.default), found)
 
@@ -154,6 +155,11 @@ def rounds_of(timeline: Timeline) -> list[Round]:
     for step, rank, message in index.found["send"]:
         sent[step, message].add(rank)
     whole = [key for key, ranks in sorted(sent.items()) if len(ranks) == timeline.num_workers]
+    if not whole and timeline.dropped:
+        raise UsageError(
+            f"the timeline holds no whole step: {timeline.dropped} events found no room; record "
+            "again with fewer of them in a step: larger messages or slices, a smaller --accumulate"
+        )
     if not whole:
         raise UsageError(
             "the timeline holds no exchange that all ranks recorded; expected `send` events of "
@@ -198,10 +204,11 @@ def _exchanges(
                 if before[rank] - SLACK_S <= e.begin_s and e.end_s <= send.begin_s + SLACK_S
             ]
             first = max(moments[rank][n] for n in names) if known and turn == 0 else inf
+            # parts that were packed into a bucket before its last gradient was final are no codec
             begun = min([at, *(e.begin_s for e in codes)])
-            is_ready.append(min(first, begun))
+            is_ready.append(min(first, at) if first < inf else begun)
             coded.append(min(at, max([is_ready[-1], *(e.end_s for e in codes)])))
-            encode.append(sum(e.duration_s for e in codes))
+            encode.append(sum(max(0.0, e.end_s - max(e.begin_s, is_ready[-1])) for e in codes))
             queued.append(at)
         parts = [([m[n] for m in moments], s) for n, s in zip(names, shares, strict=True)]
         yield Exchange(
@@ -218,7 +225,7 @@ def _exchanges(
             queued_s=queued,
             begin_s=[e.begin_s for e in now],
             end_s=[e.end_s for e in now],
-            parts_s=parts if known and turn == 0 and not any(encode) else [],
+            parts_s=parts if known and turn == 0 and (index.is_dense or not any(encode)) else [],
         )
         before = [e.end_s for e in now]
 

@@ -128,6 +128,8 @@ def explain(
     normal = lateness_of(timeline, others, []) if others else None
     usual_costs = Costs.of(others or chosen, timeline.link)
     lateness = lateness_of(timeline, chosen, others)
+    if normal is not None:  # a rank that is late in the other steps as well is late here
+        lateness = lateness.with_lasting(lateness_of(timeline, chosen, []), normal)
     # what a busy host adds is told from what the link takes by steps in which it was not busy
     costs = _base(others, chosen, timeline) if lateness.busy else _costs(chosen, timeline)
     basis = _Basis(timeline, lateness, costs, usual_costs, _gaps(others))

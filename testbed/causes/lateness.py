@@ -49,13 +49,19 @@ class Lateness:
         """Late ranks whose host is not busy."""
         return frozenset(set(self.late_s) - set(self.busy))
 
+    def with_lasting(self, alone: Lateness, usual: Lateness) -> Lateness:
+        """With ranks that are late in these steps, held against nothing, and in usual ones."""
+        late_s = {rank: s for rank, s in alone.late_s.items() if rank in usual.late_s}
+        return Lateness({**late_s, **self.late_s}, self.busy)
+
 
 def lateness_of(timeline: Timeline, rounds: Sequence[Round], usual: Sequence[Round]) -> Lateness:
     """Late ranks and busy hosts in these steps, held against usual ones.
 
     A rank is late where the median of the times by which it hands messages over later than the
     middle rank is above the clocks' uncertainty, 0.2 ms and 2 % of what it computes, and 3 standard
-    errors above 0 and above what it is in usual steps, and where its own time since the last
+    errors above 0 and above what it is in usual steps (one step has no error: in it a rank is late
+    that was, by chance or not), and where its own time since the last
     backward pass, without waits, is longer than theirs by half of that: what was passed on to it
     by others is not its doing.
 

@@ -163,7 +163,7 @@ def why(
         first=found.first(against),
         exposed_s=found.exposed_s,
         usual_s=None if usual is None else usual.exposed_s,
-        step_s=_step_s(found.rounds),
+        step_s=_step_s(timeline, found.rounds),
         overlap=_overlap(found),
         causes=tuple(
             CauseRow(
@@ -224,7 +224,14 @@ def _part_s(costs: Costs, cause: str, key: tuple[int, int]) -> float:
     return costs.whole_transfer_s(key) if cause == LINK else costs.whole_startup_s(key)
 
 
-def _step_s(rounds: Sequence[Round]) -> float:
+def _step_s(timeline: Timeline, rounds: Sequence[Round]) -> float:
+    """Median time of these steps on the slowest rank; by backward passes where none is recorded."""
+    longest: dict[int, float] = defaultdict(float)
+    for event in timeline.events:
+        if event.kind == "step" and event.rank < timeline.num_workers:
+            longest[event.step] = max(longest[event.step], event.duration_s)
+    if recorded := [longest[r.step] for r in rounds if r.step in longest]:
+        return median(recorded)
     ends = [max(r.backward_end_s) for r in rounds]
     paces = [
         (b - a) / (later.step - r.step)
@@ -236,13 +243,8 @@ def _step_s(rounds: Sequence[Round]) -> float:
 def _overlap(found: Explanation) -> float:
     """Over ranks and steps: exchanges are under way, and the rank computes."""
     under_way_s = stood_s = 0.0
-    waits: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for each in found.stood:
-        if each.wait.exchange is not None:
-            key = each.wait.rank, each.wait.exchange.step
-            waits[key].append((each.wait.begin_s, each.wait.end_s))
     for played in found.rounds:
-        for rank in range(len(played.own_s)):
+        for rank, waits in enumerate(played.waits):
             spans: list[list[float]] = []
             for begin, end in sorted((x.begin_s[rank], x.end_s[rank]) for x in played.exchanges):
                 if spans and begin <= spans[-1][1]:
@@ -251,8 +253,9 @@ def _overlap(found: Explanation) -> float:
                     spans.append([begin, end])
             under_way_s += sum(end - begin for begin, end in spans)
             stood_s += sum(
-                max(0.0, min(end, e) - max(begin, b))
-                for b, e in waits[rank, played.step]
+                max(0.0, min(end, wait.end_s) - max(begin, wait.begin_s))
+                for wait in waits
+                if wait.exchange is not None
                 for begin, end in spans
             )
     return 1 - stood_s / under_way_s if under_way_s > 0 else 1.0

@@ -92,7 +92,8 @@ class GTopK:
                 continue
             other = unpack_sparse(arrived.parts[swap.receives_from], values)
             if swap.is_result:
-                held = other
+                kept = other[1] != 0  # a dense payload names those that are not in it, too
+                held = (other[0][kept], other[1][kept])
                 continue
             if swap.sends_to is None:
                 handed = other

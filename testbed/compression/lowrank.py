@@ -176,7 +176,8 @@ class PowerSgd:
 
     Reference:
         Vogels et al., 2019, NeurIPS (PowerSGD). Departs: long slices of a tensor are viewed as
-        nearly square matrices. Error feedback stands around it unless `feedback=0`.
+        nearly square matrices; of float16 the kept Q is made orthonormal, which spans the same.
+        Error feedback stands around it unless `feedback=0`.
     """
 
     rank: int = 4
@@ -188,7 +189,10 @@ class PowerSgd:
         blocks = blocks_of(context.shapes, values.numel(), self.rank)
         low, plain = _split(blocks)
         wide = values.to(working_dtype(values.dtype))
-        right = cut(state.get("right", first_factors(low, wide, context)), _rights(low))
+        last = state["right"] if "right" in state else first_factors(low, wide, context)
+        right = cut(last, _rights(low))
+        if values.dtype == torch.float16:  # Q has the scale of G, and G Q its square
+            right = [orthonormal(q) for q in right]
         flat = join(
             [b.matrix(wide) @ q for b, q in zip(low, right, strict=True)]
             + [values[b.start : b.stop] for b in plain],
@@ -254,7 +258,8 @@ class AcpSgd:
         wide = values.to(working_dtype(values.dtype))
         turned = "left" in state
         shapes, others = (_lefts(low), _rights(low)) if turned else (_rights(low), _lefts(low))
-        last = state["left"] if turned else state.get("right", first_factors(low, wide, context))
+        kept = state.get("left" if turned else "right")
+        last = first_factors(low, wide, context) if kept is None else kept
         basis = [orthonormal(f) for f in cut(last, shapes)]
         own = [_oriented(b.matrix(wide), turned) @ f for b, f in zip(low, basis, strict=True)]
         flat = join(own + [values[b.start : b.stop] for b in plain], values)

@@ -202,9 +202,10 @@ def _joined(arrived: Arrived, values: torch.Tensor, bounds: torch.Tensor) -> Sel
     indices, selected = [], []
     for owner, payload in enumerate(arrived.parts):
         start, stop = _region(bounds, owner)
-        found = unpack_sparse(payload, values.new_empty(stop - start))
-        indices.append(found[0] + start)
-        selected.append(found[1])
+        places, sums = unpack_sparse(payload, values.new_empty(stop - start))
+        kept = sums != 0  # a dense payload names those that were not kept, too
+        indices.append(places[kept] + start)
+        selected.append(sums[kept])
     return torch.cat(indices), torch.cat(selected)
 
 

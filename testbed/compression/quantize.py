@@ -61,7 +61,8 @@ class Natural:
         draw = generator(context, shared=False, device=values.device)
         carry = torch.randint(1 << 23, bits.shape, generator=draw, device=bits.device).int()
         exponents = ((bits & 0x7FFFFFFF) + carry) >> 23
-        return torch.cat([exponents.clamp_(max=254).to(torch.uint8), pack_codes(negative, 1)])
+        most = 142 if values.dtype == torch.float16 else 254  # 2^15 is its largest power of two
+        return torch.cat([exponents.clamp_(max=most).to(torch.uint8), pack_codes(negative, 1)])
 
     def decode(self, coded: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """See `Quantiser.decode`."""

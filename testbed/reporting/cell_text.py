@@ -86,8 +86,9 @@ def describe_cell(cell: Cell) -> str:
         lines.append(f"  cores         {words}")
     if cell.test_accuracy is not None:
         lines.append(f"  test accuracy {cell.test_accuracy:.2%}")
+    never = "not reached" if cell.test_accuracy is not None else "not known: nothing tells one"
     for target, time_s in cell.time_to_accuracy_s.items():
-        when = "not reached" if time_s is None else f"after {format_seconds(time_s)}"
+        when = never if time_s is None else f"after {format_seconds(time_s)}"
         what = f"{float(target) * 100:g} % accuracy"
         lines.append(f"  {what:<13} {when}")
     for target, time_s in cell.time_to_loss_s.items():

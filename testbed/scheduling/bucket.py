@@ -24,7 +24,7 @@ class BucketOptions:
 
     Attributes:
         mib: a bucket closes with the tensor that fills it so far; 0 = every tensor alone.
-        first_mib: limit of the first bucket, small so that sending begins early.
+        first_mib: limit of the first bucket, small so that sending begins early; at most `mib`.
         timeout_ms: close also when backward has run so long since the last bucket closed, and use
             `mib` for the first bucket too; None = never.
     """
@@ -48,7 +48,7 @@ class BucketOptions:
 def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
     """Append gradients in backward order; close a bucket with the gradient that fills it.
 
-        close after l  iff  bytes(bucket) >= mib 2^20            (first bucket: first_mib 2^20)
+        close after l  iff  bytes(bucket) >= mib 2^20            (first bucket: min(first_mib, mib))
                         or  R_l - R(last close) >= timeout_ms / 1000       (if timeout_ms is set)
 
     Without `timeout_ms` sizes alone decide; with it the plan needs times.
@@ -79,7 +79,7 @@ def plan_bucket(trace: Trace, link: Link, options: BucketOptions) -> Plan:
     backward = Backward.of(trace)
     limit = options.mib * MIB
     if options.timeout_ms is None:
-        stops = add_then_close(backward.num_bytes, limit, options.first_mib * MIB)
+        stops = add_then_close(backward.num_bytes, limit, min(options.first_mib, options.mib) * MIB)
     else:
         timeout_s = options.timeout_ms * 1e-3
         stops = close_on_timeout(backward.ready_s, backward.num_bytes, limit, timeout_s)

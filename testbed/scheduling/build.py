@@ -317,11 +317,11 @@ def priority_plan(
 
 
 def require_positive(scheduler: str, **values: float) -> None:
-    """Check options that must be finite and above 0.
+    """Check options that must be above 0 and finite, in bytes as well.
 
     Raises:
         UsageError: names the first one that is not.
     """
     for name, value in values.items():
-        if not 0 < value < float("inf"):
+        if not 0 < value < 1e300:
             raise UsageError(f"{scheduler}: {name} is {value}; expected a finite number above 0")

@@ -49,8 +49,9 @@ def plan_bytescheduler(trace: Trace, link: Link, options: ByteSchedulerOptions) 
 
         while bytes under way < credit:  start the ready slice whose layer comes first in forward
 
-    Slices under way keep their order, so a slice that becomes the most urgent one waits for at most
-    ceil(credit / partition) slices; each slice costs one start-up time.
+    Slices under way keep their order, so a slice that becomes the most urgent one waits for less
+    than credit + partition bytes, in ceil(credit / partition) full slices or more that are smaller;
+    each slice costs one start-up time.
 
     Args:
         trace: gives sizes (bytes) and the forward order (`consumers`); times are not used.

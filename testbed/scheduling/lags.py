@@ -192,10 +192,10 @@ def plan_lags(trace: Trace, link: Link, options: LagsOptions) -> Plan:
     if options.hide == "rest":
         ratios = fair_ratios(layers, trace.backward_s, options.least, options.most)
     else:
-        after_s = [t.backward_s for t in tensors[1:]] + [0.0]
+        after_s = [*(t.backward_s for t in tensors[1:]), 0.0][: len(tensors)]
         computes_s = [a - s for a, s in zip(after_s, selects_s, strict=True)]
         ratios = next_layer_ratios(layers, computes_s, options.least, options.most)
-    plan = plan_of("lags", trace, range(1, len(tensors) + 1), reason=_words(ratios))
+    plan = plan_of("lags", trace, range(1, len(tensors) + 1), reason=_words(ratios, options.hide))
     return msgspec.structs.replace(
         plan,
         messages=tuple(
@@ -204,10 +204,11 @@ def plan_lags(trace: Trace, link: Link, options: LagsOptions) -> Plan:
     )
 
 
-def _words(ratios: Sequence[float]) -> str:
+def _words(ratios: Sequence[float], hide: str) -> str:
     if not ratios:
         return "nothing to send"
-    return f"ratios from {min(ratios):.2%} to {max(ratios):.2%}, as the rest of backward hides"
+    what = "the rest of backward" if hide == "rest" else "the next layer's backward"
+    return f"ratios from {min(ratios):.2%} to {max(ratios):.2%}, as {what} hides"
 
 
 LAGS = Part(

@@ -147,6 +147,7 @@ def best_concurrent(
     backward: Backward, link: Link, num_channels: int, serial_stops: Sequence[int]
 ) -> Grouping:
     """The best groups for up to so many channels; exact for few tensors, else searched for."""
+    num_channels = min(num_channels, max(1, len(backward)))  # a message each is the most
     if len(backward) <= MAX_EXHAUSTIVE:
         return try_all(backward, link, num_channels)
     return search_concurrent(backward, link, num_channels, serial_stops)

@@ -21,8 +21,9 @@ class P3Options:
 
     Attributes:
         slice_elements: per slice; 50 000 in the paper, 40 000 in the authors' code.
-        under_way: slices that are chosen ahead, which a more urgent one cannot overtake; None = 2
-            on parameter servers, 1 with all-reduce.
+        under_way: slices that are chosen ahead, which a more urgent one cannot overtake; above 1
+            they are counted by the bytes of full ones, so that many small ones may be; None = 2 on
+            parameter servers, 1 with all-reduce.
     """
 
     slice_elements: int = 50_000

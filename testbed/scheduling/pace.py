@@ -276,7 +276,7 @@ class PaceOptions:
         require_positive("pace", window=self.window)
         for name in ("segment_kib", "credit_kib"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if not 0 <= value < 1e300:  # in bytes it is finite, too
                 raise UsageError(f"pace: {name} is {value}; expected 0 or a number of KiB")
 
     @property

@@ -42,7 +42,24 @@ def test_the_prediction_stands_beside_the_measured_step() -> None:
 
 
 def test_targets_are_told_as_tables_tell_them() -> None:
-    words = describe_cell(cell(time_to_accuracy_s={"0.975": 5.0, "0.98": None, "0.07": 1.0}))
+    known = {"test_accuracy": 0.975}
+    words = describe_cell(
+        cell(**known, time_to_accuracy_s={"0.975": 5.0, "0.98": None, "0.07": 1.0})
+    )
     assert "  97.5 % accuracy after 5 s\n" in words
     assert "  98 % accuracy not reached\n" in words
     assert "  7 % accuracy  after 1 s\n" in words
+
+
+def test_where_nothing_tells_an_accuracy_no_target_is_called_missed() -> None:
+    aims = {"0.5": None}
+    words = describe_cell(cell(test_accuracy=None, time_to_accuracy_s=aims))
+    assert "  50 % accuracy not known: nothing tells one\n" in words
+    words = describe_cell(cell(test_accuracy=0.4, time_to_accuracy_s=aims))
+    assert "  50 % accuracy not reached\n" in words
+
+
+def test_what_a_backend_measured_when_it_was_opened_is_told() -> None:
+    words = describe_cell(cell(opened_as="mpi-ring:switch_bytes=65536"))
+    assert "  opened as     mpi-ring:switch_bytes=65536 (measured)\n" in words
+    assert "opened as" not in describe_cell(cell())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from testbed.base.errors import NonFiniteGradient
+from testbed.compression import lowrank
 from testbed.compression.common import count_of
 from testbed.compression.gtopk import swaps_of
 from testbed.compression.lowrank import blocks_of, orthonormal
@@ -255,3 +256,58 @@ def test_by_size_keeps_nothing_of_messages_that_are_small():
     done = ranks.exchange([torch.ones(4)])
     assert torch.equal(done[0].mean, torch.ones(4))
     assert ranks.states == [{}]
+
+
+def test_oktopk_keeps_what_a_full_region_cut_off():
+    """A hot block fills whole regions, whose sums then travel densely, zeros among them."""
+    draw = torch.Generator().manual_seed(3)
+    spec, num_workers, num_elements = "ef+oktopk:ratio=0.01", 8, 20_000
+    kept = torch.zeros(num_elements)
+    ranks = job(spec, num_workers)
+    for _ in range(8):
+        given = [torch.zeros(num_elements) for _ in range(num_workers)]
+        for one in given:
+            one[1000:1200] = torch.randn(200, generator=draw)
+        mean = ranks.exchange(given)[0].mean
+        before, kept = kept, sum(state["residual"] for state in ranks.states)
+        torch.testing.assert_close(
+            num_workers * mean + kept, sum(given) + before, rtol=1e-5, atol=1e-4
+        )
+
+
+def test_gtopk_published_keeps_what_is_not_in_a_dense_result():
+    given = [torch.full((64,), 10.0), torch.full((64,), 10.0), torch.ones(64)]
+    given[0][63] = given[1][63] = given[2][5] = 0.1
+    given[2][63] = 0.2
+    ranks = job("ef+gtopk:residual=published,ratio=0.984", 3)
+    mean = ranks.exchange(given)[0].mean
+    assert mean[63] == 0
+    assert ranks.states[2]["residual"][63] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_powersgd_of_float16_neither_overflows_nor_vanishes(size):
+    draw = torch.Generator().manual_seed(1)
+    low = torch.randn(256, 2, generator=draw) @ torch.randn(2, 256, generator=draw)
+    matrix = (low / low.abs().mean() * size).half().view(-1)
+    ranks = job("powersgd:rank=2,feedback=0", 4, ((256, 256),))
+    for _ in range(5):
+        mean = ranks.exchange([matrix] * 4)[0].mean
+    assert float((mean - matrix).float().norm() / matrix.float().norm()) < 5e-3
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "acp-sgd:rank=2"])
+def test_low_rank_factors_are_drawn_once(spec, monkeypatch):
+    drawn = []
+    ours = lowrank.first_factors
+    monkeypatch.setattr(lowrank, "first_factors", lambda *a: drawn.append(1) or ours(*a))
+    ranks = job(spec, 1, ((8, 8),))
+    for step in range(4):
+        ranks.exchange([messages(1, step, 64)[0]])
+    assert len(drawn) == 1
+
+
+def test_natural_of_float16_stays_finite():
+    ranks = job("natural", 1)
+    mean = ranks.exchange([torch.full((64,), 4e4, dtype=torch.float16)])[0].mean
+    assert set(mean.tolist()) == {32768.0}

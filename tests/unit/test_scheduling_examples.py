@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.base.errors import UsageError
 from testbed.base.link import Link
 from testbed.prediction.contention import SharedLink, first_in_first_out
 from testbed.prediction.factors import scaling
@@ -86,6 +87,24 @@ def test_bucket_that_exceeds_at_5():
 def test_first_bucket_is_smaller():
     assert add_then_close([1, 1, 1, 1, 1, 1], 3, 1) == [1, 4, 6]
     assert add_then_close([], 3) == []
+
+
+def test_the_first_bucket_is_no_larger_than_the_others():
+    (_, *sizes) = [len(m.parts) for m in make_plan("bucket:mib=0", TRACE_A, LINK_A).messages]
+    assert sizes == [1, 1, 1, 1]
+
+
+def test_more_channels_than_messages_change_nothing():
+    found, many = (make_plan(f"optimal:channels={n}", TRACE_A, LINK_A) for n in (5, 4096))
+    assert [m.parts for m in found.messages] == [m.parts for m in many.messages]
+
+
+@pytest.mark.parametrize(
+    "spec", ["bytescheduler:credit_kib=1e306", "pace:segment_kib=1e306", "dear:mib=1e303"]
+)
+def test_sizes_that_no_number_of_bytes_holds_are_refused(spec):
+    with pytest.raises(UsageError, match=r"is 1e\+30[36]; expected"):
+        make_plan(spec, TRACE_A, LINK_A)
 
 
 def test_a_tensor_above_the_limit_is_alone():

@@ -176,3 +176,11 @@ def test_impossible_ratios_are_refused(spec, trace):
         make_plan("omgs:ratio=1.5", trace, LINK)
     with pytest.raises(UsageError, match="select_ns is -1"):
         make_plan("omgs:select_ns=-1", trace, LINK)
+
+
+@pytest.mark.parametrize(("hide", "told"), [("rest", "the rest of"), ("next", "the next layer's")])
+def test_lags_tells_what_hides_its_messages(hide, told, trace):
+    link = Link(backend="gloo", num_workers=4, latency_s=1e-5, seconds_per_byte=1e-9)
+    assert make_plan(f"lags:hide={hide}", trace, link).reason.endswith(f"as {told} backward hides")
+    empty = msgspec.structs.replace(trace, tensors=())
+    assert make_plan(f"lags:hide={hide}", empty, link).reason == "nothing to send"

@@ -17,7 +17,13 @@ from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
 from testbed.causes.summary import why
 from testbed.prediction.timeline import message_bytes
 from testbed.records.step_trace import computed_in, trace_of
-from testbed.records.timeline import Timeline, decode_timeline, encode_timeline
+from testbed.records.timeline import (
+    Kind,
+    Timeline,
+    TimelineEvent,
+    decode_timeline,
+    encode_timeline,
+)
 from testbed.scheduling.protocol import make_plan
 from tests.harness import page_cells
 from tests.harness.event_logs import PLANTED, Log, Planted, make_log
@@ -84,6 +90,117 @@ def test_causes_sum_to_what_was_exposed(planted: Planted | None, seed: int) -> N
         assert all(seconds >= 0 for seconds in part.causes_s.values())
         for each in part.stood:
             assert sum(each.causes_s.values()) == pytest.approx(each.wait.duration_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rank_that_is_always_late_is_late_in_some_steps_too(seed: int) -> None:
+    log = make_log("late rank", seed)
+    steps = log.window or sorted(log.timeline.exposed_s)
+    kept = set(steps)
+    events = tuple(e for e in log.timeline.events if e.step in kept)
+    always = msgspec.structs.replace(log.timeline, events=events)
+    found, usual = explain(always, steps[3:9])
+    assert usual is not None
+    assert log.rank in found.lateness.late
+    assert found.causes_s[LATE] == pytest.approx(usual.causes_s[LATE], rel=0.3)
+    assert found.causes_s[UNKNOWN] < 0.3 * found.exposed_s
+
+
+def bucketed(encodes: bool, vote: bool = False) -> Timeline:
+    """Two ranks, four steps of 40 ms: one message, whose parts are ready after 10 to 20 ms."""
+    plan = make_plan("bucket:mib=9,first_mib=9", page_cells.TRACE, page_cells.LINK)
+    names = list(reversed(plan.names))
+    events = []
+    for step in range(4):
+        at = 0.04 * step
+
+        def add(kind: Kind, begin: float, end: float, name: str = "m", message: int = 0) -> None:
+            events.extend(
+                TimelineEvent(
+                    kind=kind,
+                    name=name,
+                    rank=rank,
+                    step=step,  # noqa: B023
+                    begin_s=at + begin,  # noqa: B023
+                    end_s=at + end,  # noqa: B023
+                    channel=0,
+                    num_bytes=8 if message < 0 else 1000,
+                    message=message,
+                )
+                for rank in range(2)
+            )
+
+        add("step", 0.0, 0.03, f"step {step}", -1)
+        moments = [0.01 + 0.01 * k / (len(names) - 1) for k in range(len(names))]
+        for name, moment in zip(names, moments, strict=True):
+            add("ready", moment, moment, name, -1)
+            if encodes:
+                add("encode", moment + 1e-5, moment + 6e-5)
+        handed = 0.0201
+        add("queued", handed, handed)
+        add("send", handed, 0.0251)
+        add("wait", 0.0202, 0.0251)
+        if vote:
+            for kind in ("queued", "send", "wait"):
+                add(kind, 0.0251, 0.0251 if kind == "queued" else 0.0252, "(in use)", -1)
+    return Timeline(
+        backend="gloo",
+        num_workers=2,
+        events=tuple(events),
+        scheduler="bucket",
+        plan=plan,
+        link=page_cells.LINK,
+    )
+
+
+def test_packing_a_bucket_before_its_last_gradient_is_no_codec() -> None:
+    plain, packed = (why(bucketed(encodes)) for encodes in (False, True))
+    causes = [{row.cause: row.exposed_s for row in each.causes} for each in (plain, packed)]
+    assert packed.first == plain.first
+    for name, seconds in causes[0].items():
+        assert causes[1][name] == pytest.approx(seconds, abs=2e-4)
+    ready = [[row.ready_s for row in each.tensors] for each in (plain, packed)]
+    assert ready[1] == pytest.approx(ready[0])
+    assert max(ready[1]) == pytest.approx(0.02)
+
+
+def test_a_vote_is_an_exchange_of_its_own() -> None:
+    rounds = explain(bucketed(encodes=True, vote=True))[0].rounds
+    assert [(x.message, x.turn, x.num_bytes) for x in rounds[0].exchanges][1] == (1, 0, 8)
+
+
+def test_the_time_of_a_step_is_that_of_the_steps_that_were_asked_for() -> None:
+    timeline = bucketed(encodes=False)
+    longer = [
+        msgspec.structs.replace(e, end_s=e.end_s + 0.005) if e.step == 2 else e
+        for e in timeline.events
+        if e.kind == "step"
+    ]
+    others = [e for e in timeline.events if e.kind != "step"]
+    changed = msgspec.structs.replace(timeline, events=tuple([*others, *longer]))
+    assert why(changed, [2]).step_s == pytest.approx(0.035)
+    assert why(changed).step_s == pytest.approx(0.03)
+
+
+def test_overlap_of_a_step_that_is_waited_for_in_the_next_is_that_of_the_run() -> None:
+    logs = [make_log("saturated link", seed) for seed in range(20)]
+    crossing = [
+        log.timeline
+        for log in logs
+        if log.window is None and log.timeline.plan and log.timeline.plan.crosses_iteration
+    ]
+    assert crossing
+    for timeline in crossing:
+        steps = sorted(timeline.exposed_s)
+        whole = why(timeline, steps[2:-2]).overlap
+        assert why(timeline, [steps[6]]).overlap == pytest.approx(whole, abs=0.15)
+
+
+def test_a_timeline_whose_steps_found_no_room_says_so() -> None:
+    timeline = bucketed(encodes=False)
+    full = msgspec.structs.replace(timeline, events=(), dropped=9)
+    with pytest.raises(UsageError, match=r"9 events found no room.*fewer of them in a step"):
+        why(full)
 
 
 def test_what_the_session_counted_beyond_the_waits_cannot_be_told() -> None:

@@ -69,7 +69,7 @@ def timelines(cells: Sequence[Placed], found: Sequence[Recorded]) -> Markup:
     chosen: dict[int, tuple[Placed, Recorded]] = {}
     for recorded in found:
         each = own.get((recorded.source, repr(recorded.config)))
-        if each is not None:
+        if each is not None and recorded.timeline.events:  # else no step had room
             chosen.setdefault(each.number, (each, recorded))
     if not chosen:
         told = (
