@@ -31,7 +31,7 @@ class CheckpointOptions:
             raise UsageError(
                 f"checkpoint: segments is {self.segments!r}; expected sqrt, cost or a whole number"
             )
-        if self.segments == "0":
+        if self.segments.isdecimal() and int(self.segments) == 0:
             raise UsageError("checkpoint: segments is 0; expected 1 or more")
 
 

@@ -49,7 +49,8 @@ class ReportCell(Cell, kw_only=True):
     The step time is the geometric mean of the repeats' medians, its interval Student's over them
     (see `testbed.statistics.runs`); p5 and p95 are of the pooled steps. Peak memory and staleness
     are the largest, other figures medians over repeats. `samples` pools the repeats; `environment`
-    and `accuracy_curve` are the first one's.
+    and `accuracy_curve` are the first one's. Times are as measured, not undilated; those in
+    `resources` are the cluster's.
 
     Attributes:
         source: folder that the cell was read from.

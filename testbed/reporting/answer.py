@@ -10,7 +10,7 @@ from testbed.base.axes import MEMORY
 from testbed.base.units import rounded
 from testbed.records.answer import Answer, Beside, Saving
 from testbed.records.report import ReportCell
-from testbed.reporting.answer_text import SURE_RUNS, lines_of
+from testbed.reporting.answer_text import ALONE, SURE_RUNS, lines_of
 from testbed.reporting.dilation import UNRANKED
 from testbed.reporting.ranking import is_compared
 from testbed.reporting.ratios import is_framework, runs_ratio
@@ -76,6 +76,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
     memory, cheapest = [*_savings(cells, setting), None, None][:2]
     if not methods:
         why = "nothing was exchanged" if all(map(is_upper_bound, cells.values())) else "other work"
+        why = why if cells else "no step time"
         return Answer(
             setting=setting.heading, verdict="none", why=why, memory=memory, cheapest=cheapest
         )
@@ -95,6 +96,10 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
         rivals = len(lossy) if place in lossy else 1
         return _beside(cells[place], best, place, setting.names[place], found, first, rivals)
 
+    why = "" if ranked else why_not_ranked(best, found, first)
+    if len(methods) == 1:
+        others_ran = any(_competes(cell) for place, cell in cells.items() if place != first)
+        why = ALONE if others_ran or _failed_beside(every, best) else why
     low_s, high_s = range_of(best)
     share = best.efficiency
     predicted = min(
@@ -113,7 +118,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
         low_s=low_s,
         high_s=high_s,
         num_runs=len(best.run_medians_s),
-        why="" if ranked else why_not_ranked(best, found, first),
+        why=why,
         resolves=found.resolves if ranked else None,
         next=beside(others[0] if others else None),
         usual=beside(usual),
@@ -129,6 +134,23 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
         memory=memory,
         cheapest=cheapest,
     )
+
+
+def _competes(cell: ReportCell) -> bool:
+    """Whether it was run to be compared with methods that exchange whole gradients."""
+    is_plain = cell.config.memory == MEMORY.default
+    return is_plain and not compresses(cell) and not is_upper_bound(cell)
+
+
+def _failed_beside(every: Sequence[ReportCell], best: ReportCell) -> bool:
+    """Whether another method failed on its workload, workers and cluster."""
+
+    def asked(cell: ReportCell) -> tuple[object, ...]:
+        config = cell.config
+        return cell.source, config.workload, config.workers, config.cluster
+
+    alike = [cell for cell in every if asked(cell) == asked(best)]
+    return any(cell.status == "failed" and _competes(cell) for cell in alike)
 
 
 def range_of(cell: ReportCell) -> tuple[float | None, float | None]:
@@ -195,6 +217,8 @@ def _beside(
         alone = runs_ratio(cell, best) if differs else None
         if alone is not None and alone.low is not None and alone.high is not None:
             pair_differs = not alone.low <= 1 <= alone.high
+    elif _depends(cell) and not _depends(best):  # its time is not the cluster's
+        name, differs = f"{name} ({cell.rank_note})", None
     else:
         differs = None if low is None or high is None else not low <= 0 <= high
     return Beside(

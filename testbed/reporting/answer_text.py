@@ -11,6 +11,7 @@ from testbed.records.answer import Answer, Beside, Saving
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3
 NAME: Final = 44  # characters of a method's name
+ALONE: Final = "others failed or did other work"  # why only one method is there
 SURE_RUNS: Final = 3  # from here on an interval is shown
 
 
@@ -62,11 +63,12 @@ def _clauses(answer: Answer) -> list[str]:
     if answer.bound_s and answer.step_time_s:
         above = answer.step_time_s / answer.bound_s - 1
         bound = f"the bound of {_ms(answer.bound_s)} (no communication)"
-        told.append(
-            f"{rounded(100 * above)} % above {bound}"
-            if above >= 0
-            else f"below {bound}: the machine was busy, measure again"
-        )
+        if above >= 0:
+            told.append(f"{rounded(100 * above)} % above {bound}")
+        elif answer.num_runs >= SURE_RUNS and (answer.high_s or 0.0) >= answer.bound_s:
+            told.append(f"not told apart from {bound}")
+        else:
+            told.append(f"below {bound}: something slowed one of them, measure both again")
     elif answer.exposed_s is not None:
         told.append(f"{_ms(answer.exposed_s)} of it exposed communication (no bound measured)")
     if answer.unranked:
@@ -93,16 +95,23 @@ def _unranked(answer: Answer) -> str:
 
 def _verdict(answer: Answer) -> str:
     if answer.step_time_s is None:
-        none = "no gradients were exchanged, so that no method is the fastest"
-        return none if answer.why == "nothing was exchanged" else "no method did the same work"
+        none = {
+            "nothing was exchanged": "no gradients were exchanged",
+            "no step time": "no step time is recorded",
+        }
+        told = none.get(answer.why)
+        return (
+            f"{told}, so that no method is the fastest" if told else "no method did the same work"
+        )
     step = f"{_ms(answer.step_time_s)}{range_text(answer)}"
     best = [clipped(name) for name in answer.best]
     if answer.verdict == "tied":
         return _tied(best, step)
     dense = "" if answer.compressed is None else " dense"
+    was = "did work to compare" if answer.why == ALONE else "was run"
     words = {
         "fastest": f"fastest: {best[0]}, {step}",
-        "only one": f"only one{dense} method was run: {best[0]}, {step}",
+        "only one": f"only one{dense} method {was}: {best[0]}, {step}",
         "not proven": f"fastest seen, not proven: {best[0]}, {step}: {answer.why}",
     }
     return words[answer.verdict].removesuffix(": one run")
@@ -135,7 +144,7 @@ def range_text(answer: Answer) -> str:
 
 def _gain(beside: Beside, answer: Answer) -> str:
     """Whether it is proven is told here where the verdict has not told it."""
-    unproven = ", not proven," if answer.verdict == "fastest" else ""
+    unproven = ", not proven," if answer.verdict in ("fastest", "tied") else ""
     sure = {True: "", False: ", so not significantly,", None: unproven}[beside.differs]
     slower = beside.gain < 0
     text = f"{rounded(100 * abs(beside.gain))} %{sure} {'slower' if slower else 'faster'} than"

@@ -118,6 +118,8 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     if one.verdict == "other work":
         return told("undecided", f"not the same work: {cell.work}")
     apart = one.share if limit.is_share else one.difference
+    if limit.is_share and apart is None and (not one.difference or not limit.size):
+        apart = one.difference  # nothing of 0 is no change; of a limit of 0 the sign counts alone
     beyond = apart is not None and (apart > limit.size if limit.above else apart < -limit.size)
     if one.verdict == "one seed" and apart is not None and cell.failed_b <= cell.failed_a:
         words = f"{_words(limit, one, apart)}: repeats of it tell nothing of other seeds"
@@ -130,7 +132,8 @@ def _gate(cell: CellDiff, limit: Limit) -> Gated | None:
     words = _words(limit, one, apart)
     if one.is_significant and beyond:
         return told("breached", words)
-    if limit.size and _reach(limit, one, one.resolves) > limit.size:
+    is_same = not one.difference and not one.resolves
+    if limit.size and not is_same and _reach(limit, one, one.resolves) > limit.size:
         return told("undecided", f"{words}; the interval reaches beyond the limit")
     if cell.failed_b > cell.failed_a:
         return told("undecided", f"{cell.failed_b} run(s) failed in B, {cell.failed_a} in A")

@@ -84,12 +84,16 @@ def _parts(cell: ReportCell, more: Sequence[str]) -> tuple[str, ...]:
 
 
 def _apart_from_others(groups: Iterable[object]) -> list[list[str]]:
-    """What tells a setting from another of the same workload, workers, cluster and batch."""
+    """What tells a setting from another of the same workload, workers, cluster and batch.
+
+    Two files of the same name are told by their paths.
+    """
     keys: list[tuple[str, tuple[RunConfig, str]]] = list(groups)  # type: ignore[arg-type]
-    plain = ("workload", "workers", "cluster", "batch_size")
+    plain = ("workers", "cluster", "batch_size")
 
     def base(key: tuple[str, tuple[RunConfig, str]]) -> tuple[object, ...]:
-        return tuple(getattr(key[1][0], name) for name in plain)
+        config = key[1][0]
+        return short_text(config.workload), config.workers, config.cluster, config.batch_size
 
     told = []
     for key in keys:

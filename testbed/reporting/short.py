@@ -77,10 +77,12 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
     """The answer of each setting in a row; what they have in common in the title."""
     common = [part for part in settings[0].parts if all(part in s.parts for s in settings)]
 
-    def gain(beside: Beside | None) -> str:
+    def gain(beside: Beside | None, verdict: str) -> str:
         if beside is None:
             return ""
-        return f"{rounded(100 * beside.gain)}{' ns' if beside.differs is False else ''}"
+        doubt = " ?" if verdict in ("fastest", "tied") else ""  # else the verdict tells it
+        sure = {True: "", False: " ns", None: doubt}[beside.differs]
+        return f"{rounded(100 * beside.gain)}{sure}"
 
     def above(answer: Answer) -> str:
         if not answer.bound_s or not answer.step_time_s:
@@ -100,14 +102,16 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
     usual = names.pop() if len(names) == 1 else "usual"
     said = ["next"] * any(answer.next is not None for answer in answers)
     said += [usual] * any(answer.usual is not None for answer in answers)
+    gains = [gain(beside, a.verdict) for a in answers for beside in (a.next, a.usual)]
+    doubts = ", ?: not proven" if any(text.endswith("?") for text in gains) else ""
     columns = [
         Column("setting", lambda row: own(row[0]), numeric=False),
         Column("fastest", lambda row: " = ".join(row[1].best) or "-", numeric=False),
         Column(
             "step ms", lambda row: rounded(1e3 * (row[1].step_time_s or 0)) if row[1].best else ""
         ),
-        Column("next +%", lambda row: gain(row[1].next)),
-        Column(f"{usual} +%", lambda row: gain(row[1].usual)),
+        Column("next +%", lambda row: gain(row[1].next, row[1].verdict)),
+        Column(f"{usual} +%", lambda row: gain(row[1].usual, row[1].verdict)),
         Column("over bound %", lambda row: above(row[1])),
         *([Column("fastest lossy", lambda row: lossy(row[1]), numeric=False)] if any_lossy else []),
         Column("verdict", lambda row: row[1].verdict, numeric=False),
@@ -116,7 +120,7 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
         ", ".join([f"{len(settings)} settings", *common]),
         columns,
         list(zip(settings, answers, strict=True)),
-        f"{' and '.join(said)} +%: by how much its step is longer (ns: not significantly)"
+        f"{' and '.join(said)} +%: by how much its step is longer (ns: not significantly{doubts})"
         if said
         else "",
     )

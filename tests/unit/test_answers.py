@@ -12,8 +12,10 @@ import msgspec
 import pytest
 from scipy import stats
 
+from testbed.base.config import RunConfig
 from testbed.records.answer import Answer, Beside
-from testbed.reporting.aggregate import collect_cells
+from testbed.records.cell import Cell
+from testbed.reporting.aggregate import Collected, Found, collect_cells
 from testbed.reporting.answer_text import lines_of
 from testbed.reporting.make import make_report
 from testbed.reporting.short import to_text
@@ -345,3 +347,95 @@ def test_that_the_verdict_may_not_hold_is_never_left_out():
     text = " ".join(lines_of(few)).lower()
     assert "may be faster, not ranked: gloo/pace (120 ms, unstable)" in text
     assert "1 not ranked" not in text
+
+
+def ran(backend, *steps_s, **changes):
+    """The runs of one cell."""
+    setting = {"workload": "w", **changes.pop("setting", {})}
+    values = {"batch_size": 8, "identical_work": True, "initial_digest": "a", "sample_digest": "b"}
+    return [
+        Cell(
+            backend=backend,
+            num_workers=2,
+            step_time_s=step_s,
+            config=RunConfig(backend=backend, workers=2, repeat=number, **setting),
+            **{**values, **setting, **changes},
+        )
+        for number, step_s in enumerate(steps_s)
+    ]
+
+
+def reported(*runs):
+    found = [Found("here", repr((r.backend, r.workload)), r) for each in runs for r in each]
+    return make_report(Collected(tuple(found), ()))
+
+
+ALIKE = (0.1, 0.1003, 0.0998, 0.1001, 0.0999)
+
+
+def test_a_gain_over_one_run_is_not_proven_beside_methods_that_are_tied():
+    other = [{"workload": name} for name in "wx"]
+    runs = [ran(b, *ALIKE, setting=o) for o in other for b in ("gloo", "loopback")]
+    runs += [ran("mpi", 0.105, setting=o) for o in other]
+    report = reported(*runs)
+    assert {answer.verdict for answer in report.answers} == {"tied"}
+    assert all(" %, not proven, faster than the next, mpi" in a.lines[-1] for a in report.answers)
+    text = to_text(report)
+    assert "4.98 ?" in text
+    assert "(ns: not significantly, ?: not proven)" in text
+
+
+@pytest.mark.parametrize("why", ["failed", "other"])
+def test_a_method_whose_rivals_failed_or_did_other_work_was_not_the_only_one(why):
+    rival = ran("mpi", *ALIKE, initial_digest="z")
+    if why == "failed":
+        rival = [msgspec.structs.replace(r, status="failed", step_time_s=None) for r in rival]
+    told = reported(ran("gloo", *ALIKE), rival, ran("gloo-too", *ALIKE)[:0]).answers
+    lines = [line for answer in told for line in answer.lines]
+    assert any("Only one method did work to compare: " in line for line in lines), lines
+    alone = reported(ran("gloo", *ALIKE)).answers[0].lines
+    assert alone[0].startswith("Only one method was run: gloo")
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "told"),
+    [
+        (0.09, "11.1 % above the bound of 90.0 ms"),
+        (0.1002, "not told apart from the bound of 100 ms (no communication)"),
+        (0.15, "below the bound of 150 ms (no communication): something slowed one of them"),
+    ],
+)
+def test_below_the_bound_is_said_where_the_interval_is(bound_s, told):
+    none = ran("none", *(bound_s + step_s - 0.1 for step_s in ALIKE), consistency="none")
+    (answer,) = reported(ran("gloo", *ALIKE), ran("mpi", *(2 * s for s in ALIKE)), none).answers
+    assert told.lower() in " ".join(answer.lines).lower()
+
+
+def test_what_depends_on_its_dilation_is_beside_the_fastest_but_not_proven():
+    cluster = {"setting": {"cluster": "nodes=2,rate=10gbit,dilation=10"}, "dilation": 10.0}
+    runs = [
+        ran(name, *(factor * s for s in ALIKE), num_messages=num, **json.loads(json.dumps(cluster)))
+        for name, factor, num in (("gloo", 10, 4), ("mpi", 11, 4), ("ddp", 13, 200))
+    ]
+    runs = [
+        [msgspec.structs.replace(r, cluster={"rates": []}, workload="w") for r in each]
+        for each in runs
+    ]
+    (answer,) = reported(*runs).answers
+    assert answer.usual is not None
+    assert (answer.usual.name, answer.usual.differs) == ("ddp (dilation not checked)", None)
+    assert "not proven, faster than ddp (dilation not checked)" in " ".join(answer.lines)
+
+
+def test_two_files_of_one_name_are_told_apart_by_their_paths():
+    names = [f"replay:trace=runs/{folder}/t.json" for folder in "ab"]
+    runs = [ran(b, *ALIKE, setting={"workload": n}) for n in names for b in ("gloo", "mpi")]
+    settings = [answer.setting for answer in reported(*runs).answers]
+    assert len(set(settings)) == 2
+    assert all(f"workload={name}" in setting for name, setting in zip(names, settings, strict=True))
+
+
+def test_a_record_without_a_step_time_is_not_one_without_an_exchange():
+    (cell,) = ran("gloo", 0.1)
+    (answer,) = reported([msgspec.structs.replace(cell, step_time_s=None)]).answers
+    assert answer.lines == ["No step time is recorded, so that no method is the fastest."]

@@ -573,6 +573,23 @@ def test_a_count_that_was_nothing_is_compared():
     assert found.verdict == "breached"
 
 
+@pytest.mark.parametrize(
+    ("after", "limit", "verdict"),
+    [
+        (0.0, "wire_bytes_per_step > 1%", "held"),
+        (0.0, "wire_bytes_per_step > 0%", "held"),
+        (9.0, "wire_bytes_per_step > 1%", "undecided"),
+        (9.0, "wire_bytes_per_step > 0%", "breached"),
+        (0.0, "wire_bytes_per_step > 4", "held"),
+    ],
+)
+def test_shares_of_nothing(after, limit, verdict):
+    """What sends no bytes, as `none`, and still sends none, has not changed."""
+    a = [made(1.0 + 0.01 * n, n, wire_bytes_per_step=0.0) for n in range(5)]
+    b = [made(1.0 + 0.01 * n, n, wire_bytes_per_step=after) for n in range(5)]
+    assert [each.verdict for each in gated(side("a", a), side("b", b), limit)] == [verdict]
+
+
 def test_a_breach_counts_more_than_what_is_undecided():
     a, b = side("a", [made(1.0)]), side("b", [made(2.0, wire_bytes_per_step=9999.0)])
     assert status_of(gated(a, b, "step_time_s > 3%")) == 3

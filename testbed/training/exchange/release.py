@@ -142,7 +142,7 @@ class ReleasedUpdate(DeferredUpdate):
         parameter = self._parameters[tensor]
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        self._own[tensor] = gradient
+        self._own[tensor] = gradient if gradient.is_sparse else gradient.contiguous()
 
     def _use_own(self) -> None:
         own, self._own = self._own, {}
