@@ -56,7 +56,7 @@ def overwrite(options: NoOptions) -> Strategy:
 
 
 def may_overwrite(lifetimes: Lifetimes) -> tuple[str, ...]:
-    """Layers all of whose operators may overwrite what they read.
+    """ReLU modules all of whose operators may overwrite what they read.
 
     Args:
         lifetimes: of the step.
@@ -80,7 +80,7 @@ def may_overwrite(lifetimes: Lifetimes) -> tuple[str, ...]:
         )
         name = lifetimes.units[op.unit]
         allowed[name] = allowed.get(name, True) and free
-    return tuple(name for name, free in allowed.items() if free)
+    return tuple(name for name, free in allowed.items() if free and name in lifetimes.relus)
 
 
 SOON: Final = 4  # positions between an operator's result and the death of what only it read

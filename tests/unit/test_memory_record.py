@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from testbed.base.errors import UsageError
+from testbed.memory.inplace import may_overwrite
 from testbed.memory.recording.record import record
 
 
@@ -157,3 +158,25 @@ def test_sparse_gradients_are_refused() -> None:
     model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 4))
     with pytest.raises(UsageError, match=r"sparse=False \(0 of"):
         record(model, loss, (torch.ones(2, dtype=torch.int64),))
+
+
+class Functional(nn.Module):
+    """ReLUs as functions, one as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.third = nn.Conv2d(4, 4, 3)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = nn.functional.relu(self.second(nn.functional.relu(self.first(x))))
+        return self.relu(self.third(made)).flatten(1)
+
+
+def test_only_modules_overwrite_their_input_not_functions() -> None:
+    batch = (torch.ones(2, 1, 12, 12),)
+    assert may_overwrite(record(Functional(), loss, batch)) == ("relu",)
+    nested = nn.Sequential(Functional(), nn.Linear(144, 2))
+    assert may_overwrite(record(nested, loss, batch)) == ("0.relu",)

@@ -110,6 +110,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
         workspace: [positions], bytes that the operator which ends there held beside its arguments
             and results; no storages, and nobody but the allocator sees them. Empty: not measured.
         layers: [positions], the layer that is at work.
+        relus: layers that are `torch.nn.ReLU`.
         weight_bytes: parameters and buffers.
         sample_bytes: of the step's samples, which stay until the optimizer's step.
         optimizer_bytes: what the optimizer keeps between steps.
@@ -129,6 +130,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     gradients: tuple[GradientReady, ...] = ()
     workspace: tuple[int, ...] = ()
     layers: tuple[str, ...] = ()
+    relus: tuple[str, ...] = ()
     weight_bytes: int = 0
     sample_bytes: int = 0
     optimizer_bytes: int = 0

@@ -109,6 +109,7 @@ class Recording(TorchDispatchMode):
         self.ignored: set[int] = set()
         self.layer = OUTSIDE
         self.layer_at: dict[int, str] = {}
+        self._relus: tuple[str, ...] = ()
         self.storages = LiveStorages(self._on_birth, self._on_death)
         self._named, self._rates = named, rates
         self._units: dict[str, int] = {}
@@ -266,6 +267,8 @@ class Recording(TorchDispatchMode):
     def watching_layers(self, model: torch.nn.Module) -> Iterator[None]:
         """Know which layer of the model runs."""
         names = {id(module): name or "(model)" for name, module in model.named_modules()}
+        relus = (m for m in model.modules() if isinstance(m, torch.nn.ReLU))
+        self._relus = tuple(names[id(module)] for module in relus)
         stack: list[str] = []
 
         def enter(module: torch.nn.Module, inputs: Any) -> None:
@@ -374,6 +377,7 @@ class Recording(TorchDispatchMode):
             time_s=tuple(self._times),
             gradients=tuple(self._gradients),
             layers=tuple(self._layers),
+            relus=self._relus,
             weight_bytes=weight_bytes,
             sample_bytes=sample_bytes,
             least_moved_bytes=PAGE_BYTES,
