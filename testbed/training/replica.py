@@ -41,7 +41,7 @@ class Replica:
 
     `called` is what the loss calls instead of the model, where a framework has wrapped it;
     `activations` carries out a plan for what the forward pass leaves for the backward pass;
-    `recorder` is told when either began and ended.
+    `recorder` is told when either began and ended; `accumulates`: a step has several micro-batches.
     """
 
     workload: Workload
@@ -55,6 +55,7 @@ class Replica:
     called: torch.nn.Module | None = None
     activations: Activations | None = None
     recorder: Recorder | None = None
+    accumulates: bool = False
 
     def to_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The batch on the replica's device, floating inputs in its precision."""
@@ -119,6 +120,7 @@ def make_replica(
         device,
         config.precision,
         strategy,
+        accumulates=config.accumulate > 1,
     )
 
 

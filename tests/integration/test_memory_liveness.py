@@ -62,6 +62,13 @@ def test_so_it_is_beside_sparse_messages(
     assert predicted == pytest.approx(measured, rel=within)
 
 
+@pytest.mark.parametrize("memory", ["none", "checkpoint", "release"])
+def test_gradients_of_earlier_micro_batches_are_foreseen(memory: str, tmp_path: Path) -> None:
+    found = memory_of("resnet20", 4, tmp_path, "--memory", memory, "--accumulate", "2")
+    predicted, measured = (sum(found[kind].values()) for kind in ("predicted", "measured"))
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
 def memory_of(workload: str, batch: int, folder: Path, *options: str) -> dict[str, Any]:
     """What the record of a worker that is alone says of memory."""
     record = folder / "run.json"

@@ -13,7 +13,7 @@ from testbed.base.errors import UsageError
 from testbed.commands.simulate import simulate
 from testbed.memory.planning.lifetimes import KEEP
 from testbed.memory.planning.plan import decode_memory_plan
-from testbed.training.forecast import record_step
+from testbed.training.forecast import Batches, record_step
 from testbed.training.replica import make_replica
 from testbed.workloads.load import load_workload
 from tests.harness.runs import answer
@@ -228,3 +228,36 @@ def test_a_saved_plan_keeps_the_modules_that_overwrite_their_input(tmp_path, cap
     saved.write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, in_place=("nowhere",))))
     with pytest.raises(UsageError, match="nowhere may not overwrite what it reads"):
         simulate(**asked, memory=f"laysa:plan={saved}")
+
+
+CONTRASTIVE = """
+import torch
+from torch.nn import functional as F
+
+class Pairs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+    def forward(self, x):
+        made = self.layer(x)
+        return made @ made.t()
+
+def build():
+    data = torch.utils.data.TensorDataset(torch.ones(64, 16), torch.zeros(64, dtype=torch.long))
+    def loss(model, batch):
+        made = model(batch[0])
+        return F.cross_entropy(made, torch.arange(len(made)))
+    return Pairs(), data, loss
+"""
+
+
+def test_sizes_that_do_not_grow_by_a_line_are_recorded(tmp_path):
+    file = tmp_path / "pairs.py"
+    file.write_text(CONTRASTIVE)
+    for workload in (f"{file}:build", "digits-mlp"):
+        config = make_config({"workload": workload, "batch_size": 512})
+        replica = make_replica(load_workload(config.workload, seed=1), config, 1)
+        found, real = Batches(replica).at(512), record_step(replica, 512)
+        assert max(found.base) == pytest.approx(max(real.base), rel=0.01)
+        sizes = [sum(v.num_bytes for v in each.values) for each in (found, real)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)

@@ -35,12 +35,15 @@ def largest_row(sizes: Sequence[int], row: int) -> int:
 
 
 def gradient_bytes(step: Lifetimes, costs: Costs) -> Levels:
-    """Bytes of parameters' gradients alive at each position."""
+    """Bytes of parameters' gradients alive at each position; of micro-batches before, from 0 on."""
     change = np.zeros(step.num_positions + 1, dtype=np.int64)
     leave = _left_at(step, costs.in_flight, costs.row, costs.held_bytes)
     for gradient, end in zip(step.gradients, leave, strict=True):
-        change[gradient.position] += gradient.num_bytes
+        change[0 if step.accumulates else gradient.position] += gradient.num_bytes
         change[max(end, gradient.position + 1)] -= gradient.num_bytes
+        if step.accumulates:  # what is added to it
+            change[gradient.position] += gradient.num_bytes
+            change[gradient.position + 1] -= gradient.num_bytes
     return np.cumsum(change[:-1])
 
 

@@ -111,6 +111,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
             and results; no storages, and nobody but the allocator sees them. Empty: not measured.
         layers: [positions], the layer that is at work.
         relus: layers that are `torch.nn.ReLU`.
+        accumulates: it is the last of several micro-batches, to whose gradients it adds.
         weight_bytes: parameters and buffers.
         sample_bytes: of the step's samples, which stay until the optimizer's step.
         optimizer_bytes: what the optimizer keeps between steps.
@@ -131,6 +132,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     workspace: tuple[int, ...] = ()
     layers: tuple[str, ...] = ()
     relus: tuple[str, ...] = ()
+    accumulates: bool = False
     weight_bytes: int = 0
     sample_bytes: int = 0
     optimizer_bytes: int = 0
