@@ -142,6 +142,13 @@ class Spectral(nn.Module):
         return out
 
 
+def noisy() -> nn.Module:
+    """An operator draws into a tensor that was saved before: RReLU's noise."""
+    return nn.Sequential(
+        *(nn.Linear(12, 32), nn.RReLU(), nn.Linear(32, 32), nn.RReLU(), nn.Linear(32, 10))
+    )
+
+
 def images(size: int) -> Batch:
     draw = torch.Generator().manual_seed(size)
     return torch.randn(size, 3, 8, 8, generator=draw), torch.arange(size) % 10
@@ -196,6 +203,7 @@ CASES = {
     "recurrent": Case(seeded(lambda: Shared(nn.LSTM)), classes, vectors),
     "frozen": Case(seeded(Frozen), classes, images),
     "spectral": Case(seeded(Spectral), classes, vectors),
+    "noise": Case(seeded(noisy), classes, vectors),
     "bert": transformer("bert-base"),
     "gpt2": transformer("gpt2"),
 }

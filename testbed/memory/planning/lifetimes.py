@@ -59,6 +59,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         uses: saved tensors that lie in it.
         replaces: the value in the same storage that the operator overwrote; that ends here.
         is_fixed: the operator cannot be run again.
+        stays: it is not moved either: an operator writes to it after it was saved.
     """
 
     num_bytes: int
@@ -70,6 +71,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     uses: tuple[Use, ...] = ()
     replaces: int | None = None
     is_fixed: bool = False
+    stays: bool = False
 
 
 class ForwardOp(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,8 +226,8 @@ def settled(lifetimes: Lifetimes, actions: str) -> str:
             blocked = any(u in overwritten and found[u] != RECOMPUTE for u in value.inputs)
             action = KEEP if value.is_fixed or blocked else RECOMPUTE
         elif action in MOVED:
-            is_moved = value.uses and value.num_bytes >= lifetimes.least_moved_bytes
-            action = action if is_moved else KEEP
+            is_large = value.num_bytes >= lifetimes.least_moved_bytes
+            action = action if value.uses and is_large and not value.stays else KEEP
         found.append(action)
     needed: set[int] = set()
     for number in range(len(values) - 1, -1, -1):

@@ -82,7 +82,9 @@ class Simulator:
             if value.is_fixed or not overwritten.isdisjoint(value.inputs)
         ]
         least = lifetimes.least_moved_bytes
-        self.small = [n for n, v in enumerate(values) if v.uses and v.num_bytes < least]
+        self.unmoved = [
+            n for n, v in enumerate(values) if v.uses and (v.num_bytes < least or v.stays)
+        ]
         self.unsaved = [number for number, value in enumerate(values) if not value.uses]
         self.own_ends = ends(lifetimes, KEEP * len(values))
         self.wanted = sorted(
@@ -141,7 +143,7 @@ class Simulator:
                 is_fixed or any(found[source] != _RECOMPUTE for source in sources)
             ):
                 found[number] = _KEEP
-        for number in self.small:
+        for number in self.unmoved:
             if found[number] in _MOVED:
                 found[number] = _KEEP
         for number in reversed(self.unsaved):

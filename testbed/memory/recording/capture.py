@@ -59,6 +59,7 @@ class _Open:
     replaces: int | None
     dies: int = -1
     uses: list[_OpenUse] = field(default_factory=list)
+    stays: bool = False
 
 
 @dataclass
@@ -238,6 +239,12 @@ class Recording(TorchDispatchMode):
                 )
             )
 
+        for hidden_in in overwritten - {self.storages.find(t) for t in tensors_in(result)}:
+            if hidden_in in self._value_of:  # the noise of RReLU, which is saved before it is drawn
+                hidden = self._values[self._value_of[hidden_in]]
+                hidden.stays = True
+                self._fixed_ops |= {op, hidden.op}
+
     def _note_sources(
         self, op: int, func: Any, before: list[int | None], overwritten: set[int | None]
     ) -> None:
@@ -366,6 +373,7 @@ class Recording(TorchDispatchMode):
                 ),
                 replaces=v.replaces,
                 is_fixed=v.op in fixed,
+                stays=v.stays,
             )
             for v in self._values
         )
