@@ -69,6 +69,38 @@ def test_gradients_of_earlier_micro_batches_are_foreseen(memory: str, tmp_path: 
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
+def test_gradients_that_are_not_contiguous_are_released(tmp_path: Path) -> None:
+    file = tmp_path / "strided.py"
+    file.write_text(STRIDED)
+    losses = []
+    for memory in ("none", "release"):
+        record = tmp_path / f"{memory}.json"
+        alone = ("--backend", "none", "--workers", "1", "--steps", "3", "--batch-size", "4")
+        done = testbed(
+            "run",
+            "--workload",
+            f"{file}:build",
+            *alone,
+            *("--memory", memory, "--json", str(record)),
+        )
+        assert done.status == 0, done.err
+        losses.append(json.loads(record.read_text())["samples"]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+STRIDED = """
+import torch
+from torch import nn
+
+def build():
+    head = nn.Flatten(), nn.Linear(128, 3)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), *head)
+    images = torch.randn(16, 3, 8, 8).to(memory_format=torch.channels_last)
+    data = torch.utils.data.TensorDataset(images, torch.arange(16) % 3)
+    return model.to(memory_format=torch.channels_last), data, nn.CrossEntropyLoss()
+"""
+
+
 def memory_of(workload: str, batch: int, folder: Path, *options: str) -> dict[str, Any]:
     """What the record of a worker that is alone says of memory."""
     record = folder / "run.json"

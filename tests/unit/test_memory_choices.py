@@ -120,7 +120,7 @@ def test_cheap_operators(name: str, expected: bool) -> None:
     assert is_cheap(name) == expected
 
 
-@pytest.mark.parametrize("segments", ["0", "-2", "half"])
+@pytest.mark.parametrize("segments", ["0", "00", "-2", "half"])
 def test_segments_that_are_none(segments: str) -> None:
     with pytest.raises(UsageError, match="segments"):
         CheckpointOptions(segments=segments)

@@ -370,6 +370,17 @@ def test_too_many_events_are_thinned_out_and_the_page_says_so(tmp_path: Path) ->
     assert all("of the shortest events are not drawn" in line for line in told)
 
 
+def test_a_timeline_whose_steps_found_no_room_is_left_out(tmp_path: Path) -> None:
+    cells = tmp_path / "sweep" / "cells"
+    cells.mkdir(parents=True)
+    (cells / "0.json").write_bytes(encode_cell(page_cells.cell("gloo", 2)))
+    none = msgspec.structs.replace(page_cells.timeline(), events=(), dropped=9)
+    (cells / f"0{SUFFIX}").write_bytes(encode_timeline(none))
+    _, root = page_of(tmp_path / "sweep", tmp_path / "report.html")
+    (empty,) = root.all("section", id="timeline")
+    assert "Nothing is recorded" in empty.whole
+
+
 def test_a_timeline_without_a_plan_is_drawn_and_says_why_nothing_is_predicted() -> None:
     found = msgspec.structs.replace(page_cells.timeline(), plan=None)
     drawn = draw(found, 1000)

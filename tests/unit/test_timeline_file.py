@@ -128,3 +128,11 @@ def test_readings_of_the_cores_are_divided_among_the_steps_that_they_cover() -> 
 def test_ranks_and_servers_are_called_alike_wherever_they_are_shown() -> None:
     found = timeline([])
     assert [process_of(found, rank) for rank in range(3)] == ["rank 0", "rank 1", "server 0"]
+
+
+def test_the_first_step_that_lacks_an_event_is_told() -> None:
+    """Under a plan that crosses the iteration what is dropped first may be of a later step."""
+    recorder = Recorder(capacity=0, on=True)
+    for step in (7, 6, 8):
+        recorder.add("send", "m", 0.0, 1.0, step)
+    assert (recorder.full_in, recorder.dropped) == (6, 3)
