@@ -106,15 +106,20 @@ def _repeats(found: Iterable[Found]) -> list[list[Cell]]:
 
 
 def _opened(found: Iterable[Found]) -> list[str]:
-    """A note where repeats of one cell measured other options when their backend was opened."""
-    mixed = [runs for runs in _repeats(found) if len({run.opened_as for run in runs}) > 1]
+    """A note where repeats of a cell measured options with which they send other bytes."""
+    mixed = [
+        runs
+        for runs in _repeats(found)
+        if len({run.opened_as for run in runs}) > 1
+        and len({run.wire_bytes_per_step for run in runs}) > 1
+    ]
     if not mixed:
         return []
     total = Counter(run.opened_as or "not recorded" for runs in mixed for run in runs)
     told = ", ".join(f"{runs} as {text}" for text, runs in sorted(total.items()))
     return [
-        f"repeats of {len(mixed)} cells opened their backend with other options, as each measured "
-        f"({told}): they send other bytes and sum in other orders; name the options to fix them"
+        f"repeats opened their backend with other options, as each measured ({told}; cells: "
+        f"{len(mixed)}): they sent other bytes and summed in other orders; name the options"
     ]
 
 

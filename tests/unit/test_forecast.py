@@ -141,20 +141,25 @@ def test_what_lies_between_two_programs_is_no_spread_of_runs() -> None:
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [
-        (("a=1", "a=2", "a=1"), "(2 as a=1, 1 as a=2)"),
-        (("a=1", ""), "(1 as a=1, 1 as not recorded)"),
+        (("a=1", "a=2", "a=1"), "(2 as a=1, 1 as a=2;"),
+        (("a=1", ""), "(1 as a=1, 1 as not recorded;"),
         (("a=1", "a=1"), ""),
     ],
 )
 def test_a_report_tells_of_repeats_that_were_opened_otherwise(
     sizes: tuple[str, ...], told: str
 ) -> None:
-    runs = tuple(Found("here", "a", ran(1.0, opened_as=text)) for text in sizes)
+    sent = {"a=1": 9.0, "a=2": 8.0, "": 8.0}
+    made = [ran(1.0, opened_as=text, wire_bytes_per_step=sent[text]) for text in sizes]
+    runs = tuple(Found("here", "a", each) for each in made)
     report = make_report(Collected(runs, ()))
     notes = [note for note in report.cautions if "with other options" in note]
     assert len(notes) == bool(told)
     assert all(told in note for note in notes)
     assert report.cells[0].opened_as == ("" if told else "a=1")
+    alike = [Found("here", "a", ran(1.0, opened_as=text)) for text in sizes]  # as many bytes
+    notes = make_report(Collected(tuple(alike), ())).cautions
+    assert not any("with other options" in note for note in notes)
 
 
 MADE = {"commit": "one", "platform": "Linux", "versions": {"torch": "2.9"}, "variables": {}}
