@@ -17,7 +17,7 @@ from testbed.base.units import format_seconds
 from testbed.commands.checks import check_files
 from testbed.launch.join import who_am_i
 from testbed.records.cell import encode_cell
-from testbed.records.store import cell_files
+from testbed.records.store import PLAN
 from testbed.reporting.rerun import describe, rows_of, status_of, to_run
 from testbed.reporting.sides import find_place, read_run
 from testbed.sweeping.executor import ProcessRunner, run_command
@@ -68,16 +68,16 @@ def rerun(
 
 
 def _check_new(json: Path, cell: str) -> None:
-    """Refuse to write the new run over a stored one.
+    """Refuse to write the new run over anything that is stored with the old one.
 
     Raises:
-        UsageError: the file is the cell that is run again, or another one of its sweep.
+        UsageError: the file is there, and is the stored run, or lies in its sweep's folder.
     """
     place, _ = find_place(cell)
-    folder = place / "cells" if (place / "cells").is_dir() else place
-    stored = cell_files(folder) if folder.is_dir() else [place]
-    if json.resolve() in {file.resolve() for file in stored}:
+    within = (place.parent if (place.parent / PLAN).exists() else place).resolve()
+    given = json.resolve()
+    if json.exists() and within in (given, *given.parents):
         raise UsageError(
-            f"--json is {str(json)!r}, which holds a stored run and would be replaced by the new "
-            "one; name another file"
+            f"--json is {str(json)!r}, which is stored with the run and would be replaced by the "
+            "new one; name another file"
         )

@@ -106,7 +106,7 @@ def plan_asc_wfbp(trace: Trace, link: Link, options: AscWfbpOptions) -> Plan:
             trace,
             stops,
             channels=admit(backward, stops, seen, options.channels).channel,
-            num_channels=options.channels,
+            num_channels=min(options.channels, len(stops)),
             reason=f"{len(stops)} messages, up to {options.channels} under way at once",
         )
 

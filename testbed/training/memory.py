@@ -14,6 +14,7 @@ from testbed.base.axes import MEMORY
 from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.plan import Plan
+from testbed.base.types import Op
 from testbed.control.protocol import decided_by_first
 from testbed.memory.planning.plan import MemoryPlan
 from testbed.memory.recording.calibrate import give_back_pages, moving_costs
@@ -143,6 +144,10 @@ def plan_memory(
             return forecast(lifetimes, other.strategy, given, compression, workers, costs=costs)
 
         lifetimes = record_step(replica, batch_size, calibrated=True)
+        if Op.APPLY in run.backend.capabilities.ops:  # servers hold the optimizer
+            lifetimes = msgspec.structs.replace(
+                lifetimes, optimizer_bytes=0, update_bytes=0, update_share=0.0
+            )
         costs = moving_costs(replica.device)
         found, schedule = jointly(
             lifetimes,

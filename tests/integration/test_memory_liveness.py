@@ -69,6 +69,14 @@ def test_gradients_of_earlier_micro_batches_are_foreseen(memory: str, tmp_path: 
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
+def test_what_servers_hold_of_the_optimizer_is_not_foreseen_on_workers(tmp_path: Path) -> None:
+    servers = ("--backend", "zmq-ps:update=server", "--workers", "2", "--momentum", "0.9")
+    found = memory_of("resnet20", 4, tmp_path, *servers)
+    predicted, measured = found["predicted"], found["measured"]
+    assert predicted["weights"] == measured["weights"]
+    assert (predicted["optimizer"], measured.get("optimizer", 0)) == (0, 0)
+
+
 def test_gradients_that_are_not_contiguous_are_released(tmp_path: Path) -> None:
     file = tmp_path / "strided.py"
     file.write_text(STRIDED)

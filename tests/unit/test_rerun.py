@@ -153,6 +153,8 @@ def test_a_failed_run_is_not_run_again(tmp_path):
         ("bank/cells/{}.json", "bank/cells/{}.json"),
         ("bank:{}", "bank/cells/../cells/{}.json"),
         ("bank/cells/{}.json", "linked.json"),
+        ("bank/cells/{}.json", "bank/sweep.json"),
+        ("bank/cells:{}", "bank/sweep.json"),
         ("alone.json", "alone.json"),
         ("bank.tar.gz:{}", "bank.tar.gz"),
     ],
@@ -166,5 +168,5 @@ def test_a_stored_run_is_not_written_over(cell, json, tmp_path, monkeypatch):
     assert answer("pack", "bank").status == 0
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     done = answer("rerun", cell.format(stored.stem), "--json", json.format(stored.stem))
-    assert (done.status, "which holds a stored run" in done.err) == (2, True), done.err
+    assert (done.status, "would be replaced" in done.err) == (2, True), done.err
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
