@@ -90,7 +90,7 @@ def open_none(group: Group, options: NoOptions) -> NoBackend:
 
 NONE = Part(
     name="none",
-    summary="no communication: the upper bound (workers drift apart)",
+    summary="no communication: the upper bound of the speed (workers drift apart)",
     build=open_none,
     facts=lambda options: BackendFacts(
         consistency="none",

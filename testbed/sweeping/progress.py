@@ -205,11 +205,18 @@ class _Bar:
 def last_line(error: str) -> str:
     r"""The line of an error that says what happened: of a traceback, the last; empty: none does.
 
+    What a rank found wrong with its input says more than that it ended.
+
     Example:
         >>> last_line("exit status 1\nTraceback ...\nRankLost: rank 1")
         'RankLost: rank 1'
+        >>> last_line("testbed: rank 1: UsageError: no option 'x'\nmpirun exited with status 2")
+        "no option 'x'"
     """
     lines = error.strip().splitlines()
+    for line in lines:
+        if told := line.partition(": UsageError: ")[2]:
+            return told
     return lines[-1].strip() if lines else ""
 
 
