@@ -216,6 +216,10 @@ def test_shared_link_takes_no_leap():
 
 def test_asc_groups():
     assert asc_stops(BACKWARD_A, LINK_A) == [1, 3, 5]
+    channels = {
+        n: make_plan(f"asc-wfbp:channels={n}", TRACE_A, LINK_A).num_channels for n in (2, 9)
+    }
+    assert channels == {2: 2, 9: 3}  # none that no message would travel on
 
 
 def golden_rows():
