@@ -176,7 +176,7 @@ def why(
         ),
         ranks=tuple(_rank(rank, found) for rank in range(timeline.num_workers)),
         tensors=tuple(_tensors(timeline, found)),
-        advice=() if advise is None else tuple(advise(found)),
+        advice=() if advise is None else (*_free_hosts(timeline, found, usual), *advise(found)),
         clock_uncertainty_s=max((c.uncertainty_s for c in timeline.clocks), default=0.0),
         notes=tuple(notes),
     )
@@ -218,6 +218,25 @@ def _busy_note(busy: Mapping[int, Busy]) -> str:
         ranks = [f"rank {r} {b.share:.0%}" for r, b in worst if b.awaited is awaited]
         told += [f"{what}: {', '.join(ranks)}"] * bool(ranks)
     return "; ".join(told)
+
+
+def _free_hosts(
+    timeline: Timeline, found: Explanation, usual: Explanation | None
+) -> Sequence[Advice]:
+    """What a busy host costs the rank that stands still most, steps played back without it.
+
+    Ranks whose exchanges no longer last may themselves take longer: no step gains more than the
+    run's other steps are shorter, where the hosts were not busy in those.
+    """
+    busy = found.lateness.busy
+    if not busy:
+        return ()
+    gained = max(of.get(HOST, 0.0) for of in found.by_rank_s)
+    if usual is not None and not usual.lateness.busy:
+        shorter = _step_s(timeline, found.rounds) - _step_s(timeline, usual.rounds)
+        gained = min(gained, max(0.0, shorter))
+    names = ", ".join(map(str, sorted(busy)))
+    return (Advice(change=f"nothing else on the cores of rank {names}", gain_s=gained),)
 
 
 def _part_s(costs: Costs, cause: str, key: tuple[int, int]) -> float:

@@ -76,7 +76,7 @@ def _leave_out(cells: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
     reasons: dict[str, dict[str, None]] = {}
     kept = []
     for cell in cells:
-        axes = [axis for axis in AXES if axis.is_light or cell.cluster is not None]
+        axes = [a for a in AXES if cell.cluster is not None or a.loads_at_once(a.of(cell))]
         try:
             parts = parts_of(cell, axes)
             if cell.cluster is not None:

@@ -153,10 +153,10 @@ def check_parts(cells: Iterable[RunConfig]) -> None:
     """
     cells = list(cells)
     for axis in AXES:
-        look = axis.resolve if axis.is_light else axis.check_names
         problems = []
         for text in dict.fromkeys(axis.of(cell) for cell in cells):
             try:
+                look = axis.resolve if axis.loads_at_once(text) else axis.check_names
                 look(text)
             except Unavailable:
                 continue

@@ -35,6 +35,11 @@ class OwnModel:
     function: str
     options: Mapping[str, str]
 
+    @property
+    def name(self) -> str:
+        """As it is written before its options."""
+        return f"{self.path}:{self.function}"
+
 
 def parse_own_model(spec_text: str) -> OwnModel | None:
     """The parts of `file.py:function:key=value,...`; None if the text names no Python file.
@@ -60,13 +65,17 @@ def parse_own_model(spec_text: str) -> OwnModel | None:
 
 
 _BINDS_UNSEEN = {"exec", "globals", "vars", "setattr", "__getattr__", "*"}
+_SUPPLIED = {"seed", "data_dir"}  # parameters that are no options
 
 
-def lacks_function(own: OwnModel) -> str | None:
-    """That the file surely does not have the function, found without running the file; else None.
+def surely_lacks(own: OwnModel) -> str | None:
+    """That a file surely lacks the function, or that an option; found without running it.
 
-    A file that may get names by other ways than its text shows is left to whoever runs it, as is
-    one that is no Python.
+    None: it may have them.
+
+    A file that may get names in other ways than its text shows is left to whoever runs it, as is
+    one that is no Python; so are options of a function that is decorated, bound more than once, or
+    takes any keyword.
 
     Raises:
         OSError: the file cannot be read.
@@ -75,11 +84,22 @@ def lacks_function(own: OwnModel) -> str | None:
         tree = ast.parse(own.path.read_bytes())
     except (SyntaxError, ValueError):
         return None
-    names = _names_in(tree)
-    if own.function in names or names & _BINDS_UNSEEN:
+    names = list(_names_in(tree))
+    if _BINDS_UNSEEN & {name for name, _ in names}:
         return None
-    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
-    return no_function(own, functions)
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    if own.function not in {name for name, _ in names}:
+        return no_function(own, [name for name in functions if name[0] != "_"])
+    found, times = functions.get(own.function), names.count((own.function, True))
+    if found is None or times > 1 or found.decorator_list or found.args.kwarg:
+        return None
+    taken = {a.arg for a in (*found.args.args, *found.args.kwonlyargs)} - _SUPPLIED
+    fields = [(name, str, field(default="")) for name in sorted(taken)]
+    try:
+        parse_options(own.name, own.options, make_dataclass("Options", fields))
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def no_function(own: OwnModel, functions: Iterable[str]) -> str:
@@ -94,23 +114,21 @@ def no_function(own: OwnModel, functions: Iterable[str]) -> str:
     return told + closest(own.function, known)
 
 
-def _names_in(tree: ast.AST) -> set[str]:
-    """All names in a text, and `*` where it imports whatever another file has."""
-    found: set[str] = set()
+def _names_in(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """All names in a text, and whether each is bound there; `*` for whatever another file has."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            yield node.name, True
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            yield node.id, not isinstance(node.ctx, ast.Load)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-    return found
+            yield (node.asname or node.name).partition(".")[0], True
 
 
 def _refuses(own: OwnModel, config: RunConfig) -> str | None:
     if not own.path.is_file():
         return f"workload is {config.workload!r}, but there is no file {str(own.path)!r}"
-    return lacks_function(own)
+    return surely_lacks(own)
 
 
 def check_dilation(workload: Resolved[WorkloadFacts], dilation: float) -> None:
@@ -165,7 +183,7 @@ def _build(own: OwnModel, *, seed: int, data_dir: str | None) -> Workload:
         except UsageError:
             raise
         except Exception as error:
-            error.add_note(f"while the workload '{own.path}:{own.function}' was built")
+            error.add_note(f"while the workload '{own.name}' was built")
             raise
     return _to_workload(own, result)
 
@@ -223,7 +241,7 @@ def _arguments(
     if missing:
         raise UsageError(
             f"{own.function} in '{own.path}' needs {', '.join(missing)}; "
-            f"write {own.path}:{own.function}:{missing[0]}=..., or give it a default"
+            f"write {own.name}:{missing[0]}=..., or give it a default"
         )
     return {n: v for n, v in supplied.items() if n in parameters} | given
 
@@ -240,8 +258,7 @@ def _convert_options(own: OwnModel, options: Mapping[str, inspect.Parameter]) ->
                 f"{options[name].annotation}; an option can be str, int, float, bool, a Literal "
                 "of strings, or one of these or None"
             )
-    part = f"{own.path}:{own.function}"
-    converted = vars(parse_options(part, own.options, make_dataclass("Options", fields)))
+    converted = vars(parse_options(own.name, own.options, make_dataclass("Options", fields)))
     return {key.replace("-", "_"): converted[key.replace("-", "_")] for key in own.options}
 
 
@@ -327,5 +344,4 @@ def user_part(spec_text: str) -> tuple[Part, OwnModel] | None:
     own = parse_own_model(spec_text)
     if own is None:
         return None
-    name = f"{own.path}:{own.function}"
-    return Part(name, "the user's own", _build, OwnModel, refuses=_refuses), own
+    return Part(own.name, "the user's own", _build, OwnModel, refuses=_refuses), own

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -139,6 +140,17 @@ def test_combinations_that_cannot_be_are_told_once_with_the_reason_and_left_out(
     for scheduler in ("bucket", "dear"):
         for workers in (2, 4):
             assert f"digits-cnn, ddp, {scheduler}, {workers} workers" in told[0]
+
+
+def test_what_a_users_own_file_surely_lacks_is_told_before_anything_runs(tmp_path):
+    Path("mine.py").write_text("def build(width: int = 3): ...\nraise RuntimeError('run')\n")
+    own = "mine.py:build:width=4,mine.py:build:widht=4,mine.py:buidl"
+    said = invoke("sweep", "--workload", own, "--backend", "gloo", "--dry-run")
+    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
+    assert {c.split("--workload ")[1].split()[0] for c in commands} == {"mine.py:build:width=4"}
+    assert "2 of 3 cells cannot be" in said
+    assert "'mine.py:build' has no option 'widht'; known options: width; did you mean" in said
+    assert "'mine.py' has no function 'buidl'; it has: build; did you mean 'build'?" in said
 
 
 def test_cells_that_a_cluster_has_no_place_for_are_left_out():

@@ -241,6 +241,22 @@ def test_advice_on_planted_causes_is_what_ends_them(seed: int) -> None:
     assert told["a link of twice the rate"] < 0.25 * max(told.values())
 
 
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_a_busy_host_s_advice_is_to_free_its_cores(seed: int) -> None:
+    log = make_log("busy host", seed)
+    found = why(log.timeline, log.window, lambda explained: ())
+    (told,) = found.advice
+    assert str(log.rank) in told.change.removeprefix("nothing else on the cores of rank ").split(
+        ", "
+    )
+    assert told.gain_s >= next(row.exposed_s for row in found.causes if row.cause == HOST) * 0.9
+    if log.window:  # the other steps show what it really costs
+        rest = sorted({e.step for e in log.timeline.events} - set(log.window))
+        costs_s = found.step_s - why(log.timeline, rest).step_s
+        assert 0.8 * costs_s <= told.gain_s <= costs_s + 1e-4
+    assert not why(make_log("late rank", seed).timeline, None, lambda explained: ()).advice
+
+
 def test_without_a_link_halves_tell_what_the_whole_message_costs() -> None:
     ratios = []
     for seed in range(150):

@@ -1,4 +1,5 @@
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from testbed.base.axes import WORKLOADS
 from testbed.base.errors import Unavailable, UnknownName, UsageError
 from testbed.workloads.load import as_samples, count_correct, load_workload
 from testbed.workloads.samples import DatasetSamples, TensorSamples
-from testbed.workloads.user_file import EXAMPLE, lacks_function, parse_own_model
+from testbed.workloads.user_file import EXAMPLE, parse_own_model, surely_lacks
 
 # --- registered workloads ---
 
@@ -302,11 +303,34 @@ def test_a_function_that_a_file_surely_lacks_is_refused_unrun(
     file.write_text(f"{text}\nraise RuntimeError('this was run')\n" if "(:" not in text else text)
     own = parse_own_model(f"{file}:build")
     if not refused:
-        assert lacks_function(own) is None
+        assert surely_lacks(own) is None
         return
-    told = lacks_function(own)
+    told = surely_lacks(own)
     assert "has no function 'build'; it has: " in told
     assert ("did you mean 'built'" in told) == text.startswith("def built")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "refused"),
+    [
+        ("def build(width: int = 3): ...\n", "width=4", ""),
+        ("def build(width: int = 3): ...\n", "widht=4", "no option 'widht'.*did you mean 'width'"),
+        ("def build(width: int = 3, *, seed=1): ...\n", "seed=4", "no option 'seed'.*: width$"),
+        ("def build(w): ...\nif __name__ == '__main__':\n    build(1)\n", "v=4", "no option 'v'"),
+        ("def build(**given): ...\n", "v=4", ""),
+        ("@make\ndef build(): ...\n", "v=4", ""),
+        ("def build(): ...\nbuild = other\n", "v=4", ""),
+        ("def build(): ...\nexec('')\n", "v=4", ""),
+        ("build = lambda: 1\n", "v=4", ""),
+    ],
+)
+def test_an_option_that_a_function_surely_does_not_take_is_refused_unrun(
+    text: str, options: str, refused: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "my_model.py"
+    file.write_text(f"{text}\nraise RuntimeError('this was run')\n")
+    told = surely_lacks(parse_own_model(f"{file}:build:{options}"))
+    assert re.search(refused, told) if refused else told is None
 
 
 def scores(*shape):

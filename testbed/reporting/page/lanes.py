@@ -152,7 +152,8 @@ def _predicted(
         raise UsageError(f"the model's lane is of whole gradients, not of {timeline.compressor}'s")
     if plan is None or link is None:
         raise UsageError(
-            "the timeline holds no plan and link; repeat the run with --predict --timeline FILE"
+            "the timeline holds no plan and link; copy the cell's command below and run it with "
+            "--predict --timeline FILE (of a sweep's TOML file: predict = true)"
         )
     (computed,) = computed_in(timeline, [step], range(timeline.num_workers))
     factor = 1 / timeline.dilation
