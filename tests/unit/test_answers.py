@@ -71,7 +71,7 @@ class Method:
         if around:
             return all(abs(ratio - 1) >= 0.05 for ratio in around)
         messages = self.record["num_messages"]
-        return messages is not None and (messages > MANY_MESSAGES or self.busy >= 0.75)
+        return messages is not None and (messages > MANY_MESSAGES or self.busy >= 0.4)
 
 
 def settings(folder):
@@ -232,8 +232,8 @@ def subset(tmp_path, folder, keep):
 
 
 def test_frameworks_alone_are_tied(tmp_path):
-    """Six runs each of DDP as it comes, with other buckets and with a plan's: no difference."""
-    folder = ROOT / "runs" / "tables" / "ddp-pairs"
+    """Six runs each of DDP as it comes and with other buckets: no difference."""
+    folder = ROOT / "runs" / "tables" / "ddp-pairs-dilated"
     cells = subset(
         tmp_path,
         folder,
@@ -241,20 +241,19 @@ def test_frameworks_alone_are_tied(tmp_path):
     )
     (answer,) = held_against_the_records(cells)
     assert answer.verdict == "tied"
-    assert len(answer.best) == 3
-    assert answer.lines[0].startswith("Tied: ddp, ddp:bucket_mib=8, ddp:plan=")
+    assert len(answer.best) == 2
+    assert answer.lines[0].startswith("Tied: ddp, ddp:bucket_mib=8, ")
     assert answer.next is None
 
 
 def test_two_plans_on_a_link_are_tied_and_a_third_is_the_next(tmp_path):
-    """Of the rounds of one day; those of two days differ by more than what is called stable."""
-    folder = ROOT / "runs" / "tables" / "emulated"
-    schedulers = ("optimal", "bucket")
+    """At a dilation at which they leave the cores idle for most of the time."""
+    folder = ROOT / "runs" / "tables" / "emulated-dilated"
+    schedulers = ("bucket", "optimal")
     cells = subset(
         tmp_path,
         folder,
-        lambda r: r["backend"] in ("mpi-ring", "none", "ddp") and r["dilation"] == 10
-        and r["config"]["repeat"] >= 2
+        lambda r: r["backend"] in ("mpi-ring", "none", "ddp")
         and r["scheduler"] in (*schedulers, "wfbp", "ddp", "torch's buckets"),
     )  # fmt: skip
     (answer,) = held_against_the_records(cells)

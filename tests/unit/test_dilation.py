@@ -98,12 +98,12 @@ def test_what_depends_on_dilation_is_not_ranked_and_says_so():
 
 
 def test_few_messages_that_keep_the_cores_busy_are_not_ranked_alone():
-    slow, quiet = (runs("bucket", 10.0, 0.2, 5, cores_busy=busy) for busy in (0.75, 0.74))
-    other = runs("mg-wfbp", 10.0, 0.21, 3, cores_busy=0.5)
+    slow, quiet = (runs("bucket", 10.0, 0.2, 5, cores_busy=busy) for busy in (0.4, 0.39))
+    other = runs("mg-wfbp", 10.0, 0.21, 3, cores_busy=0.3)
     found, notes = ranked(slow, other)
     assert found["bucket", 10.0] == (None, "cores busy")
     (note,) = (note for note in notes if note.startswith("cores busy:"))
-    assert "75 %" in note
+    assert "40 %" in note
     found, notes = ranked(quiet, other)
     assert found["bucket", 10.0] == (1, "")
     assert not any(note.startswith("cores busy:") for note in notes)
