@@ -299,13 +299,13 @@ class Axis(Registry, Generic[F]):
                 return f"{name}:{rest}" if rest else name
         return text
 
-    def loads_at_once(self, text: str) -> bool:
-        """Whether the specification can be resolved within milliseconds: a user's file is not run.
+    def is_own(self, text: str) -> bool:
+        """Whether the specification names a file of the user's own.
 
         Raises:
-            UsageError: it names such a file, and no function in it.
+            UsageError: it does, and no function in it.
         """
-        return self.is_light or self._own(text) is not None
+        return self._own(text) is not None
 
     def check_names(self, text: str) -> None:
         """Refuse what names no part, without loading any.

@@ -226,7 +226,7 @@ def _free_hosts(
     """What a busy host costs the rank that stands still most, steps played back without it.
 
     Ranks whose exchanges no longer last may themselves take longer: no step gains more than the
-    run's other steps are shorter, where the hosts were not busy in those.
+    run's other steps are shorter, where the hosts were not busy in those and they are shorter.
     """
     busy = found.lateness.busy
     if not busy:
@@ -234,7 +234,7 @@ def _free_hosts(
     gained = max(of.get(HOST, 0.0) for of in found.by_rank_s)
     if usual is not None and not usual.lateness.busy:
         shorter = _step_s(timeline, found.rounds) - _step_s(timeline, usual.rounds)
-        gained = min(gained, max(0.0, shorter))
+        gained = min(gained, shorter) if shorter > 0 else gained
     names = ", ".join(map(str, sorted(busy)))
     return (Advice(change=f"nothing else on the cores of rank {names}", gain_s=gained),)
 

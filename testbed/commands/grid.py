@@ -45,11 +45,16 @@ def cluster_axes(
 
 
 def wanted_sweep(
-    recipe: str | None, axes: Mapping[str, tuple[Any, ...]], changes: Mapping[str, Any]
+    recipe: str | None,
+    axes: Mapping[str, tuple[Any, ...]],
+    changes: Mapping[str, Any],
+    *,
+    begun: bool = False,
 ) -> Sweep | None:
     """The sweep that the command line describes; None if it names neither recipe nor axis.
 
-    Cells whose parts do not go together are left out of it, and told on standard error.
+    Cells whose parts do not go together are left out of it, and told on standard error. Of a sweep
+    that has begun, users' own files are not looked at.
     """
     if recipe is None and not axes:
         return None
@@ -63,7 +68,7 @@ def wanted_sweep(
     if "tune" in changes:
         cells = (msgspec.structs.replace(cell, tune=changes["tune"]) for cell in sweep.cells)
         sweep = replace(sweep, cells=tuple(cells))
-    check_parts(sweep.cells)
+    check_parts(sweep.cells, files=not begun)
     return replace(sweep, cells=_leave_out(sweep.cells))
 
 
@@ -76,7 +81,7 @@ def _leave_out(cells: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
     reasons: dict[str, dict[str, None]] = {}
     kept = []
     for cell in cells:
-        axes = [a for a in AXES if cell.cluster is not None or a.loads_at_once(a.of(cell))]
+        axes = [axis for axis in AXES if axis.is_light or cell.cluster is not None]
         try:
             parts = parts_of(cell, axes)
             if cell.cluster is not None:

@@ -187,8 +187,8 @@ def sweep(
         raise typer.Exit(carry_out_study(study, output, json, others, sys.stdout))
     _check_submission(submit, tasks, go, share, resume)
     recipe, folder = _sort_out(recipe, folder, output, resume)
-    changes |= {"tune": tune}
-    wanted = wanted_sweep(recipe, axes, {k: v for k, v in changes.items() if v is not None})
+    changes = {k: v for k, v in {**changes, "tune": tune}.items() if v is not None}
+    wanted = wanted_sweep(recipe, axes, changes, begun=resume)
     hosts = _hostfile_text(hostfile, context)
     if resume:
         if wanted is None:

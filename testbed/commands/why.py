@@ -193,7 +193,7 @@ def text_of(found: Why, most_tensors: int = MOST_TENSORS) -> str:
             + _advice(found)
             + [f"note: {note}" for note in found.notes]
             + [
-                "Exposed times are means over steps; the step's and all others are medians.",
+                "Exposed and wait-free times are means over steps, all others medians.",
                 "Times of different ranks agree within "
                 f"{format_seconds(found.clock_uncertainty_s)} (95 %)."
                 * (found.clock_uncertainty_s > 0),

@@ -14,8 +14,8 @@ MANY_MESSAGES: Final = 32
 AGREE: Final = 0.05
 APART: Final = 4.0
 
-# Of 18 cells of few messages that keep two cores 45 to 79 % busy at dilation 10, and that were run
-# at 40 as well, 13 take 1.06 to 1.38 times as long at 10; one that keeps them 29 % busy at 40 takes
+# Of 18 cells of few messages that keep two cores 48 to 80 % busy at dilation 10, and that were run
+# at 40 as well, 13 take 1.08 to 1.39 times as long at 10; one that keeps them 29 % busy at 40 takes
 # 1.045 times as long as at 160.
 BUSY_CORES: Final = 0.4
 

@@ -11,7 +11,7 @@ from testbed.base.axes import BACKENDS
 from testbed.records.report import Family, ReportCell
 from testbed.reporting.dilation import describe_dilation, dilation_verdicts
 from testbed.reporting.work import is_upper_bound, step_key
-from testbed.statistics.runs import STABLE, Comparison, compare
+from testbed.statistics.runs import STABLE, Comparison, compare, estimate
 
 
 def rank(cells: Sequence[ReportCell]) -> tuple[list[ReportCell], list[Family]]:
@@ -26,7 +26,10 @@ def rank(cells: Sequence[ReportCell]) -> tuple[list[ReportCell], list[Family]]:
     verdicts = dilation_verdicts(cells)
     ranked, families = [], list[Family]()
     for cell, verdict in zip(cells, verdicts, strict=True):
-        told = verdict if is_compared(cell) else ""
+        told: str = verdict if is_compared(cell) else ""
+        runs = estimate(cell.run_medians_s)
+        if told == "cores busy" and runs is not None and (runs.spread or 0.0) >= STABLE:
+            told = "unstable"  # of both the one to be mended first
         ranked.append(msgspec.structs.replace(cell, rank_note=told) if told else cell)
     for places in _families(ranked):
         members = {str(place): cells[place] for place in places}

@@ -142,22 +142,28 @@ def _check_fields(path: Path, key: str, values: Any) -> None:
             raise UnknownName(f"setting in [{key}] of {path}", name, FIELDS)
 
 
-def check_parts(cells: Iterable[RunConfig]) -> None:
+def check_parts(cells: Iterable[RunConfig], *, files: bool = True) -> None:
     """Look at the parts that a sweep asks for, before anything runs.
 
     A part that is unavailable here is no mistake of the grid: its cells fail when they run, say
     why, and the others are measured all the same.
+
+    Args:
+        cells: of the sweep.
+        files: look at users' own files, too; a sweep that goes on has begun with others, perhaps.
 
     Raises:
         UsageError: lists every specification that names no part, or an option it does not take.
     """
     cells = list(cells)
     for axis in AXES:
+        look = axis.resolve if axis.is_light else axis.check_names
         problems = []
-        for text in dict.fromkeys(axis.of(cell) for cell in cells):
+        for text, cell in {axis.of(cell): cell for cell in cells}.items():
             try:
-                look = axis.resolve if axis.loads_at_once(text) else axis.check_names
                 look(text)
+                if files and axis.is_own(text):
+                    axis.resolve(text).check(cell)
             except Unavailable:
                 continue
             except UsageError as error:

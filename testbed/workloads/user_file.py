@@ -64,7 +64,11 @@ def parse_own_model(spec_text: str) -> OwnModel | None:
     return OwnModel(Path(match[1]), spec.name, spec.options)
 
 
-_BINDS_UNSEEN = {"exec", "globals", "vars", "setattr", "__getattr__", "*"}
+_BINDS_UNSEEN = {
+    *("exec", "eval", "globals", "locals", "vars", "setattr", "*"),
+    *("builtins.exec", "builtins.eval", "sys.modules"),
+    *("__getattr__", "__dict__", "__signature__", "__code__"),
+}
 _SUPPLIED = {"seed", "data_dir"}  # parameters that are no options
 
 
@@ -123,12 +127,26 @@ def _names_in(tree: ast.AST) -> Iterator[tuple[str, bool]]:
             yield node.id, not isinstance(node.ctx, ast.Load)
         elif isinstance(node, ast.alias):
             yield (node.asname or node.name).partition(".")[0], True
+        elif isinstance(node, ast.Attribute):
+            if not isinstance(node.ctx, ast.Load):
+                yield node.attr, True
+            elif isinstance(node.value, ast.Name):
+                yield f"{node.value.id}.{node.attr}", False
+            if node.attr.startswith("__"):
+                yield node.attr, False
+        elif isinstance(node, ast.MatchAs | ast.MatchStar | ast.ExceptHandler) and node.name:
+            yield node.name, True
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest, True
 
 
 def _refuses(own: OwnModel, config: RunConfig) -> str | None:
-    if not own.path.is_file():
-        return f"workload is {config.workload!r}, but there is no file {str(own.path)!r}"
-    return surely_lacks(own)
+    try:
+        if not own.path.is_file():
+            return f"workload is {config.workload!r}, but there is no file {str(own.path)!r}"
+        return surely_lacks(own)
+    except OSError as error:
+        return f"workload is {config.workload!r}, whose file cannot be read ({error.strerror})"
 
 
 def check_dilation(workload: Resolved[WorkloadFacts], dilation: float) -> None:

@@ -142,15 +142,29 @@ def test_combinations_that_cannot_be_are_told_once_with_the_reason_and_left_out(
             assert f"digits-cnn, ddp, {scheduler}, {workers} workers" in told[0]
 
 
-def test_what_a_users_own_file_surely_lacks_is_told_before_anything_runs(tmp_path):
+def test_what_a_users_own_file_surely_lacks_is_told_before_anything_runs():
     Path("mine.py").write_text("def build(width: int = 3): ...\nraise RuntimeError('run')\n")
-    own = "mine.py:build:width=4,mine.py:build:widht=4,mine.py:buidl"
-    said = invoke("sweep", "--workload", own, "--backend", "gloo", "--dry-run")
-    commands = [line for line in said.splitlines() if line.startswith("testbed run ")]
-    assert {c.split("--workload ")[1].split()[0] for c in commands} == {"mine.py:build:width=4"}
-    assert "2 of 3 cells cannot be" in said
-    assert "'mine.py:build' has no option 'widht'; known options: width; did you mean" in said
-    assert "'mine.py' has no function 'buidl'; it has: build; did you mean 'build'?" in said
+    said = invoke("sweep", "--workload", "mine.py:build:width=4", "--backend", "gloo", "--dry-run")
+    assert "--workload mine.py:build:width=4" in said
+    long = f"{'a' * 300}.py"
+    own = f"mine.py:build:widht=4,mine.py:buidl,no.py:build,{long}:build,digits-mlp"
+    with pytest.raises(UsageError, match="workloads that cannot be run") as caught:
+        invoke("sweep", "--workload", own, "--backend", "gloo", "--dry-run")
+    for told in (
+        "'mine.py:build' has no option 'widht'; known options: width; did you mean 'width'?",
+        "'mine.py' has no function 'buidl'; it has: build; did you mean 'build'?",
+        "there is no file 'no.py'",
+        "whose file cannot be read (File name too long)",
+    ):
+        assert told in str(caught.value)
+
+
+def test_a_sweep_that_has_begun_goes_on_though_the_users_file_has_changed():
+    Path("mine.py").write_text("def build(width: int = 3): ...\n")
+    words = ["sweep", "--workload", "mine.py:build:width=4", "--backend", "gloo", "--repeats", "1"]
+    invoke(*words, "--output", "begun", "--submit", "slurm", "--tasks", "1")
+    Path("mine.py").write_text("def build(other: int = 3): ...\n")
+    assert "mine.py:build:width=4" in invoke(*words, "--resume", "--output", "begun", "--dry-run")
 
 
 def test_cells_that_a_cluster_has_no_place_for_are_left_out():

@@ -91,7 +91,9 @@ def test_parts_of_a_sweep_are_looked_at_before_it_runs(axes, message):
 def test_a_workload_of_the_users_own_needs_no_known_name():
     (cell,) = expand({}, {"workload": ["mine.py:net"]})
     assert cell.workload == "mine.py:net"
-    check_parts([cell])
+    check_parts([cell], files=False)
+    with pytest.raises(UsageError, match="there is no file 'mine"):
+        check_parts([cell])
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers())
