@@ -14,6 +14,7 @@ Identity = tuple[int, int]  # message, turn
 NOISE = 0.15  # share by which a duration may differ from start-up + bytes without another cause
 LEAST_TINY = 0.2  # share of all exchanges that start-ups of small messages take to be called so
 MANY = 4  # small messages in a step are many from so many on
+MOST_STARTUP_S = 2e-3  # of a hop of a ring; what a message takes beyond is no start-up
 SPREAD = 1.5  # largest over smallest message from which start-up and bytes can be told apart
 
 
@@ -154,6 +155,8 @@ class Share:
         startup_s: of a message that is not tiny, and what start-ups take more than the link's.
         tiny_s: start-up of one of many messages whose start-up is more than their transfer.
         transfer_s: bytes.
+        untold_s: start-up or bytes, which cannot be told apart.
+        divisible_s: of these what is more than start-ups take, so that a message may be divided.
         host_s: beyond these while the host was busy.
         rest_s: beyond these otherwise.
     """
@@ -161,6 +164,8 @@ class Share:
     startup_s: float = 0.0
     tiny_s: float = 0.0
     transfer_s: float = 0.0
+    untold_s: float = 0.0
+    divisible_s: float = 0.0
     host_s: float = 0.0
     rest_s: float = 0.0
     more_startup_s: float = 0.0
@@ -186,7 +191,11 @@ class Share:
             beyond_s = 0.0
         host_s, rest_s = (beyond_s, 0.0) if is_busy else (0.0, beyond_s)
         if costs.time_s(key) <= 0:
-            return cls(host_s=host_s, rest_s=whole_s - host_s)
+            untold_s = whole_s - beyond_s
+            startup_s = MOST_STARTUP_S * 2 * (len(exchange.begin_s) - 1)
+            bytes_s = min(untold_s, usual.untold_s.get(key, 0.0)) - startup_s  # growth may be both
+            rest = {"host_s": host_s, "rest_s": rest_s}
+            return cls(untold_s=untold_s, divisible_s=max(0.0, bytes_s), **rest)
         factor = (whole_s - beyond_s) / known_s
         startup_s = factor * costs.whole_startup_s(key)
         transfer_s = factor * costs.whole_transfer_s(key)

@@ -30,8 +30,10 @@ DEPENDENCY: Final = "dependency"
 TINY: Final = "tiny messages"
 STARTUP: Final = "start-up"
 LINK: Final = "saturated link"
+UNTOLD: Final = "start-up or link"  # told, and never named
 UNKNOWN: Final = "cannot tell"
 CAUSES: Final = (LATE, HOST, ORDER, CODEC, DEPENDENCY, TINY, STARTUP, LINK)
+ROWS: Final = (*CAUSES, UNTOLD, UNKNOWN)
 
 MIN_USUAL = 4  # so many other steps are needed to hold some against
 
@@ -78,12 +80,16 @@ class Explanation:
         return sorted(more.items(), key=lambda pair: -pair[1])
 
     def first(self, usual: Explanation | None = None) -> str:
-        """The cause to be named: the largest, or `cannot tell` where that is more than half."""
+        """The cause to be named: the largest, or `cannot tell` where that is more than half.
+
+        So too where the largest is what start-ups and bytes that cannot be told apart take.
+        """
         ranked = self.ranked(usual)
         cause, seconds = next(pair for pair in ranked if pair[0] != UNKNOWN)
         grown_s = sum(max(0.0, s) for _, s in ranked)
         unknown_s = dict(ranked)[UNKNOWN]
-        return cause if seconds > 0 and unknown_s <= grown_s / 2 else UNKNOWN
+        is_told = cause != UNTOLD and seconds > 0 and unknown_s <= grown_s / 2
+        return cause if is_told else UNKNOWN
 
 
 def explain(
@@ -94,7 +100,8 @@ def explain(
     Each step is played back from its events, first as measured, then without late ranks, without
     what a busy host added, without what start-ups and bytes have come to take more than in the
     run's other steps, in the best order, without codec, without dependencies, without
-    start-ups of tiny messages, without other start-ups, without bytes. What each of these takes
+    start-ups of tiny messages, without other start-ups, without bytes, without what of both cannot
+    be told apart. What each of these takes
     off the waits is that cause's; what is left then nobody can tell. The causes sum to the waits,
     and to what the session counted as exposed where that was recorded.
 
@@ -184,7 +191,7 @@ class _Basis:
         ]
         by_rank = self._by_rank(stood, steps)
         count = self.timeline.num_workers
-        causes = {c: sum(of.get(c, 0.0) for of in by_rank) / count for c in (*CAUSES, UNKNOWN)}
+        causes = {c: sum(of.get(c, 0.0) for of in by_rank) / count for c in ROWS}
         return Explanation(
             tuple(sorted(steps)), causes, by_rank, stood, list(chosen), self.lateness, self.costs
         )
@@ -202,6 +209,7 @@ class _Basis:
             (TINY, {"tiny": True}),
             (STARTUP, {"startup": True}),
             (LINK, {"transfer": True}),
+            (UNTOLD, {"untold": True}),
         ]
         for cause, change in changes:
             levels.append((cause, replace(levels[-1][1], **change)))  # type: ignore[arg-type]
@@ -249,7 +257,7 @@ class _Basis:
         for each in stood:
             waits_s[each.wait.step, each.wait.rank] += each.wait.duration_s
         found: list[dict[str, float]] = [
-            dict.fromkeys((*CAUSES, UNKNOWN), 0.0) for _ in range(self.timeline.num_workers)
+            dict.fromkeys(ROWS, 0.0) for _ in range(self.timeline.num_workers)
         ]
         factors: dict[tuple[int, int], float] = {}
         for step in steps:

@@ -29,6 +29,7 @@ class Without:
         tiny: start-ups of many small messages.
         startup: all other start-ups.
         transfer: bytes.
+        untold: start-ups and bytes that cannot be told apart.
     """
 
     late: frozenset[int] = frozenset()
@@ -42,6 +43,7 @@ class Without:
     tiny: bool = False
     startup: bool = False
     transfer: bool = False
+    untold: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +163,7 @@ class Playback:
         share = self._shares[number]
         return (
             share.rest_s
+            + (0.0 if without.untold else share.untold_s)
             + (0.0 if without.host else share.host_s)
             + (0.0 if without.more_startup else share.more_startup_s)
             + (0.0 if without.more_transfer else share.more_transfer_s)
@@ -279,6 +282,7 @@ class Playback:
         if not first.parts_s:
             return [(self._release_s(origin, without), length_s)]
         bytes_s = 0.0 if without.transfer else share.transfer_s
+        bytes_s += 0.0 if without.untold else share.divisible_s
         bytes_s += 0.0 if without.more_transfer else share.more_transfer_s
         parts = [(self._latest(m, without), s * bytes_s) for m, s in first.parts_s]
         last_s = max(moment for moment, _ in parts)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from testbed.base.errors import UsageError
 from testbed.causes.advice import advise, link_of, schedulers
-from testbed.causes.costs import Costs
+from testbed.causes.costs import Costs, Share
 from testbed.causes.exchanges import Exchange, Round
-from testbed.causes.explain import HOST, LATE, UNKNOWN, explain
+from testbed.causes.explain import HOST, LATE, UNKNOWN, UNTOLD, explain
 from testbed.causes.summary import why
 from testbed.prediction.timeline import message_bytes
 from testbed.records.step_trace import computed_in, trace_of
@@ -162,6 +162,42 @@ def test_packing_a_bucket_before_its_last_gradient_is_no_codec() -> None:
     ready = [[row.ready_s for row in each.tensors] for each in (plain, packed)]
     assert ready[1] == pytest.approx(ready[0])
     assert max(ready[1]) == pytest.approx(0.02)
+
+
+def lasting(duration_s: float, steps: Sequence[int] = range(4)) -> Timeline:
+    """`bucketed` without a link, its exchanges in these steps as long as that."""
+    timeline = bucketed(encodes=True)
+    ends = {s: 0.04 * s + 0.0201 + duration_s for s in steps}
+    events = tuple(
+        msgspec.structs.replace(e, end_s=ends[e.step])
+        if e.kind in ("send", "wait") and e.step in ends
+        else e
+        for e in timeline.events
+    )
+    return msgspec.structs.replace(timeline, events=events, link=None)
+
+
+def test_one_message_without_a_link_waits_for_its_gradients_if_it_is_no_start_up() -> None:
+    long, short = (why(lasting(seconds)) for seconds in (0.009, 0.003))
+    assert long.first == "dependency"
+    rows = {row.cause: row.exposed_s for row in long.causes}
+    # 5 of 9 ms are no start-ups of 2 ms a hop: all but the last 2 % of them could be sent before
+    assert rows["dependency"] == pytest.approx(0.0048, abs=2e-4)
+    assert rows["dependency"] + rows[UNTOLD] == pytest.approx(0.009, abs=5e-4)
+    rows = {row.cause: row.exposed_s for row in short.causes}
+    assert short.first == UNKNOWN
+    assert rows[UNTOLD] == pytest.approx(0.003, abs=5e-4)
+    assert rows["dependency"] == 0
+
+
+def test_what_one_message_takes_more_than_usual_is_start_up_or_link() -> None:
+    costs = [Costs.of(explain(lasting(s))[0].rounds, None) for s in (0.018, 0.008)]
+    (exchange, *_) = explain(lasting(0.018))[0].rounds[0].exchanges
+    grown, usual = (
+        Share.of(exchange, costs[0], each, frozenset(), is_busy=False) for each in costs[::-1]
+    )
+    assert grown.untold_s == usual.untold_s == pytest.approx(0.018)
+    assert (grown.divisible_s, usual.divisible_s) == pytest.approx((0.004, 0.014))
 
 
 def test_a_vote_is_an_exchange_of_its_own() -> None:
