@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from testbed.causes.costs import Share
-from testbed.causes.exchanges import Round
+from testbed.causes.exchanges import Exchange, Round
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,17 @@ class Playback:
         for number, exchange in enumerate(self._round.exchanges):
             found.append(last.get((exchange.message, exchange.turn - 1)))
             last[exchange.message, exchange.turn] = number
+        for number, exchange in enumerate(self._round.exchanges):
+            waited = self._waited_before(exchange) if found[number] is None else None
+            if waited is not None and waited < number and waited not in found:
+                found[number] = waited
         return found
+
+    def _waited_before(self, exchange: Exchange) -> int | None:
+        """The exchange that the last rank to hand this one over had waited for before, if any."""
+        rank = max(range(len(exchange.queued_s)), key=lambda r: exchange.queued_s[r])
+        ended = [w for w in self._round.waits[rank] if w.end_s <= exchange.queued_s[rank]]
+        return self._number.get(id(ended[-1].exchange)) if ended else None
 
     def _measure(self) -> list[_Measured]:
         found = []

@@ -205,6 +205,14 @@ def test_a_vote_is_an_exchange_of_its_own() -> None:
     assert [(x.message, x.turn, x.num_bytes) for x in rounds[0].exchanges][1] == (1, 0, 8)
 
 
+def test_what_is_handed_over_after_a_wait_takes_up_nothing_of_what_that_loses() -> None:
+    plain, voted = (why(bucketed(encodes=True, vote=vote)) for vote in (False, True))
+    causes = [{row.cause: row.exposed_s for row in each.causes} for each in (plain, voted)]
+    assert plain.first == voted.first != UNKNOWN
+    for name, seconds in causes[0].items():
+        assert causes[1][name] == pytest.approx(seconds, abs=3e-4)
+
+
 def test_the_time_of_a_step_is_that_of_the_steps_that_were_asked_for() -> None:
     timeline = bucketed(encodes=False)
     longer = [
