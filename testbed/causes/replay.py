@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,17 +125,21 @@ class Playback:
         for number, exchange in enumerate(self._round.exchanges):
             found.append(last.get((exchange.message, exchange.turn - 1)))
             last[exchange.message, exchange.turn] = number
+        followed = set(found)
+        ended_s = [[wait.end_s for wait in waits] for waits in self._round.waits]
         for number, exchange in enumerate(self._round.exchanges):
-            waited = self._waited_before(exchange) if found[number] is None else None
-            if waited is not None and waited < number and waited not in found:
+            waited = self._waited_before(exchange, ended_s)
+            free = found[number] is None and waited not in followed
+            if waited is not None and waited < number and free:
                 found[number] = waited
+                followed.add(waited)
         return found
 
-    def _waited_before(self, exchange: Exchange) -> int | None:
+    def _waited_before(self, exchange: Exchange, ended_s: Sequence[Sequence[float]]) -> int | None:
         """The exchange that the last rank to hand this one over had waited for before, if any."""
         rank = max(range(len(exchange.queued_s)), key=lambda r: exchange.queued_s[r])
-        ended = [w for w in self._round.waits[rank] if w.end_s <= exchange.queued_s[rank]]
-        return self._number.get(id(ended[-1].exchange)) if ended else None
+        count = bisect_right(ended_s[rank], exchange.queued_s[rank])  # waits follow each other
+        return self._number.get(id(self._round.waits[rank][count - 1].exchange)) if count else None
 
     def _measure(self) -> list[_Measured]:
         found = []

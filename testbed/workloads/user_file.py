@@ -73,7 +73,7 @@ _SUPPLIED = {"seed", "data_dir"}  # parameters that are no options
 
 
 def surely_lacks(own: OwnModel) -> str | None:
-    """That a file surely lacks the function, or that an option; found without running it.
+    """That a file surely lacks the function, or the function an option; found without running.
 
     None: it may have them.
 
