@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from testbed.base.errors import TestbedError, UsageError
 from testbed.commands.cluster import cluster
@@ -30,6 +31,23 @@ from testbed.launch.allocation import allocation
 from testbed.launch.join import who_am_i
 
 
+class _Verb(TyperCommand):
+    """A verb that tells where an option of one value is given twice: the last one counts."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As of any command."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        given = [p for p in order if isinstance(p, TyperOption)]
+        twice = [p for p in given if given.count(p) > 1 and not (p.multiple or p.is_flag)]
+        if twice and who_am_i().rank == 0:
+            for each in dict.fromkeys(twice):
+                name, count = max(each.opts, key=len), given.count(each)
+                listed = f"; a list is written {name} A,B" * (each.metavar == "LIST")
+                told = f"{name} is given {count} times; the last one counts{listed}"
+                sys.stderr.write(f"testbed: {told}\n")
+        return super().parse_args(ctx, args)
+
+
 def make_app() -> typer.Typer:
     """The command line with all its verbs."""
     app = typer.Typer(
@@ -41,20 +59,20 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_whole)
-    app.command()(run)
-    app.command()(sweep)
-    app.command()(forecast)
-    app.command()(report)
-    app.command()(diff)
-    app.command()(rerun)
-    app.command()(pack)
-    app.command()(why)
-    app.command(name="list")(list_parts)
-    app.command()(comm)
-    app.command()(cluster)
-    app.command()(profile)
-    app.command()(plan)
-    app.command()(simulate)
+    app.command(cls=_Verb)(run)
+    app.command(cls=_Verb)(sweep)
+    app.command(cls=_Verb)(forecast)
+    app.command(cls=_Verb)(report)
+    app.command(cls=_Verb)(diff)
+    app.command(cls=_Verb)(rerun)
+    app.command(cls=_Verb)(pack)
+    app.command(cls=_Verb)(why)
+    app.command(name="list", cls=_Verb)(list_parts)
+    app.command(cls=_Verb)(comm)
+    app.command(cls=_Verb)(cluster)
+    app.command(cls=_Verb)(profile)
+    app.command(cls=_Verb)(plan)
+    app.command(cls=_Verb)(simulate)
     return app
 
 

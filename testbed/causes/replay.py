@@ -52,7 +52,7 @@ class _Measured:
     """What was measured between an exchange's release and its start."""
 
     release_s: float
-    chained_s: float  # from the end of its own previous half or round to its hand-over, at least 0
+    chained_s: float  # from the end of the one that it follows to its hand-over, at least 0
     gap_s: float  # free channel, released, not begun
     early_s: float  # its start less the end of the one before on its channel, at most 0
 
@@ -85,7 +85,7 @@ class Playback:
         self._round, self._shares, self._usual_gap_s = played, shares, usual_gap_s
         self._after_backward = after_backward
         self._number = {id(x): n for n, x in enumerate(played.exchanges)}
-        self._before = self._turns_before()
+        self._followed = self._find_followed()
         self._measured = self._measure()
         self._needed = self._needs(crosses)
 
@@ -119,7 +119,12 @@ class Playback:
             found.append(lengths)
         return found
 
-    def _turns_before(self) -> list[int | None]:
+    def _find_followed(self) -> list[int | None]:
+        """Of each exchange the one whose end lets it go.
+
+        That is its own half or round before; else what its last rank had waited for when it handed
+        this one over, if nothing else follows that.
+        """
         last: dict[tuple[int, int], int] = {}
         found: list[int | None] = []
         for number, exchange in enumerate(self._round.exchanges):
@@ -146,7 +151,7 @@ class Playback:
         ended: dict[int, float] = {}
         for number, exchange in enumerate(self._round.exchanges):
             release_s = max(exchange.queued_s)
-            before = self._before[number]
+            before = self._followed[number]
             chained_s = 0.0
             if before is not None:
                 earlier = self._round.exchanges[before]
@@ -169,7 +174,7 @@ class Playback:
                     if number is not None:
                         needed[number] = min(needed[number], float(place))
             for number in range(len(needed) - 1, -1, -1):
-                before = self._before[number]
+                before = self._followed[number]
                 if before is not None:
                     needed[before] = min(needed[before], needed[number])
         return needed
@@ -203,7 +208,7 @@ class Playback:
         return max(counted) if counted else min(moments)
 
     def _release_s(self, number: int, without: Without) -> float:
-        """When the exchange may start, the turn before it apart."""
+        """When the exchange may start, what it follows apart."""
         exchange = self._round.exchanges[number]
         if without.codec and (without.order or without.dependency):
             moments = exchange.ready_s
@@ -217,9 +222,9 @@ class Playback:
         return release_s
 
     def _follows_s(self, number: int, before_s: float, without: Without) -> float:
-        """When an exchange may start that depends on the turn before it, which ends then.
+        """When an exchange may start that follows another, which ends then.
 
-        The second half is handed over at its own time, another round when the one before is over.
+        The second half is handed over at its own time, all others when the one before is over.
         """
         exchange = self._round.exchanges[number]
         if exchange.half:
@@ -233,7 +238,7 @@ class Playback:
         ends_s: list[float] = []
         channel_s: dict[int, float] = {}
         for number, exchange in enumerate(self._round.exchanges):
-            before = self._before[number]
+            before = self._followed[number]
             if before is None:
                 release_s = self._release_s(number, without)
             else:
@@ -249,13 +254,13 @@ class Playback:
         exchanges = self._round.exchanges
         ends_s = [-inf] * len(exchanges)
         missing = [1] * len(exchanges)
-        follows = {b: n for n, b in enumerate(self._before) if b is not None}
+        follows = {b: n for n, b in enumerate(self._followed) if b is not None}
         arriving: dict[int, list[tuple[float, int, float]]] = defaultdict(list)
         waiting: dict[int, list[tuple[float, float, int, float]]] = defaultdict(list)
         for number, exchange in enumerate(exchanges):
             length_s = self._duration_s(number, without)
-            if self._before[number] is not None and not without.dependency:
-                continue  # arrives when the turn before it has ended
+            if self._followed[number] is not None and not without.dependency:
+                continue  # arrives when the one that it follows has ended
             for release_s, part_s in self._parts(number, length_s, without):
                 arriving[exchange.channel].append((release_s, number, part_s))
                 missing[number] += 1
@@ -291,7 +296,7 @@ class Playback:
         if not without.dependency:
             return [(self._release_s(number, without), length_s)]
         origin = number
-        while (before := self._before[origin]) is not None:
+        while (before := self._followed[origin]) is not None:
             origin = before
         first, share = self._round.exchanges[origin], self._shares[number]
         if not first.parts_s:

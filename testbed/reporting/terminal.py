@@ -112,6 +112,8 @@ def _text(column: Column, cell: ReportCell) -> Text:
 
 def _lines(column: Column, cell: ReportCell) -> str:
     """A cell's text, broken where it reads best."""
+    if column.key == "status" and cell.status == "failed":
+        return "failed"  # a note below says why
     text = shown(column, cell)
     if column.key == "step_time_s":
         return text.replace(" [", "\n[").replace(" (", "\n(")

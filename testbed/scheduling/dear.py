@@ -75,13 +75,14 @@ def plan_dear(trace: Trace, link: Link, options: DearOptions) -> Plan:
         messages += [Message(parts=tuple(parts)) for parts in members.values()]
     # Folded in the order of readiness: a group is ready with its first tensor of the trace.
     messages.sort(key=lambda m: min(part.tensor for part in m.parts), reverse=True)
+    groups = f"{len(messages)} {'group' if len(messages) == 1 else 'groups'}"
     return plan_for(
         "dear",
         trace,
         messages,
         crosses_iteration=True,
         halves=True,
-        reason=f"{len(messages)} groups of modules below {format_bytes(limit_bytes)} in forward "
+        reason=f"{groups} of modules below {format_bytes(limit_bytes)} in forward "
         f"order, folded during backward, spread before their own forward",
     )
 

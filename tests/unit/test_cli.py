@@ -58,3 +58,29 @@ def test_a_wrong_value_is_told_with_its_option(words: tuple[str, str], told: str
     done = answer("run", *words)
     assert done.status == 2
     assert told in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("run", "--backend", "gloo", "--steps", "3", "--backend=no-such"),
+            "testbed: --backend is given 2 times; the last one counts\n",
+        ),
+        (
+            ("sweep", "--scheduler", "wfbp", "--scheduler", "no-such"),
+            "--scheduler is given 2 times; the last one counts; a list is written --scheduler A,B",
+        ),
+        (("report", "no", "-o", "a.md", "--output", "b.md"), "--output is given 2 times"),
+    ],
+)
+def test_an_option_of_one_value_given_twice_is_told(words: tuple[str, ...], told: str) -> None:
+    done = answer(*words)
+    assert told in done.err
+    assert done.status == 2
+    assert "no-such" not in words[-1] or "no-such" in done.err  # what was given last
+
+
+def test_an_option_of_several_values_may_be_given_again() -> None:
+    done = answer("forecast", "quick", "-o", "no/new.json", "--link", "a.json", "--link", "b.json")
+    assert "times" not in done.err
