@@ -60,7 +60,12 @@ class Log:
 
 @dataclass
 class Setting:
-    """What a log is made from; times in seconds."""
+    """What a log is made from; times in seconds.
+
+    Attributes:
+        votes: ranks tell each other after all waits which parameters they have used.
+        packs: gradients are copied into their message when they are final.
+    """
 
     trace: Trace
     plan: Plan
@@ -77,6 +82,8 @@ class Setting:
     taken: float = 0.0
     encode_s: float = 0.0
     crosses: bool = False
+    votes: bool = False
+    packs: bool = False
     events: list[TimelineEvent] = field(default_factory=list)
 
 
@@ -138,6 +145,9 @@ def make_log(planted: Planted | None, seed: int, also: Planted | None = None) ->
         rank=int(draw.integers(num_workers)),
         crosses=plan.crosses_iteration,
     )
+    drawn = np.random.default_rng([seed, len(PLANTED)])  # as much else is drawn with it as without
+    setting.votes = not plan.crosses_iteration and bool(drawn.random() < 0.5)
+    setting.packs = bool(drawn.random() < 0.5)
     weak = 0.35 if also else 1.0
     if "late rank" in causes:
         setting.late_s = float(draw.uniform(0.5, 1.2)) * backward_s
@@ -218,6 +228,8 @@ def _run(setting: Setting, steps: Sequence[int], draw: np.random.Generator) -> T
             now[rank] = ready[rank][0]
             _add(setting, "compute", "backward", rank, step, begun, now[rank])
         pending = _exchange(setting, step, ready, now, exposed, draw, fault=fault)
+        if setting.votes:
+            _vote(setting, step, now, exposed, fault=fault)
         for rank in ranks:
             update_s = 0.02 * setting.trace.backward_s * draw.normal(1, setting.noise)
             _add(setting, "update", "optimizer", rank, step, now[rank], now[rank] + update_s)
@@ -379,6 +391,26 @@ def _exchange(
     return [list(of.items()) if plan.crosses_iteration else [] for of in arrived]
 
 
+def _vote(
+    setting: Setting,
+    step: int,
+    now: np.ndarray,
+    exposed: dict[int, list[float]],
+    *,
+    fault: bool,
+) -> None:
+    """A small message that is handed over when all others have been waited for."""
+    start, name = float(now.max()), "(parameters in use)"
+    end = start + setting.link.time_s(96) * (setting.startup_factor if fault else 1.0)
+    for rank in range(setting.num_workers):
+        handed = now[rank]
+        _add(setting, "queued", name, rank, step, handed, handed, channel=0)
+        _add(setting, "send", name, rank, step, handed, end, channel=0, num_bytes=96)
+        _add(setting, "wait", name, rank, step, handed, end + 2e-6)
+        exposed[step][rank] += float(end + 2e-6 - handed)
+        now[rank] = end + 2e-6
+
+
 def _queued(setting: Setting, step: int, rank: int, ready: np.ndarray) -> list[float]:
     """When a rank hands over each message: behind those before it on its channel, if encoded."""
     plan = setting.plan
@@ -386,6 +418,12 @@ def _queued(setting: Setting, step: int, rank: int, ready: np.ndarray) -> list[f
     before: dict[int, float] = {}
     for number, message in enumerate(plan.messages):
         moment = max(ready[p.tensor] for p in message.parts)
+        if setting.packs and len(message.parts) > 1:
+            for part in message.parts:
+                first = ready[part.tensor] + 1e-6
+                copied = first + 2e-6
+                _add(setting, "encode", f"m{number}", rank, step, first, copied, message=number)
+                moment = max(moment, copied)
         if plan.after_backward:
             moment = max(ready)
         if setting.encode_s:
