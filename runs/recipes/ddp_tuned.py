@@ -1,4 +1,4 @@
-"""The best plan over Gloo beside PyTorch DDP tuned by runs, where two cores are mostly idle."""
+"""The best plan over Gloo beside PyTorch DDP tuned by runs, where two cores should keep up."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def make_log(planted: Planted | None, seed: int, also: Planted | None = None) ->
         rank=int(draw.integers(num_workers)),
         crosses=plan.crosses_iteration,
     )
-    drawn = np.random.default_rng([seed, len(PLANTED)])  # as much else is drawn with it as without
+    drawn = np.random.default_rng([seed, len(PLANTED)])  # its own: all else is drawn as without
     setting.votes = not plan.crosses_iteration and bool(drawn.random() < 0.5)
     setting.packs = bool(drawn.random() < 0.5)
     weak = 0.35 if also else 1.0
