@@ -103,7 +103,7 @@ def run(
     if not elsewhere:
         check_device(config.device)
     if config.tune is not None:
-        config = tuned_run(config, identity.launcher, json, hostfile)
+        config = tuned_run(config, identity.launcher, json, hostfile, interface or "")
     if config.cluster is not None and here is None:
         again = _arguments(config, files)
         raise typer.Exit(

@@ -18,7 +18,7 @@ from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 
 
 def tuned_run(
-    config: RunConfig, launcher: str, json: Path | None, hostfile: Path | None = None
+    config: RunConfig, launcher: str, json: Path | None, hostfile: Path | None, interface: str
 ) -> RunConfig:
     """A run with its knobs found; the log lies beside its record, if it leaves one."""
     from testbed.launch.tuning import tuned
@@ -30,7 +30,8 @@ def tuned_run(
         )
     with tempfile.TemporaryDirectory(prefix="testbed-tune-") as folder:
         place = Path(folder)
-        runner = ProcessRunner(functools.partial(run_command, hostfile=hostfile))
+        command = functools.partial(run_command, hostfile=hostfile, interface=interface)
+        runner = ProcessRunner(command)
 
         def measure(one: RunConfig, number: int) -> Cell:
             return runner(one, place / f"{number}.json", place / f"{number}.log")

@@ -178,7 +178,7 @@ class PredictionError(msgspec.Struct, frozen=True, kw_only=True):
         num_cells: cells with a prediction.
         median: of |predicted - measured| / measured.
         worst: (predicted - measured) / measured of the cell that is furthest off.
-        worst_cell: its backend and scheduler.
+        worst_cell: its backend, scheduler and, if it has one, compressor.
     """
 
     family: str

@@ -93,7 +93,7 @@ def _answer(every: Sequence[ReportCell], setting: Setting) -> Answer:
     def beside(place: int | None) -> Beside | None:
         if place is None or place == first:
             return None
-        rivals = len(lossy) if place in lossy else 1
+        rivals = len(lossy) if place in lossy else len(places) - 1
         return _beside(cells[place], best, place, setting.names[place], found, first, rivals)
 
     why = "" if ranked else why_not_ranked(best, found, first)
@@ -196,8 +196,8 @@ def _beside(
 ) -> Beside:
     """Of two that are ranked, the interval that the ranks go by; else that of their runs.
 
-    That one holds for a pair that was chosen before: of the fastest of several candidates it is
-    as much wider as Bonferroni asks for.
+    That one holds for a pair that was chosen before: as one was chosen as the fastest of several,
+    it is as much wider as Bonferroni asks for the fastest beside each of the others.
     """
     both_ranked = {str(place), str(first)} <= found.ranks.keys()
     if both_ranked:

@@ -11,6 +11,7 @@ from testbed.records.answer import Answer, Beside, Saving
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3
 NAME: Final = 44  # characters of a method's name
+HEADING: Final = 20  # the same in a heading, where longer ones are called usual
 ALONE: Final = "others failed or did other work"  # why only one method is there
 SURE_RUNS: Final = 3  # from here on an interval is shown
 
@@ -80,8 +81,9 @@ def _clauses(answer: Answer) -> list[str]:
     if answer.cheapest is not None and answer.cheapest != answer.memory:
         told.append(f"least time for it: {_saving(answer.cheapest)}")
     if answer.predicted is not None and answer.predicted_s is not None:
-        other = "" if answer.predicted == answer.best[0] else f" {clipped(answer.predicted)},"
-        told.append(f"predicted fastest:{other or ' the same,'} {_ms(answer.predicted_s)}")
+        other = "the same" if answer.predicted == answer.best[0] else clipped(answer.predicted)
+        which = "" if answer.verdict == "only one" else f" fastest: {other},"
+        told.append(f"predicted{which} {_ms(answer.predicted_s)}")
     return told
 
 

@@ -54,8 +54,6 @@ def dilation_verdict(
         >>> dilation_verdict(8, {10.0: 0.2}, 10.0, cores_busy=0.45)
         'cores busy'
     """
-    if set(times_s) == {1.0}:
-        return ""
     around = [
         abs(times_s[more] / times_s[less] - 1)
         for less in times_s
@@ -122,7 +120,8 @@ def describe_dilation(cells: Sequence[ReportCell]) -> list[str]:
     if any(cell.rank_note == "cores busy" for cell in cells):
         notes.append(
             f"cores busy: the emulated nodes {busy}, so that a time at this dilation tells of this "
-            f"machine's cores as well; measure these cells at {APART:g} times the dilation, and "
-            "report both sweeps together; until then they are not ranked"
+            f"machine's cores as well; measure these cells at {APART:g} times the dilation (of a "
+            "workload that computes itself: on more cores), and report both sweeps together; "
+            "until then they are not ranked"
         )
     return notes

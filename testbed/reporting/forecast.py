@@ -73,12 +73,13 @@ def compare(
     undated: list[str] = []
     for key, cell in runs:
         began = cell.environment.get(BEGAN)
+        name = foreseen[key].name if key in foreseen else _name(cell.config)
         if key not in foreseen:
-            unknown.append(_name(cell))
+            unknown.append(name)
         elif began is None:
-            undated.append(_name(cell))
+            undated.append(name)
         elif datetime.fromisoformat(str(began)) <= written:
-            early.append(_name(cell))
+            early.append(name)
         elif cell.step_time_s:
             groups.setdefault(key, []).append(cell)
     rows = [row for key, cells in groups.items() if (row := _row(foreseen[key], cells))]
@@ -105,7 +106,7 @@ def compare(
         if names
     ]
     others = [
-        _name(cells[0]) for key, cells in groups.items() if _of_other_plan(foreseen[key], cells)
+        foreseen[key].name for key, cells in groups.items() if _of_other_plan(foreseen[key], cells)
     ]
     if others:
         notes.append(
@@ -146,31 +147,38 @@ def _of_links(forecast: Forecast, links: Mapping[str, frozenset[str]]) -> list[s
 def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
     if foreseen.held_out_s is None:
         return None
-    logs = [math.log(cell.step_time_s) for cell in cells if cell.step_time_s]
     alike: dict[object, list[float]] = {}
     for cell in cells:
         made_by = frozenset(program_of(cell.environment).items())
         alike.setdefault(made_by, []).append(cell.step_time_s or 0.0)
+    spread = pooled_spread(alike.values())
     return ForecastRow(
         name=foreseen.name,
         backend=foreseen.backend,
         plan_class=foreseen.plan_class,
         held_out_s=foreseen.held_out_s,
         null_s=foreseen.null_s,
-        measured_s=math.exp(statistics.fmean(logs)),
-        num_runs=len(logs),
-        spread=pooled_spread(alike.values()),
-        why=_why(foreseen, cells),
+        measured_s=_measured_s(cells),
+        num_runs=len(cells),
+        spread=spread,
+        why=_why(foreseen, cells, spread or 0.0),
     )
 
 
-def _why(foreseen: ForecastCell, cells: Sequence[Cell]) -> str:
+def _measured_s(cells: Sequence[Cell]) -> float:
+    return statistics.geometric_mean(cell.step_time_s or 0.0 for cell in cells)
+
+
+def _why(foreseen: ForecastCell, cells: Sequence[Cell], spread: float) -> str:
     """What the records know that the forecast could not; empty: nothing.
 
-    What only makes steps longer explains no step that was shorter than foreseen.
+    What only makes steps longer explains no step that was shorter than foreseen, and other plans
+    explain nothing where runs of the foreseen one miss as well.
     """
     told = []
-    if _of_other_plan(foreseen, cells):
+    others = _of_other_plan(foreseen, cells)
+    kept = [cell for cell in cells if cell not in others]
+    if others and not (kept and _is_miss(foreseen.held_out_s or 0.0, _measured_s(kept), spread)):
         told.append("another plan was carried out")
     slower = all((cell.step_time_s or 0.0) > (foreseen.held_out_s or 0.0) for cell in cells)
     if slower and all(map(is_core_bound, cells)):
@@ -180,18 +188,15 @@ def _why(foreseen: ForecastCell, cells: Sequence[Cell]) -> str:
     return ", ".join(told)
 
 
-def _of_other_plan(foreseen: ForecastCell, cells: Sequence[Cell]) -> bool:
-    """Whether plans differ by more than the rounding of what decided about them.
+def _of_other_plan(foreseen: ForecastCell, cells: Sequence[Cell]) -> list[Cell]:
+    """Those whose plans differ by more than the rounding of what decided about them.
 
     One whose own prediction is the forecast's tells no other step than it.
     """
-
-    def as_foreseen(cell: Cell) -> bool:
-        own_s, held_out_s = cell.predicted_step_time_s, foreseen.held_out_s
-        return own_s is not None and held_out_s is not None and math.isclose(own_s, held_out_s)
-
-    digests = {cell.plan_digest for cell in cells if not as_foreseen(cell)} - {""}
-    return bool(foreseen.plan_digest and digests - {foreseen.plan_digest})
+    alike, own_s = {"", foreseen.plan_digest}, foreseen.held_out_s or 0.0
+    others = [cell for cell in cells if cell.plan_digest not in alike]
+    others = [c for c in others if not math.isclose(c.predicted_step_time_s or -1.0, own_s)]
+    return others if foreseen.plan_digest else []
 
 
 def scores(rows: Sequence[ForecastRow]) -> list[ForecastScore]:
@@ -278,12 +283,12 @@ def describe(rows: Sequence[ForecastRow], found: Sequence[ForecastScore]) -> lis
         f"{_percent(row.held_out_s / row.measured_s - 1, '+')}, spread {_percent(row.spread)}: "
         + (f"explained: {row.why}" if row.why else "unexplained")
         for row in rows
-        if row.spread is not None and _is_miss(row, row.spread)
+        if row.spread is not None and _is_miss(row.held_out_s, row.measured_s, row.spread)
     ]
 
 
-def _is_miss(row: ForecastRow, spread: float) -> bool:
-    return abs(math.log(row.held_out_s / row.measured_s)) > MISS_SPREADS * spread
+def _is_miss(held_out_s: float, measured_s: float, spread: float) -> bool:
+    return abs(math.log(held_out_s / measured_s)) > MISS_SPREADS * spread
 
 
 def _line(score: ForecastScore) -> str:
@@ -306,8 +311,9 @@ def _percent(share: float, sign: str = "") -> str:
     return f"{share:{sign}.1%}".replace("%", " %")
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell.workload}, {cell.backend}, {cell.config.scheduler}, {cell.num_workers} workers"
+def _name(config: RunConfig) -> str:
+    told = [config.workload, config.backend, config.scheduler, config.compressor]
+    return ", ".join(filter(None, [*told, f"{config.workers} workers", config.cluster]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from testbed.base.axes import COMPRESSORS
 from testbed.prediction.nominal import seen_in_run
 from testbed.records.cell import Cell, MemoryResult
 from testbed.records.report import PredictionError, ReportCell
@@ -161,13 +162,14 @@ def describe_errors(rows: Sequence[PredictionError]) -> list[str]:
 
 def _sum_up(family: str, name: str, known: Sequence[tuple[ReportCell, float]]) -> PredictionError:
     worst_cell, worst = max(known, key=lambda pair: abs(pair[1]))
+    codec = [] if COMPRESSORS.is_default(worst_cell.config) else [worst_cell.config.compressor]
     return PredictionError(
         family=family,
         name=name,
         num_cells=len(known),
         median=statistics.median(abs(error) for _, error in known),
         worst=worst,
-        worst_cell=f"{worst_cell.backend}, {worst_cell.scheduler}",
+        worst_cell=", ".join([worst_cell.backend, worst_cell.scheduler, *codec]),
     )
 
 

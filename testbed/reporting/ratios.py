@@ -214,9 +214,9 @@ def _line(method: ReportCell, framework: ReportCell) -> RatioLine | None:
 def runs_ratio(
     method: ReportCell, framework: ReportCell, confidence: float = CONFIDENCE
 ) -> Ratio | None:
-    """Of their steps, paired by the rounds of the sweep in which both ran.
+    """Of their steps, paired by the rounds of the sweep if both ran in the same ones.
 
-    Cells whose rounds are not known have none in common.
+    Cells whose rounds are not known, or not all the same, have none in common.
     """
     both = (method, framework)
     known = all(len(set(c.run_rounds)) == len(c.run_medians_s) for c in both)

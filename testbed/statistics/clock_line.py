@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.base.recorder import Asked
+from testbed.statistics.differences import student
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,5 @@ def fit_clock(bursts: Sequence[Asked], window_s: tuple[float, float]) -> FittedC
         variance = sum(w * r * r for w, r in zip(weights, left, strict=True)) / free
         farthest = max((edge - at_s) ** 2 for edge in window_s)
         error_s = math.sqrt(variance * (1 / total + farthest / spread))
-        uncertainty_s = _quantile(free) * error_s + min(took) / 2
+        uncertainty_s = student(free, 0.95) * error_s + min(took) / 2
     return FittedClock(first_s + offset, drift, at_s, uncertainty_s, len(bursts))
-
-
-def _quantile(free: int) -> float:
-    """97.5 % quantile of Student's t, by Cornish and Fisher's expansion; 1 % off at 3."""
-    z = 1.959964
-    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)

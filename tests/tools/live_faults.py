@@ -3,7 +3,8 @@
     python -m tests.tools.live_faults --backends mpi-ring,zmq-ps --faults late --windows 8
 
 Late ranks, slower links, start-ups and a busy core are turned on in windows of a run; each window
-is explained against the run's quiet steps. Bad order, dependencies, a slow codec and tiny messages
+is explained against the run's quiet steps. `none` is windows in which nothing is done, right where
+no cause takes 2 ms more than in the others. Bad order, dependencies, a slow codec and tiny messages
 are the whole run's. Runs on emulated clusters of this machine; keep it quiet meanwhile.
 """
 
@@ -41,11 +42,13 @@ WINDOW = 12  # steps; as many quiet ones follow
 WARMUP = 4
 QUIET_S, FAULT_S = 2.5, 4.0  # of faults that are turned on by the clock
 RATE = "400mbit"
+NOTICED_S = 2e-3  # a quarter of the smallest fault
 TOGGLED = {
     "late": "late rank",
     "link": "saturated link",
     "startup": "start-up",
     "busy": "busy host",
+    "none": "",
 }
 WHOLE = {"order": "order", "dependency": DEPENDENCY, "codec": "codec", "tiny": "tiny messages"}
 
@@ -157,6 +160,8 @@ def toggled(fault: str, backend: str, count: int, step_s: float) -> Run:
     options = {"backend": backend, "steps": str(steps)}
     if fault == "late":
         return Run(options, {"late_rank": "1", "late_ms": "20", "windows": windows})
+    if fault == "none":
+        return Run(options, {"windows": windows})
     if fault == "startup":
         delay = {"latency": "200us", "latency_by": "injected"}
         return Run(options, {"startup_ms": "8", "windows": windows}, delay)
@@ -246,7 +251,8 @@ def count_toggled(
             part = of_steps(timeline, quiet | set(piece))
             found, usual = explain(part, piece)
             ranked = found.ranked(usual)
-            named[found.first(usual)] += 1
+            noticed = fault != "none" or ranked[0][1] >= NOTICED_S
+            named[found.first(usual) if noticed else ""] += 1
             top = ", ".join(f"{c} {s * 1e3:+.1f} ms" for c, s in ranked[:3])
             say(f"{backend} {fault} steps {piece[0]}-{piece[-1]}: {top}")
     return named

@@ -46,7 +46,7 @@ def test_where_dilations_lie_apart_only_times_decide(times_s, data):
         ({10.0: 1.0, 40.0: 1.0, 80.0: 2.0}, 80.0, "depends on dilation"),
         ({10.0: 2.0, 20.0: 1.0, 40.0: 1.0, 80.0: 1.0}, 10.0, "depends on dilation"),
         ({10.0: 2.0, 20.0: 1.0, 40.0: 1.0, 80.0: 1.0}, 40.0, ""),
-        ({1.0: 1.0}, 1.0, ""),
+        ({1.0: 1.0}, 1.0, "dilation not checked"),
     ],
 )
 def test_many_messages_are_held_to_two_dilations(times_s, at, verdict):
