@@ -234,7 +234,7 @@ class Tee:
             for line in lines:
                 with contextlib.suppress(OSError):  # nobody reads it any more; ranks write on
                     self._pass_on(line)
-                if line.startswith(b"testbed: rank"):
+                if line.startswith((b"testbed: rank", b"testbed: UsageError: ")):
                     self._said.append(line.decode(errors="replace").rstrip())
 
     def _pass_on(self, line: bytes) -> None:

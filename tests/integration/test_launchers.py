@@ -191,6 +191,13 @@ def test_a_rank_whose_host_lacks_the_network_tells_the_others() -> None:
     assert f"is lost: it failed while joining with UsageError: {why}" in done.err
 
 
+def test_the_record_of_ranks_that_refuse_their_input_says_why(tmp_path: Path) -> None:
+    record = tmp_path / "cell.json"
+    run = ("run", *MODEL, "--backend", "gloo", "--interface", "wrong0", "--json", str(record))
+    assert testbed(*run).status == 2
+    assert "no interface 'wrong0' on this machine" in record.read_text()
+
+
 @pytest.mark.parametrize(("own", "absent_rank"), [(0, 1), (1, 0)])
 def test_a_rank_that_testbed_lacks_is_named(
     own: int, absent_rank: int, monkeypatch: pytest.MonkeyPatch
