@@ -18,7 +18,11 @@ from testbed.sweeping.executor import ProcessRunner, Runner, run_command
 
 
 def tuned_run(
-    config: RunConfig, launcher: str, json: Path | None, hostfile: Path | None, interface: str
+    config: RunConfig,
+    launcher: str,
+    json: Path | None,
+    hostfile: Path | None = None,
+    interface: str = "",
 ) -> RunConfig:
     """A run with its knobs found; the log lies beside its record, if it leaves one."""
     from testbed.launch.tuning import tuned

@@ -33,7 +33,7 @@ from testbed.prediction.nominal import (
     num_startups,
     read_link,
 )
-from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell
+from testbed.records.forecast import FEW, MANY, OVERTAKING, ForecastCell, cell_name
 from testbed.records.store import cell_key
 from testbed.scheduling.under_compressor import overlapped
 from testbed.workloads.load import load_workload
@@ -70,7 +70,7 @@ def _foresee(
 ) -> ForecastCell:
     cell = ForecastCell(
         key=cell_key(msgspec.structs.replace(config, repeat=0)),
-        name=_name(config),
+        name=cell_name(config),
         backend=BACKENDS.resolve(config.backend).name,
     )
     try:
@@ -129,14 +129,6 @@ def scorer(config: RunConfig) -> Callable[[RunConfig], float]:
         return found
 
     return step_s
-
-
-def _name(config: RunConfig) -> str:
-    """What decides the time, for people."""
-    framework = BACKENDS.resolve(config.backend).facts.schedule is not None
-    told = [config.workload, config.backend, "" if framework else config.scheduler]
-    told += ["" if COMPRESSORS.is_default(config) else config.compressor]
-    return ", ".join(filter(None, [*told, f"{config.workers} workers", config.cluster]))
 
 
 def _trace(config: RunConfig, traces: dict[tuple[str, str | None], Trace | None]) -> Trace:

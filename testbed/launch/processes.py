@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -234,7 +235,7 @@ class Tee:
             for line in lines:
                 with contextlib.suppress(OSError):  # nobody reads it any more; ranks write on
                     self._pass_on(line)
-                if line.startswith((b"testbed: rank", b"testbed: UsageError: ")):
+                if re.match(rb"testbed: (rank|[A-Z]\w+: )", line):
                     self._said.append(line.decode(errors="replace").rstrip())
 
     def _pass_on(self, line: bytes) -> None:

@@ -116,7 +116,8 @@ def sample(
 
     options = axis.resolve(axis.of(config)).options
     trials = search(space, score, budget)
-    best = best_of(trials, budget.confirm or 1, {name: getattr(options, name) for name in space})
+    given = {name: getattr(options, name) for name in space}
+    best = best_of(trials, budget.confirm or 1, given, space)
     samples = [Sample(axis.of(variant(t.values)), t.score, why_not=t.why) for t in trials]
     return _choose(
         samples, best, budget, lambda n: measure(short(variant(trials[n].values), budget), n)

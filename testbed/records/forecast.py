@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from testbed.base.axes import BACKENDS, COMPRESSORS
+from testbed.base.config import RunConfig
 from testbed.base.errors import UsageError
 from testbed.base.files import encode_link, read_file, read_object, to_json
 from testbed.base.link import Link
@@ -18,12 +20,21 @@ FORECAST_SCHEMA: Final = "testbed.forecast/1"
 FEW, MANY, OVERTAKING = "few messages", "a message per tensor", "priority and halves"
 
 
+def cell_name(config: RunConfig) -> str:
+    """What decides the time, for people."""
+    known = BACKENDS.find(config.backend)
+    framework = known is not None and known.facts.schedule is not None
+    told = [config.workload, config.backend, "" if framework else config.scheduler]
+    told += ["" if COMPRESSORS.is_default(config) else config.compressor]
+    return ", ".join(filter(None, [*told, f"{config.workers} workers", config.cluster]))
+
+
 class ForecastCell(msgspec.Struct, frozen=True, kw_only=True):
     """What is foreseen of one cell.
 
     Attributes:
         key: of the cell without a repeat, see `records.store.cell_key`.
-        name: workload, backend, scheduler and workers, for people.
+        name: see `cell_name`.
         backend: name of the part, without options.
         plan_class: `few messages`; `a message per tensor` (or nearly, in the order in which they
             are ready); `priority and halves`; empty without a plan.

@@ -11,7 +11,7 @@ from testbed.records.answer import Answer, Beside, Saving
 WIDTH: Final = 100  # characters of a line
 MAX_LINES: Final = 3
 NAME: Final = 44  # characters of a method's name
-HEADING: Final = 20  # the same in a heading, where longer ones are called usual
+HEADING: Final = 20  # the same in a heading
 ALONE: Final = "others failed or did other work"  # why only one method is there
 SURE_RUNS: Final = 3  # from here on an interval is shown
 
@@ -196,6 +196,17 @@ def clipped(name: str, most: int = NAME) -> str:
         'gloo/bytescheduler:partition_kib=64,cre…'
     """
     return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def heading_of(usual: str) -> str:
+    """The usual method's name over a column, without its note; a long one is called `usual`.
+
+    Example:
+        >>> heading_of("ddp (dilation not checked)"), heading_of("ddp:bucket_mib=7.12,hook=fp16")
+        ('ddp', 'usual')
+    """
+    name = usual.partition(" (")[0]
+    return name if len(name) <= HEADING else "usual"
 
 
 def _ms(seconds: float) -> str:

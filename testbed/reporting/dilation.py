@@ -1,4 +1,4 @@
-"""Whether the time of a replayed cell is the cluster's, or this machine's at its dilation."""
+"""Whether the time of an emulated cell is the cluster's, or this machine's at its dilation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def dilation_verdict(
 
     Where there are no two such dilations, a plan of more than 32 messages a step, or one whose
     cores were busy for 40 % of the time or more, is not checked; one of few messages has little of
-    that work unless its bytes keep the cores busy, and is taken as it is.
+    that work unless its bytes keep the cores busy, and is taken as it is. So are undilated cells
+    (D = 1) held to it, for their nodes share the cores as well.
 
     Args:
         num_messages: of a step.
@@ -105,6 +106,7 @@ def describe_dilation(cells: Sequence[ReportCell]) -> list[str]:
     """Notes of a report: what the words in the ranking mean, where they occur."""
     held = f"plans of more than {MANY_MESSAGES} messages a step"
     busy = f"keep the cores busy for {100 * BUSY_CORES:.0f} % of the time or more"
+    slower = f"{APART:g} times the dilation (of a workload that computes itself: on more cores)"
     notes = []
     if any(cell.rank_note == "depends on dilation" for cell in cells):
         notes.append(
@@ -114,14 +116,13 @@ def describe_dilation(cells: Sequence[ReportCell]) -> list[str]:
         )
     if any(cell.rank_note == "dilation not checked" for cell in cells):
         notes.append(
-            f"dilation not checked: of {held}; measure them at {APART:g} times the dilation as "
-            "well (with --cluster), and report both sweeps together; until then they are not ranked"
+            f"dilation not checked: of {held}; measure them at {slower} as well (with --cluster), "
+            "and report both sweeps together; until then they are not ranked"
         )
     if any(cell.rank_note == "cores busy" for cell in cells):
         notes.append(
             f"cores busy: the emulated nodes {busy}, so that a time at this dilation tells of this "
-            f"machine's cores as well; measure these cells at {APART:g} times the dilation (of a "
-            "workload that computes itself: on more cores), and report both sweeps together; "
-            "until then they are not ranked"
+            f"machine's cores as well; measure these cells at {slower}, and "
+            "report both sweeps together; until then they are not ranked"
         )
     return notes

@@ -16,7 +16,7 @@ from testbed.base.config import RunConfig
 from testbed.noise.steal_time import TOO_MUCH, stolen_of
 from testbed.records.cell import Cell
 from testbed.records.environment import program_of
-from testbed.records.forecast import Forecast, ForecastCell
+from testbed.records.forecast import Forecast, ForecastCell, cell_name
 from testbed.records.report import ForecastRow, ForecastScore
 from testbed.reporting.cores import BUSY, is_core_bound
 from testbed.statistics.runs import pooled_spread
@@ -73,7 +73,7 @@ def compare(
     undated: list[str] = []
     for key, cell in runs:
         began = cell.environment.get(BEGAN)
-        name = foreseen[key].name if key in foreseen else _name(cell.config)
+        name = foreseen[key].name if key in foreseen else cell_name(cell.config)
         if key not in foreseen:
             unknown.append(name)
         elif began is None:
@@ -161,7 +161,7 @@ def _row(foreseen: ForecastCell, cells: Sequence[Cell]) -> ForecastRow | None:
         measured_s=_measured_s(cells),
         num_runs=len(cells),
         spread=spread,
-        why=_why(foreseen, cells, spread or 0.0),
+        why=_why(foreseen, cells, spread),
     )
 
 
@@ -169,7 +169,7 @@ def _measured_s(cells: Sequence[Cell]) -> float:
     return statistics.geometric_mean(cell.step_time_s or 0.0 for cell in cells)
 
 
-def _why(foreseen: ForecastCell, cells: Sequence[Cell], spread: float) -> str:
+def _why(foreseen: ForecastCell, cells: Sequence[Cell], spread: float | None) -> str:
     """What the records know that the forecast could not; empty: nothing.
 
     What only makes steps longer explains no step that was shorter than foreseen, and other plans
@@ -178,7 +178,9 @@ def _why(foreseen: ForecastCell, cells: Sequence[Cell], spread: float) -> str:
     told = []
     others = _of_other_plan(foreseen, cells)
     kept = [cell for cell in cells if cell not in others]
-    if others and not (kept and _is_miss(foreseen.held_out_s or 0.0, _measured_s(kept), spread)):
+    if others and kept and spread is not None and foreseen.held_out_s:
+        others = [] if _is_miss(foreseen.held_out_s, _measured_s(kept), spread) else others
+    if others:
         told.append("another plan was carried out")
     slower = all((cell.step_time_s or 0.0) > (foreseen.held_out_s or 0.0) for cell in cells)
     if slower and all(map(is_core_bound, cells)):
@@ -309,11 +311,6 @@ def _line(score: ForecastScore) -> str:
 
 def _percent(share: float, sign: str = "") -> str:
     return f"{share:{sign}.1%}".replace("%", " %")
-
-
-def _name(config: RunConfig) -> str:
-    told = [config.workload, config.backend, config.scheduler, config.compressor]
-    return ", ".join(filter(None, [*told, f"{config.workers} workers", config.cluster]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from testbed.reporting.answer import (
     step_s,
     why_not_ranked,
 )
-from testbed.reporting.answer_text import HEADING, SURE_RUNS
+from testbed.reporting.answer_text import SURE_RUNS, heading_of
 from testbed.reporting.naming import marks_text, part_of, short_text
 from testbed.reporting.prediction import kinds_text
 from testbed.reporting.ratios import alike_text, name_of
@@ -183,10 +183,9 @@ def _methods(
     usual = cells.get(-1 if answer.usual is None else answer.usual.place)
     every = {**bound, **cells}
     columns = _method_columns(every, marks, best, usual, setting)
-    if answer.usual is not None and len(answer.usual.name) <= HEADING:
-        columns = [
-            replace(c, heading=c.heading.replace("usual", answer.usual.name)) for c in columns
-        ]
+    if answer.usual is not None:
+        usual_name = heading_of(answer.usual.name)
+        columns = [replace(c, heading=c.heading.replace("usual", usual_name)) for c in columns]
     if len(fastest) == 1:
         below = _below(cells, marks, places)
         return [table_of("Schedulers", columns, [*bound, *places], below)]

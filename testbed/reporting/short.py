@@ -14,7 +14,7 @@ from testbed.records.answer import Answer, Beside
 from testbed.records.report import CompressorBreakEven, Report, ReportCell
 from testbed.records.text import rate_text
 from testbed.reporting.answer import step_s
-from testbed.reporting.answer_text import HEADING, WIDTH, faster_text
+from testbed.reporting.answer_text import WIDTH, faster_text, heading_of
 from testbed.reporting.compression import PAYS_TEXTS
 from testbed.reporting.formats import latex_table, latex_text, markdown_row, markdown_text
 from testbed.reporting.naming import short_text
@@ -99,7 +99,7 @@ def _summary(settings: Sequence[Setting], answers: Sequence[Answer]) -> Table:
 
     any_lossy = any(answer.compressed is not None for answer in answers)
     names = {answer.usual.name for answer in answers if answer.usual is not None}
-    usual = names.pop() if len(names) == 1 and len(min(names)) <= HEADING else "usual"
+    usual = heading_of(names.pop()) if len(names) == 1 else "usual"
     said = ["next"] * any(answer.next is not None for answer in answers)
     said += [usual] * any(answer.usual is not None for answer in answers)
     gains = [gain(beside, a.verdict) for a in answers for beside in (a.next, a.usual)]

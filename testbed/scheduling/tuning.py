@@ -14,11 +14,12 @@ from math import inf
 from typing import Any, Final
 
 from testbed.base.errors import UsageError
-from testbed.base.knobs import Grid, Space
+from testbed.base.knobs import Grid, Range, Space
 from testbed.base.spec import parse_options, parse_spec
 
 FIRST_WIDTH, LAST_WIDTH = 0.25, 0.03  # of a step away from the best, as a share of a knob's space
 MAX_REPEATS: Final = 50  # draws that are known already, until a search gives up
+APART: Final = 0.1  # of a range; of settings that are nearer to each other one is run
 
 
 @dataclass(frozen=True)
@@ -132,18 +133,28 @@ def search(
     return trials
 
 
-def best_of(trials: Sequence[Trial], count: int, given: Mapping[str, Any]) -> list[int]:
+def best_of(
+    trials: Sequence[Trial], count: int, given: Mapping[str, Any], space: Space | None = None
+) -> list[int]:
     """Numbers of the best trials that can be, each setting once, and of the given one.
+
+    Settings that differ in ranges alone, and by less than a tenth of each, are taken for one while
+    there are others: what the model does not know is tried by runs, which near ones would take up.
 
     Args:
         trials: the given setting first.
         count: of the best.
         given: each knob's value in the given setting; a trial that sets it is the same setting.
+        space: that was searched; None: its knobs have no ranges.
 
     Example:
         >>> trials = [Trial({}, 3.0), Trial({"k": 1}, 2.0), Trial({"k": 2}, 1.0)]
         >>> best_of(trials, 1, {"k": 4}), best_of([*trials, trials[2]], 2, {"k": 4})
         ([2, 0], [2, 1, 0])
+        >>> from testbed.base.knobs import Range
+        >>> some = [Trial({}, 9), *(Trial({"k": k}, k, places={"k": k}) for k in (0.3, 0.31, 0.5))]
+        >>> best_of(some, 2, {"k": 1}, {"k": Range(0.1, 9)})
+        [1, 3, 0]
     """
     order = sorted(
         (n for n, t in enumerate(trials) if t.score is not None),
@@ -152,7 +163,12 @@ def best_of(trials: Sequence[Trial], count: int, given: Mapping[str, Any]) -> li
     once: dict[tuple[tuple[str, Any], ...], int] = {}
     for n in order:
         once.setdefault(_key({**given, **trials[n].values}), n)
-    best = list(once.values())[:count]
+    ranges = {name for name, knob in (space or {}).items() if isinstance(knob, Range)}
+    apart: list[int] = []
+    for n in once.values():
+        if not any(_near_in(ranges, trials[n], trials[other]) for other in apart):
+            apart.append(n)
+    best = [*apart, *(n for n in once.values() if n not in apart)][:count]
     return best if 0 in best or trials[0].score is None else [*best, 0]
 
 
@@ -190,6 +206,17 @@ def _hypercube(
         generator.shuffle(strata)
         columns[name] = [(stratum + generator.random()) / count for stratum in strata]
     return [{name: columns[name][row] for name in names} for row in range(count)]
+
+
+def _near_in(ranges: set[str], one: Trial, other: Trial) -> bool:
+    if not (one.places and other.places):
+        return False
+    return all(
+        abs(one.places[name] - other.places[name]) < APART
+        if name in ranges
+        else one.values[name] == other.values[name]
+        for name in one.places
+    )
 
 
 def _near(places: Mapping[str, float], width: float, generator: random.Random) -> dict[str, float]:

@@ -22,7 +22,7 @@ from testbed.launch.plan_options import parts_of
 from testbed.launch.tuning import COLUMNS, space_of, tuned, with_knobs
 from testbed.records.cell import Cell
 from testbed.reporting.naming import tuning_of
-from testbed.scheduling.tuning import Budget, Trial, best_of, search
+from testbed.scheduling.tuning import APART, Budget, Trial, best_of, search
 
 LINK = "rate=10gbit,latency=50us,workers=4"
 REPLAY = "replay:resnet50-v100"
@@ -92,6 +92,16 @@ def test_of_the_best_each_setting_is_there_once():
     assert best_of(trials, 3, {"k": 2}) == [1, 0]
     assert best_of(trials, 1, {"k": 2}) == [1, 0]
     assert best_of(trials, 3, {"k": 8}) == [1, 0, 2]
+
+
+def test_near_sizes_take_no_runs_from_settings_that_differ_otherwise():
+    found = search(SPACE, distance, Budget(trials=60))
+    first, second = (found[n] for n in best_of(found, 2, {"mib": 256, "depth": 4}, SPACE)[:2])
+    assert first == min(found[1:], key=lambda t: t.score)
+    apart = abs(first.places["mib"] - second.places["mib"]) >= APART
+    assert apart or first.values["depth"] != second.values["depth"]
+    alone = [Trial({}, 3.0), *(t for t in found if t.values.get("depth") == 2)][:4]
+    assert len(best_of(alone, 3, {"mib": 256, "depth": 4}, SPACE)) == 4
 
 
 @pytest.mark.parametrize("name", ["osf", "asc-wfbp"])
