@@ -36,8 +36,8 @@ def dilation_verdict(
 
     Where there are no two such dilations, a plan of more than 32 messages a step, or one whose
     cores were busy for 40 % of the time or more, is not checked; one of few messages has little of
-    that work unless its bytes keep the cores busy, and is taken as it is. So are undilated cells
-    (D = 1) held to it, for their nodes share the cores as well.
+    that work unless its bytes keep the cores busy, and is taken as it is. Undilated cells (D = 1)
+    are held to all of this, for their nodes share the cores as well.
 
     Args:
         num_messages: of a step.

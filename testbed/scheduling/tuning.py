@@ -164,11 +164,12 @@ def best_of(
     for n in order:
         once.setdefault(_key({**given, **trials[n].values}), n)
     ranges = {name for name, knob in (space or {}).items() if isinstance(knob, Range)}
-    apart: list[int] = []
-    for n in once.values():
-        if not any(_near_in(ranges, trials[n], trials[other]) for other in apart):
-            apart.append(n)
-    best = [*apart, *(n for n in once.values() if n not in apart)][:count]
+    ranked, apart = list(once.values()), list[int]()
+    for n in ranked:  # the given one is run beside them, unless it is the best
+        near = any(_near_in(ranges, trials[n], trials[other]) for other in apart)
+        apart += [] if near or (n == 0 and apart) else [n]
+    best = [*apart, *(n for n in ranked if n not in apart)][:count]
+    best.sort(key=ranked.index)
     return best if 0 in best or trials[0].score is None else [*best, 0]
 
 

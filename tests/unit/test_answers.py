@@ -286,7 +286,8 @@ def test_the_lines_say_what_the_values_say(folder):
             assert f"{three(100 * answer.next.gain)} %" in told
         if answer.usual is not None:
             assert f"{three(100 * answer.usual.gain)} %" in told
-            assert answer.usual.name[:30] in told
+            name = answer.usual.name
+            assert (name if len(name) <= 44 else f"{name[:43]}…") in told
         if answer.bound_s is not None:
             assert f"{three(1e3 * answer.bound_s)} ms" in told
 

@@ -100,8 +100,9 @@ def test_near_sizes_take_no_runs_from_settings_that_differ_otherwise():
     assert first == min(found[1:], key=lambda t: t.score)
     apart = abs(first.places["mib"] - second.places["mib"]) >= APART
     assert apart or first.values["depth"] != second.values["depth"]
-    alone = [Trial({}, 3.0), *(t for t in found if t.values.get("depth") == 2)][:4]
-    assert len(best_of(alone, 3, {"mib": 256, "depth": 4}, SPACE)) == 4
+    near = (Trial({"mib": 20 + k}, k, places={"mib": 0.5 + k / 100}) for k in range(3))
+    alone = best_of([Trial({}, 9.0), *near], 3, {"mib": 1}, {"mib": SPACE["mib"]})
+    assert alone == [1, 2, 3, 0]
 
 
 @pytest.mark.parametrize("name", ["osf", "asc-wfbp"])
