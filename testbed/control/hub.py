@@ -85,6 +85,7 @@ class Hub:
         self._loss: Frame | None = None
         self._report_s = REPORT_EVERY_S
         self._held: list[Frame] = []  # announcements made before all members had joined
+        self._blocked_s = 0.0  # spent in sends since the hub last asked
         self._loss_sent = threading.Event()
         self._sending = threading.RLock()  # frames reach every member in one order
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
@@ -118,23 +119,35 @@ class Hub:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
-        started_s = watched_s = time.monotonic()
+        started_s = watched_s = ran_s = time.monotonic()
         while not self._stop.is_set() and len(self._left) < self._size:
-            asked_s = time.monotonic()
             ready = self._selector.select(self._silence_s / 8)
-            still_s = stood_still_s(asked_s, time.monotonic(), self._silence_s)
-            for peer in self._peers.values():
-                peer.received_s += still_s
+            ran_s = self._excuse(ran_s)
             for key, _ in ready:
                 self._serve(key.fileobj)
-            if time.monotonic() - watched_s > self._silence_s / 8:
-                watched_s = time.monotonic()
-                self._watch(started_s)
+            ran_s = self._excuse(ran_s)
+            if ran_s - watched_s > self._silence_s / 8:
+                watched_s = ran_s
+                self._watch(ran_s, started_s)
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+
+    def _excuse(self, ran_s: float) -> float:
+        """Forgive all members the time this process was stopped since `ran_s`; gives the time now.
+
+        It may be stopped at any line, not only while it listens. What its own sends took is no
+        stop: a member that takes no bytes stays silent meanwhile.
+        """
+        with self._sending:
+            sent_s, self._blocked_s = self._blocked_s, 0.0
+            now_s = time.monotonic()
+            still_s = stood_still_s(ran_s + sent_s, now_s, self._silence_s)
+            for peer in self._peers.values():
+                peer.received_s = min(now_s, peer.received_s + still_s)
+        return now_s
 
     def _serve(self, source: object) -> None:
         if source is self._listener:
@@ -248,6 +261,7 @@ class Hub:
     def _send_bytes(self, peer: _Peer, data: bytes) -> None:
         # A peer that takes no bytes is detected by the next read or by `silence_s`; the others hear
         # of the hub in less than that.
+        began_s = time.monotonic()
         try:
             send_whole(peer.connection, data, self._silence_s / 2)
             peer.is_stalled = False
@@ -257,6 +271,8 @@ class Hub:
                 shut(peer.connection)
         except OSError:
             pass
+        finally:  # what is above its limit it was stopped for
+            self._blocked_s += min(time.monotonic() - began_s, self._silence_s / 2)
 
     def _drop(self, peer: _Peer) -> None:
         self._selector.unregister(peer.connection)
@@ -276,8 +292,7 @@ class Hub:
         assert self._loss is not None
         self._send(peer, self._loss)
 
-    def _watch(self, started_s: float) -> None:
-        now_s = time.monotonic()
+    def _watch(self, now_s: float, started_s: float) -> None:
         for member, peer in list(self._peers.items()):
             silent_s = now_s - peer.received_s
             if member not in self._left and silent_s > self._silence_s:
@@ -303,8 +318,10 @@ class Hub:
             tell(f"testbed: waiting for {who} to join, for {left_s:.0f} s more\n")
 
 
-def stood_still_s(asked_s: float, now_s: float, silence_s: float) -> float:
-    """How long this process was itself stopped while it listened, for an eighth of `silence_s`.
+def stood_still_s(ran_s: float, now_s: float, silence_s: float) -> float:
+    """How long this process was itself stopped since `ran_s`, when it next listened.
+
+    It listens for an eighth of `silence_s` at a time.
 
     Whoever was not running cannot tell that others were silent: a job may be paused as a whole, by
     Slurm, a container's freezer or the host of a virtual machine.
@@ -313,7 +330,7 @@ def stood_still_s(asked_s: float, now_s: float, silence_s: float) -> float:
         >>> stood_still_s(100.0, 100.6, 5.0), stood_still_s(100.0, 109.0, 5.0)
         (0.0, 8.375)
     """
-    late_s = now_s - asked_s - silence_s / 8
+    late_s = now_s - ran_s - silence_s / 8
     return late_s if late_s > silence_s / 8 else 0.0
 
 

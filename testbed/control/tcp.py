@@ -207,10 +207,10 @@ class TcpControl:
 
     def _hear(self) -> None:
         reader = FrameReader()
-        received_s = beat_s = time.monotonic()
+        received_s = beat_s = now_s = time.monotonic()
         self._connection.settimeout(self._silence_s / 8)
         while not self._closed:
-            asked_s = time.monotonic()
+            ran_s = now_s
             try:
                 data = self._connection.recv(1 << 16)
             except TimeoutError:
@@ -219,7 +219,7 @@ class TcpControl:
                 data = b""
             self._read_s = time.perf_counter()
             now_s = time.monotonic()
-            received_s += stood_still_s(asked_s, now_s, self._silence_s)
+            received_s += stood_still_s(ran_s, now_s, self._silence_s)
             if now_s - beat_s > self._silence_s / 8:
                 self._beat()
                 beat_s = now_s

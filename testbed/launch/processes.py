@@ -24,6 +24,7 @@ from testbed.launch.identity import identify
 
 PR_SET_PDEATHSIG = 1
 ASKING_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AT_ONCE_S = 1.0  # endings so near each other are told in no order
 
 
 def die_with_parent() -> None:
@@ -127,8 +128,8 @@ def interruptible() -> Iterator[SignalGate]:
 class Ending:
     """How the children ended: the first that failed, or status 0.
 
-    Of several that were found failed at once it is one that a signal ended: who merely lost it ends
-    a moment later, by itself.
+    Of several that failed at once it is one that a signal ended: who merely lost it ends a moment
+    later, by itself, and may be seen to end first.
     """
 
     status: int
@@ -150,32 +151,26 @@ def wait_all(
         failing: whether something below a child has failed already; a launcher may wait for ever
             for a host that is cut off.
     """
-    limit_s: float | None = None
-    ending = Ending(0)
+    first_s, limit_s = 0.0, float("inf")
+    failed: list[Ending] = []
     waiting = dict(enumerate(children))
     while waiting:
-        ended = {index: child.returncode for index, child in waiting.items() if _is_over(child)}
-        waiting = {index: child for index, child in waiting.items() if index not in ended}
-        failed = [Ending(status, index) for index, status in ended.items() if status != 0]
-        if failed and ending.status == 0:
-            ending = min(failed, key=lambda one: (not _by_signal(one.status), one.culprit))
-        if limit_s is None and (ending.status or failing()):
-            limit_s = time.monotonic() + grace_s
-        if limit_s is not None and time.monotonic() > limit_s:
+        over = {i: child.returncode for i, child in waiting.items() if child.poll() is not None}
+        waiting = {i: child for i, child in waiting.items() if i not in over}
+        now_s = time.monotonic()
+        first_s = first_s if failed else now_s
+        if now_s - first_s <= AT_ONCE_S:
+            failed += [Ending(status, i) for i, status in over.items() if status != 0]
+        if failed or failing():
+            limit_s = min(limit_s, now_s + grace_s)
+        if waiting and now_s > limit_s:
             end_all(list(waiting.values()))
-            index, child = next(iter(waiting.items()))
-            return ending if ending.status else Ending(child.wait() or 1, index)
+            failed = failed or [Ending(c.wait() or 1, i) for i, c in waiting.items()]
+            break
         if waiting:
             _wait_any(list(waiting.values()), 0.2)
-    return ending
-
-
-def _is_over(child: subprocess.Popen[bytes]) -> bool:
-    return child.poll() is not None
-
-
-def _by_signal(status: int) -> bool:
-    return status < 0 or status > 128  # a shell and a fork server say 128 + its number
+    # By a signal first: a shell and a fork server say 128 + its number.
+    return min(failed, key=lambda one: 0 < one.status <= 128, default=Ending(0))
 
 
 def _wait_any(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:

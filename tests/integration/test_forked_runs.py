@@ -54,7 +54,8 @@ def facts(cell: Cell) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param("mpi-ring", marks=pytest.mark.mpi), "gloo", "zmq-ps"]
+    "backend",
+    [pytest.param("mpi-ring:switch_bytes=64K", marks=pytest.mark.mpi), "gloo", "zmq-ps"],
 )
 def test_records_of_forked_and_fresh_ranks_are_equal(backend: str, tmp_path: Path) -> None:
     forked = run(tmp_path / "forked.json", "--backend", backend)

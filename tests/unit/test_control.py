@@ -9,6 +9,7 @@ import queue
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from testbed.base.errors import DeadlineExceeded, Disagreement, RankLost, RunFailed
 from testbed.control import frames
 from testbed.control.frames import BadFrame, Frame, FrameReader, Torn, encode, send_whole
-from testbed.control.hub import WRONG_TOKEN
+from testbed.control.hub import WRONG_TOKEN, Hub
 from testbed.control.protocol import PIECE_BYTES, Loss, hand_to_first
 from testbed.control.tcp import TcpControl, host_control, join_control
 
@@ -305,6 +306,43 @@ def test_a_connection_of_which_nobody_reads_is_given_up() -> None:
         with pytest.raises(TimeoutError) as nothing:
             send_whole(here, b"more", 0.05)
         assert not isinstance(nothing.value, Torn)
+
+
+@pytest.mark.parametrize("moment", ["_take", "_watch"])
+def test_a_hub_that_was_stopped_outside_its_listening_loses_nobody(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is paused as a whole stands still at any line of the hub."""
+    silence_s, plain = 0.5, getattr(Hub, moment)
+    asked, resumed = threading.Event(), threading.Event()
+
+    def stop(hub: Hub, *given: Any) -> Any:
+        if len(hub._peers) == 2 and not asked.is_set():
+            asked.set()
+            resumed.wait(WAIT_S)
+        return plain(hub, *given)
+
+    monkeypatch.setattr(Hub, moment, stop)
+    listener = socket.create_server(("127.0.0.1", 0))
+    hub = Hub(listener, 2, TOKEN, silence_s, WAIT_S, ("here",) * 2)
+    with contextlib.ExitStack() as opened:
+        members = [
+            opened.enter_context(socket.create_connection(listener.getsockname())) for _ in range(2)
+        ]
+        for rank, member in enumerate(members):
+            member.sendall(encode(Frame("hello", rank, f"rank {rank}", values=(TOKEN,))))
+        for _ in range(60):
+            for rank, member in enumerate(members):
+                member.sendall(encode(Frame("beat", rank, values=(b"here",))))
+            if asked.wait(0.05) and not resumed.is_set():
+                time.sleep(4 * silence_s)  # nobody says a word
+                resumed.set()
+        assert resumed.is_set()
+        for rank, member in enumerate(members):
+            member.sendall(encode(Frame("bye", rank)))
+        heard = [FrameReader().feed(said_until_closed(member)) for member in members]
+    hub.close(WAIT_S)
+    assert {frame.kind for frames in heard for frame in frames} == {"welcome", "beat"}
 
 
 def test_a_member_that_says_nothing_is_lost() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from testbed.launch.job import Job, run_job
-from testbed.launch.processes import Interrupted, SignalGate, interruptible
+from testbed.launch.processes import Ending, Interrupted, SignalGate, interruptible, wait_all
 from testbed.sweeping.run import _interruptible as sweep_interruptible
 
 STUBBORN = """
@@ -69,6 +70,26 @@ def test_who_asks_again_while_ranks_are_ended_does_not_save_them(
     assert errors.text == "testbed: interrupted by SIGINT; ending all ranks\n"
     assert alive == [True, True]  # it was said before they were ended
     assert not any(psutil.pid_exists(int(name)) for name in os.listdir(tmp_path))
+
+
+@pytest.mark.parametrize(("window_s", "status", "culprit"), [(30.0, -9, 0), (0.0, 1, 1)])
+def test_who_was_killed_is_told_though_who_lost_it_is_seen_to_end_first(
+    window_s: float, status: int, culprit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.launch.processes.AT_ONCE_S", window_s)
+    killed = subprocess.Popen(["sh", "-c", "read word; kill -9 $$"], stdin=subprocess.PIPE)
+    assert killed.stdin is not None
+    with killed.stdin as last_word, subprocess.Popen(["sh", "-c", "exit 1"]) as loser:
+        loser.wait()
+        seen = loser.poll
+
+        def seen_first() -> int | None:
+            last_word.close()
+            return seen()
+
+        monkeypatch.setattr(loser, "poll", seen_first)
+        ending = wait_all([killed, loser], grace_s=30)
+    assert ending == Ending(status, culprit)
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (2, 2), (7, 1)])
