@@ -85,7 +85,7 @@ class Hub:
         self._loss: Frame | None = None
         self._report_s = REPORT_EVERY_S
         self._held: list[Frame] = []  # announcements made before all members had joined
-        self._blocked_s = 0.0  # spent in sends since the hub last asked
+        self._blocked_s = 0.0  # spent in sends since the hub last listened
         self._loss_sent = threading.Event()
         self._sending = threading.RLock()  # frames reach every member in one order
         self._values: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
@@ -119,35 +119,26 @@ class Hub:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
-        started_s = watched_s = ran_s = time.monotonic()
+        started_s = watched_s = woke_s = time.monotonic()
         while not self._stop.is_set() and len(self._left) < self._size:
             ready = self._selector.select(self._silence_s / 8)
-            ran_s = self._excuse(ran_s)
+            # What sends took is no stop: a member that takes no bytes stays silent meanwhile.
+            ran_s, self._blocked_s = woke_s + self._blocked_s, 0.0
+            woke_s = time.monotonic()
+            still_s = stood_still_s(ran_s, woke_s, self._silence_s)
+            started_s += still_s
+            for peer in self._peers.values():
+                peer.received_s = min(woke_s, peer.received_s + still_s)
             for key, _ in ready:
                 self._serve(key.fileobj)
-            ran_s = self._excuse(ran_s)
-            if ran_s - watched_s > self._silence_s / 8:
-                watched_s = ran_s
-                self._watch(ran_s, started_s)
+            if woke_s - watched_s > self._silence_s / 8:
+                watched_s = woke_s
+                self._watch(woke_s, started_s)  # all that had come by then was read
         for key in list(self._selector.get_map().values()):
             self._selector.unregister(key.fileobj)
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
-
-    def _excuse(self, ran_s: float) -> float:
-        """Forgive all members the time this process was stopped since `ran_s`; gives the time now.
-
-        It may be stopped at any line, not only while it listens. What its own sends took is no
-        stop: a member that takes no bytes stays silent meanwhile.
-        """
-        with self._sending:
-            sent_s, self._blocked_s = self._blocked_s, 0.0
-            now_s = time.monotonic()
-            still_s = stood_still_s(ran_s + sent_s, now_s, self._silence_s)
-            for peer in self._peers.values():
-                peer.received_s = min(now_s, peer.received_s + still_s)
-        return now_s
 
     def _serve(self, source: object) -> None:
         if source is self._listener:
@@ -319,9 +310,9 @@ class Hub:
 
 
 def stood_still_s(ran_s: float, now_s: float, silence_s: float) -> float:
-    """How long this process was itself stopped since `ran_s`, when it next listened.
+    """How long this process was itself stopped since `ran_s`, at any line, not only in its wait.
 
-    It listens for an eighth of `silence_s` at a time.
+    It waits for an eighth of `silence_s` at a time.
 
     Whoever was not running cannot tell that others were silent: a job may be paused as a whole, by
     Slurm, a container's freezer or the host of a virtual machine.

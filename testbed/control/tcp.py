@@ -210,7 +210,7 @@ class TcpControl:
         received_s = beat_s = now_s = time.monotonic()
         self._connection.settimeout(self._silence_s / 8)
         while not self._closed:
-            ran_s = now_s
+            ran_s = min(time.monotonic(), now_s + self._silence_s / 8)  # a beat may take so long
             try:
                 data = self._connection.recv(1 << 16)
             except TimeoutError:

@@ -154,6 +154,9 @@ def run_job(job: Job, deadline_s: float) -> JobResult:
         return JobResult(interrupted or 0)
     who = "mpirun" if job.by_mpirun else f"rank {ending.culprit}, the first to end,"
     words = f"{who} {processes.status_of(ending.status)}"
+    if first := ending.first:
+        told = f"rank {first.culprit} {processes.status_of(first.status)}, seen a moment earlier"
+        words = f"rank {ending.culprit} {processes.status_of(ending.status)} ({told})"
     return JobResult(interrupted or (2 if ending.status == 2 else 1), words, tuple(said))
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TextIO
 
@@ -129,11 +129,12 @@ class Ending:
     """How the children ended: the first that failed, or status 0.
 
     Of several that failed at once it is one that a signal ended: who merely lost it ends a moment
-    later, by itself, and may be seen to end first.
+    later, by itself, and may be seen to end first; that one is `first` then.
     """
 
     status: int
     culprit: int | None = None
+    first: Ending | None = None
 
 
 def wait_all(
@@ -169,8 +170,11 @@ def wait_all(
             break
         if waiting:
             _wait_any(list(waiting.values()), 0.2)
-    # By a signal first: a shell and a fork server say 128 + its number.
-    return min(failed, key=lambda one: 0 < one.status <= 128, default=Ending(0))
+    if not failed:
+        return Ending(0)
+    # A shell and a fork server say 128 + the signal's number.
+    told = min(failed, key=lambda one: not (one.status < 0 or 128 < one.status <= 192))
+    return told if told is failed[0] else replace(told, first=failed[0])
 
 
 def _wait_any(children: list[subprocess.Popen[bytes]], timeout_s: float) -> None:

@@ -345,6 +345,35 @@ def test_a_hub_that_was_stopped_outside_its_listening_loses_nobody(
     assert {frame.kind for frames in heard for frame in frames} == {"welcome", "beat"}
 
 
+def test_a_member_that_was_stopped_outside_its_listening_loses_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence_s, plain = 0.5, TcpControl._take
+    asked, resumed = threading.Event(), threading.Event()
+
+    def stop(member: TcpControl, frame: Frame) -> None:
+        asked.set()
+        resumed.wait(WAIT_S)
+        plain(member, frame)
+
+    monkeypatch.setattr(TcpControl, "_take", stop)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    with there:
+        member = TcpControl(here, 1, 2, silence_s)
+        there.sendall(encode(Frame("beat")))
+        assert asked.wait(WAIT_S)
+        time.sleep(4 * silence_s)  # the hub was stopped as well
+        resumed.set()
+        time.sleep(silence_s / 4)  # and speaks a little later than this member listens
+        for _ in range(10):
+            there.sendall(encode(Frame("beat")))
+            time.sleep(silence_s / 8)
+        assert member.loss is None
+        member.close()
+
+
 def test_a_member_that_says_nothing_is_lost() -> None:
     members = start(2, silence_s=0.5, strangers=1)
     news = mourn(members[0])

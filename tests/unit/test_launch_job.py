@@ -89,7 +89,8 @@ def test_who_was_killed_is_told_though_who_lost_it_is_seen_to_end_first(
 
         monkeypatch.setattr(loser, "poll", seen_first)
         ending = wait_all([killed, loser], grace_s=30)
-    assert ending == Ending(status, culprit)
+    first = Ending(1, 1) if culprit == 0 else None
+    assert ending == Ending(status, culprit, first)
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (2, 2), (7, 1)])
