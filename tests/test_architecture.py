@@ -24,7 +24,7 @@ from tests.harness.source_tree import (
 )
 
 MAX_FILES = 411
-MAX_CODE_LINES = 47_693
+MAX_CODE_LINES = 47_707
 MAX_LINES_OF_FILE = 400
 
 # Packages, and what each may import of the project. A package may always import itself. `backends`

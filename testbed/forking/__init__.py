@@ -36,6 +36,7 @@ SUPERVISOR = "TESTBED_SUPERVISOR"  # the variable with the id of a cell's superv
 KEEPER = "testbed-keeper"  # the title of a keeper, with the ids of its stub and its supervisor
 FIRST = "0"  # the name of the socket that stubs ask first
 TITLE_BYTES = 4096
+END_S = 5.0  # that a server may take to end when all that it forked has ended
 ANSWER_S = 60.0  # far above what loading all modules takes: a server that does not answer hangs
 
 
@@ -58,8 +59,13 @@ def fork_server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
         if folder is None or process is None:
             yield dict(environment)
             return
-        with process:  # which waits for it after it has closed its standard input
+        try:
             yield {**environment, SERVER: str(folder / FIRST), OWNER: str(os.getpid())}
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=END_S)  # it ends as its standard input is closed
+            process.kill()  # or was stopped, and never does
+            process.wait()
 
 
 def through_stub(

@@ -27,6 +27,8 @@ def core_words(cell: Cell) -> str:
     stolen = stolen_of(cell)
     if stolen is not None and stolen >= NOTICED:
         words += f"; stolen by the host of this virtual machine: {describe_stolen(cell)}"
+    if (cell.cores_outside or 0.0) >= NOTICED:
+        words += f"; taken by other processes: {100 * (cell.cores_outside or 0.0):.1f} %"
     steady, counting = _steps(cell)
     if len(counting) < len(steady):
         kind = "steady steps" if any(cell.samples.unsteady) else "steps"

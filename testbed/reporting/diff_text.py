@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from testbed.base.units import format_bytes, format_seconds
+from testbed.base.units import format_bytes, format_seconds, rounded
 from testbed.records.diff import CellDiff, Diff, MetricDiff
 from testbed.records.text import aligned
 from testbed.reporting.diff import METRICS
@@ -98,7 +98,7 @@ def _time_row(cell: CellDiff) -> list[str]:
     unstable = f", {' and '.join(cell.unstable)} unstable" if cell.unstable else ""
     resolves = _UNKNOWN
     if one.resolves_share is not None:
-        resolves = f"{100 * one.resolves_share:.2g}"
+        resolves = rounded(100 * one.resolves_share)
     values = [value_text(one.metric, v) for v in (one.a, one.b)]
     return [cell.label, *values, _share(one), _ends(one), resolves, runs, one.verdict + unstable]
 

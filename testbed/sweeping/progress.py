@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,11 @@ from testbed.records.progress import (
     again_and_again,
     bar,
     read_progress,
+)
+
+# What a rank says of its own failure; that it lost another is that one's.
+OWN_FAULT = re.compile(
+    r"testbed: (?:rank \d+[^:]*: )?(?!RankLost|DeadlineExceeded)(?P<kind>[A-Z]\w+): (?P<text>.+)"
 )
 
 
@@ -205,18 +211,21 @@ class _Bar:
 def last_line(error: str) -> str:
     r"""The line of an error that says what happened: of a traceback, the last; empty: none does.
 
-    What a rank found wrong with its input says more than that it ended.
+    What a rank found wrong with its input, or failed of, says more than that it ended.
 
     Example:
         >>> last_line("exit status 1\nTraceback ...\nRankLost: rank 1")
         'RankLost: rank 1'
         >>> last_line("testbed: rank 1: UsageError: no option 'x'\nmpirun exited with status 2")
         "no option 'x'"
+        >>> last_line("testbed: rank 1 (host a, pid 7): ValueError: 3\nrank 1 exited with status 1")
+        'ValueError: 3'
     """
     lines = error.strip().splitlines()
-    for line in lines:
-        if told := line.partition(": UsageError: ")[2]:
-            return told
+    told = [found for line in lines if (found := OWN_FAULT.match(line))]
+    if told:
+        one = min(told, key=lambda one: one["kind"] != "UsageError")
+        return one["text"] if one["kind"] == "UsageError" else f"{one['kind']}: {one['text']}"
     return lines[-1].strip() if lines else ""
 
 

@@ -353,6 +353,16 @@ def test_a_server_that_hangs_means_a_fresh_start(stubbed: Environment) -> None:
     assert not starts_afresh(stubbed)
 
 
+def test_a_server_that_was_stopped_does_not_keep_its_owner(
+    forks: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.forking.END_S", 0.2)
+    with fork_server({k: v for k, v in forks.items() if k != SERVER}) as environment:
+        *_, server = tell(environment, "ids")
+        os.kill(server, signal.SIGSTOP)
+    assert not psutil.pid_exists(server)
+
+
 def test_a_stub_that_went_on_alone_is_not_forked_too(forks: Environment, tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
     (tmp_path / "waits.py").write_text(f"open({str(fifo)!r}).close()")

@@ -185,6 +185,16 @@ def test_the_committed_pages_are_whole() -> None:
     assert len(quick.all("canvas")) == 5
 
 
+def test_the_committed_page_is_what_the_program_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    made = tmp_path / "report.html"
+    forecast = ("--forecast", "runs/forecasts/emulated.json")
+    report("runs/tables/emulated", *forecast, "--format", "html", "-o", made)
+    assert made.read_text() == (ROOT / "docs/report-emulated.html").read_text()
+
+
 def check_numbers(root: Node, told: dict[str, Any]) -> None:
     """Figures in tables and bars against the JSON report."""
     compared = 0

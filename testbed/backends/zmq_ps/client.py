@@ -338,4 +338,5 @@ class Client:
         if self._goodbyes is not None and status == 0:
             self._goodbyes.discard(self._own.index)  # all workers had left, and it ended
             return
-        raise RankLost(str(self._own), f"it ended with status {status}; see its message on stderr")
+        how = "" if (status or 0) < 0 else "; see its message on stderr"  # by a signal it has none
+        raise RankLost(str(self._own), f"it ended with status {status}{how}")
