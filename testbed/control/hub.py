@@ -262,7 +262,7 @@ class Hub:
                 shut(peer.connection)
         except OSError:
             pass
-        finally:  # what is above its limit it was stopped for
+        finally:  # beyond its limit it was no send, but stopped
             self._blocked_s += min(time.monotonic() - began_s, self._silence_s / 2)
 
     def _drop(self, peer: _Peer) -> None:

@@ -24,10 +24,9 @@ from testbed.records.progress import (
     read_progress,
 )
 
-# What a rank says of its own failure; that it lost another is that one's.
-OWN_FAULT = re.compile(
-    r"testbed: (?:rank \d+[^:]*: )?(?!RankLost|DeadlineExceeded)(?P<kind>[A-Z]\w+): (?P<text>.+)"
-)
+SAID = re.compile(r"testbed: (?:rank \d+[^:]*: )?(?P<kind>[A-Z]\w+): (?P<text>.+)")
+# What others failed of, they waited for; which rank a signal ended, only the launcher knows.
+TOLD_LAST = {"UsageError": 0, "DeadlineExceeded": 2, "RankLost": 3}
 
 
 class Reporter(Protocol):
@@ -211,7 +210,8 @@ class _Bar:
 def last_line(error: str) -> str:
     r"""The line of an error that says what happened: of a traceback, the last; empty: none does.
 
-    What a rank found wrong with its input, or failed of, says more than that it ended.
+    What a rank found wrong with its input, or failed of, says more than that it ended; that it lost
+    another does so but where a signal ended that one.
 
     Example:
         >>> last_line("exit status 1\nTraceback ...\nRankLost: rank 1")
@@ -220,13 +220,18 @@ def last_line(error: str) -> str:
         "no option 'x'"
         >>> last_line("testbed: rank 1 (host a, pid 7): ValueError: 3\nrank 1 exited with status 1")
         'ValueError: 3'
+        >>> lost = "testbed: rank 0 (host a, pid 6): RankLost: rank 1 is lost: silent for 5.0 s\n"
+        >>> last_line(lost + "rank 0, the first to end, exited with status 1")
+        'RankLost: rank 1 is lost: silent for 5.0 s'
+        >>> last_line(lost + "rank 1 was ended by SIGKILL")
+        'rank 1 was ended by SIGKILL'
     """
     lines = error.strip().splitlines()
-    told = [found for line in lines if (found := OWN_FAULT.match(line))]
-    if told:
-        one = min(told, key=lambda one: one["kind"] != "UsageError")
-        return one["text"] if one["kind"] == "UsageError" else f"{one['kind']}: {one['text']}"
-    return lines[-1].strip() if lines else ""
+    said = [found for line in lines if (found := SAID.match(line))]
+    told = min(said, key=lambda one: TOLD_LAST.get(one["kind"], 1), default=None)
+    if told is None or (told["kind"] == "RankLost" and "was ended by" in lines[-1]):
+        return lines[-1].strip() if lines else ""
+    return told["text"] if told["kind"] == "UsageError" else f"{told['kind']}: {told['text']}"
 
 
 @contextmanager

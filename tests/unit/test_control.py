@@ -345,6 +345,33 @@ def test_a_hub_that_was_stopped_outside_its_listening_loses_nobody(
     assert {frame.kind for frames in heard for frame in frames} == {"welcome", "beat"}
 
 
+def test_a_stop_of_the_hub_is_no_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    silence_s, start_s, plain = 0.5, 4.0, Hub._take
+    asked, resumed = threading.Event(), threading.Event()
+
+    def stop(hub: Hub, *given: Any) -> Any:
+        asked.set()
+        resumed.wait(WAIT_S)
+        return plain(hub, *given)
+
+    monkeypatch.setattr(Hub, "_take", stop)
+    listener = socket.create_server(("127.0.0.1", 0))
+    hub = Hub(listener, 2, TOKEN, silence_s, start_s, ("here",) * 2)
+    with socket.create_connection(listener.getsockname()) as member:
+        member.sendall(encode(Frame("hello", 0, "rank 0", values=(TOKEN,))))
+        assert asked.wait(WAIT_S)
+        time.sleep(1.5 * start_s)
+        resumed.set()
+        for _ in range(6):  # rank 1 is not there yet, and has time left
+            time.sleep(silence_s / 4)
+            member.sendall(encode(Frame("beat", 0, values=(b"here",))))
+        member.sendall(encode(Frame("bye", 0)))
+        heard = FrameReader().feed(said_until_closed(member))
+    hub._stop.set()
+    hub.close(WAIT_S)
+    assert {frame.kind for frame in heard} == {"welcome", "beat"}
+
+
 def test_a_member_that_was_stopped_outside_its_listening_loses_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
